@@ -1,0 +1,88 @@
+"""A replica's settings: frozen, checked when built, each default with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.errors import ConfigError
+from cache.fingerprint import HashAlgorithm, SaltMode
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """The simulated runner's model of a machine, and the faults it injects."""
+
+    base_s: float = 0.002  # fixed cost of a step
+    per_token_s: float = 0.00002  # 50k tokens/s of prefill
+    per_attention_s: float = 1e-9  # per (query, key) pair
+    per_sequence_s: float = 0.0001
+    slowdown: float = 1.0  # multiplies every step
+    hang_after_steps: int | None = None  # stop answering: the watchdog's case
+    raise_every_steps: int | None = None  # a forward that fails now and then
+    vocab_size: int = 1000
+    num_blocks: int = 4096
+    max_model_len: int = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """Everything one replica needs to start."""
+
+    model: str = "tiny"  # "tiny", a local folder, or a hub id; safetensors only
+    revision: str | None = None  # hub commit or branch; None = what the folder or the hub says
+    model_name: str | None = None  # what clients call it; None = `model`
+    runner: str = "model"  # "model" | "simulated"
+    sim: SimConfig = field(default_factory=SimConfig)
+    device: str = "auto"  # "cpu" | "cuda" | "auto"
+    dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
+    attention_backend: str = "auto"  # "gather_sdpa" is the only one built so far
+    torch_threads: int | None = None  # None = cores divided by replicas on the node, set by deploy
+    block_size: int = 16  # tokens; 16 shares finely, 256 would open the flash-attn path
+    num_blocks: int | None = None  # None = from free memory
+    kv_memory_fraction: float = 0.3  # of free memory, when num_blocks is None; leaves room for replicas
+    max_model_len: int | None = None  # None = the model's own limit
+    max_batched_tokens: int = 512  # token budget of a step: bounds how long a prefill stalls decodes
+    max_running: int = 64  # sequences in one step
+    max_waiting: int = 256  # beyond this a request is refused as busy
+    prefix_caching: bool = True
+    hash_algorithm: HashAlgorithm = HashAlgorithm.XXH3_128
+    salt_mode: SaltMode = SaltMode.REQUEST
+    stream_interval_s: float = 0.02  # tokens are coalesced this long after the first
+    event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster
+    event_port: int = 0  # base port of PUB and snapshot sockets; 0 = free ones
+    heartbeat_interval_s: float = 0.5  # an idle replica still says it is there
+    step_time_limit_s: float = 30.0  # a longer step means a dead engine: the watchdog ends the process
+    warm_up_time_limit_s: float = 600.0  # the same, while loading and compiling
+
+    def __post_init__(self) -> None:
+        _check_one_of("runner", self.runner, ("model", "simulated"))
+        _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
+        _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
+        _check_one_of("attention_backend", self.attention_backend, ("auto", "gather_sdpa"))
+        _check_range("block_size", self.block_size, 1, 1024)
+        _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
+        _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
+        _check_range("max_running", self.max_running, 1, 4096)
+        _check_range("max_waiting", self.max_waiting, 0, 1_000_000)
+        _check_range("stream_interval_s", self.stream_interval_s, 0.0, 10.0)
+        _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
+        _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)
+        _check_range("warm_up_time_limit_s", self.warm_up_time_limit_s, 1.0, 36000.0)
+        _check_range("event_port", self.event_port, 0, 65534)
+        if self.num_blocks is not None:
+            _check_range("num_blocks", self.num_blocks, 1, 1 << 31)
+        if self.max_model_len is not None:
+            _check_range("max_model_len", self.max_model_len, 2, 1 << 31)
+        if self.torch_threads is not None:
+            _check_range("torch_threads", self.torch_threads, 1, 1024)
+
+
+def _check_one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ConfigError(name, value, "must be one of " + ", ".join(accepted))
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(name, value, f"must be between {low} and {high}")

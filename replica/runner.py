@@ -1,0 +1,75 @@
+"""The border between the scheduler and whatever computes a step: `ModelRunner` or `SimRunner`.
+
+Torch-free, so that the scheduler, the engine and the simulated runner import without it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache.messages import SamplingParams
+from cache.types import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What a runner is, known once it has loaded."""
+
+    device: str  # "cpu", "cuda:0", "simulated"
+    attention_backend: str  # "gather_sdpa", ...
+    kv_dtype: str  # "float32", ...
+    num_blocks: int
+    block_size: int
+    kv_bytes_per_block: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step: compute tokens [start, start + num_new_tokens)."""
+
+    request_id: RequestId
+    token_ids: array[int]  # prompt + output so far; read-only here
+    block_table: list[int]  # covers at least start + num_new_tokens slots; read-only here
+    start: int  # tokens whose K/V are already in the pages
+    num_new_tokens: int
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step reaches the sequence's last token and so draws the next one.
+
+        The draw's position is `len(token_ids)`: same seed and position, same draw, whatever the
+        batch, the chunks, a preemption, or the replica.
+        """
+        return self.start + self.num_new_tokens == len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`next_tokens[i]` belongs to sequence i of the step; None where it did not sample."""
+
+    next_tokens: tuple[int | None, ...]
+    elapsed_s: float  # the forward's duration, for the step-time fit
+
+
+class Runner(Protocol):
+    """Computes steps. Called from the engine thread only; `execute` blocks until the step is done.
+
+    `execute` may raise anything: the engine then fails the step's requests and un-registers what
+    the step had registered; the runner must stay usable.
+    """
+
+    @property
+    def info(self) -> RunnerInfo: ...
+    def execute(self, sequences: list[ScheduledSequence]) -> StepResult: ...
+    def warm_up(self) -> None:
+        """Run one prefill and one decode step on scratch blocks before any request arrives."""
+
+    def close(self) -> None: ...
