@@ -1,0 +1,139 @@
+"""The router's part of the error tree (`cache/errors.py` holds the root).
+
+    ServingError
+    ├── RoutingError                 a request cannot be placed
+    │   ├── NoReplica                none is alive (or all are excluded)
+    │   ├── AllBusy                  some are alive, none has room: try again after `retry_after_s`
+    │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
+    └── ApiError                     the client's request is wrong; names the field where there is one
+        ├── MalformedJson
+        ├── BodyTooLarge
+        ├── UnknownModel
+        ├── InvalidField
+        │   ├── UnsupportedParameter known to the API, not implemented here
+        │   └── PromptTooLong        names both numbers and the limit
+        └── NoChatTemplate           a chat was asked of a tokenizer that has no template
+
+Knows nothing of HTTP: status codes are chosen in `deploy/http_errors.py`. Messages are shown to
+clients, so they say what to change and never quote a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.errors import ServingError
+
+
+class RoutingError(ServingError):
+    """A request cannot be placed on any replica now."""
+
+
+class NoReplica(RoutingError):
+    """No replica is alive for this request."""
+
+    def __init__(self, num_known: int = 0, num_excluded: int = 0) -> None:
+        detail = f"{num_known} known, {num_excluded} excluded" if num_known else "none has started"
+        super().__init__(f"no replica can take this request ({detail})")
+        self.num_known = num_known
+        self.num_excluded = num_excluded
+
+
+class AllBusy(RoutingError):
+    """Replicas are alive, but none has room for this request now."""
+
+    def __init__(self, num_replicas: int, retry_after_s: float) -> None:
+        super().__init__(f"all {num_replicas} replicas are busy; try again in {retry_after_s:.0f} s")
+        self.num_replicas = num_replicas
+        self.retry_after_s = retry_after_s
+
+
+class TooManyDeaths(RoutingError):
+    """Replicas died under this request; it is refused rather than given another to kill."""
+
+    def __init__(self, request_id: str, deaths: int) -> None:
+        super().__init__(f"request {request_id} was running on {deaths} replicas when they died; not retried")
+        self.request_id = request_id
+        self.deaths = deaths
+
+
+class ApiError(ServingError):
+    """The client's request is wrong. `param` names the field, `code` the kind, as the OpenAI API does."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class MalformedJson(ApiError):
+    """The body is not JSON, or not a JSON object."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"The body is not valid JSON: {detail}", code="malformed_json")
+
+
+class BodyTooLarge(ApiError):
+    """The body is larger than the Router reads. `size_bytes` is None when it was cut off while reading."""
+
+    def __init__(self, limit_bytes: int, size_bytes: int | None = None) -> None:
+        size = "more than" if size_bytes is None else f"{size_bytes} bytes, above"
+        super().__init__(f"The body has {size} the limit of {limit_bytes} bytes.", code="body_too_large")
+        self.limit_bytes = limit_bytes
+        self.size_bytes = size_bytes
+
+
+class UnknownModel(ApiError):
+    """The body's `model` is not served here."""
+
+    def __init__(self, model: str, served: Sequence[str] = ()) -> None:
+        known = f" This server has: {', '.join(served)}." if served else ""
+        super().__init__(
+            f"The model {model[:200]!r} does not exist.{known}", param="model", code="model_not_found"
+        )
+        self.model = model
+
+
+class InvalidField(ApiError):
+    """A field has a wrong type or value."""
+
+    def __init__(self, param: str | None, message: str, *, code: str = "invalid_value") -> None:
+        super().__init__(message, param=param, code=code)
+
+
+class UnsupportedParameter(InvalidField):
+    """A field the API knows and this server does not implement: named, never ignored."""
+
+    def __init__(self, param: str, message: str | None = None) -> None:
+        super().__init__(
+            param, message or f"{param!r} is not supported by this server.", code="unsupported_parameter"
+        )
+
+
+class PromptTooLong(InvalidField):
+    """Prompt and completion together do not fit the model's context."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int, *, param: str = "messages") -> None:
+        super().__init__(
+            param,
+            f"This model's maximum context length is {limit} tokens, but {prompt_tokens + max_tokens} were "
+            f"requested ({prompt_tokens} in the prompt, {max_tokens} in the completion). "
+            "Shorten the prompt or the completion.",
+            code="context_length_exceeded",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
+
+
+class NoChatTemplate(ApiError):
+    """The model's tokenizer has no chat template, so messages cannot be turned into a prompt."""
+
+    def __init__(self, tokenizer: str) -> None:
+        super().__init__(
+            f"The tokenizer {tokenizer!r} has no chat template: use /v1/completions, or serve a chat model.",
+            param="messages",
+            code="no_chat_template",
+        )
+        self.tokenizer = tokenizer
