@@ -4,7 +4,12 @@
     ├── ConfigError            a setting is wrong; raised before anything starts
     ├── NoFreeBlocks           the pool cannot give the blocks asked for
     ├── WireError              bytes from a socket that do not decode to what was promised
-    ├── replica/errors.py      EngineError, RequestRefused, ...
+    ├── RequestRefused         a replica will not finish this request; the router decides what to do by type
+    │   ├── QueueFull          too many wait there already: another replica may have room
+    │   ├── PromptTooLong      no replica of this model could take it
+    │   ├── DeadlineExceeded   the request's own time ran out, waiting or running
+    │   └── ForwardFailed      the step it was part of raised; its blocks are freed, the replica lives
+    ├── replica/errors.py      EngineError, ...
     └── router/errors.py       ApiError, NoReplica, ...
 
 Knows nothing of HTTP: status codes are chosen in `deploy/http_errors.py`.
@@ -54,3 +59,46 @@ class NoFreeBlocks(ServingError):
 
 class WireError(ServingError):
     """A message from a socket is malformed, too large, or of another format version."""
+
+
+class RequestRefused(ServingError):
+    """A replica will not finish this request. Base of what crosses the border back to the router.
+
+    Declared here because `router` and `replica` never import each other: the replica raises a
+    subclass, the router decides by type (try elsewhere, or which status code).
+    """
+
+
+class QueueFull(RequestRefused):
+    """The replica's waiting queue is at its limit; nothing was computed for this request."""
+
+    def __init__(self, waiting: int, limit: int) -> None:
+        super().__init__(f"{waiting} requests are waiting, the limit is {limit}")
+        self.waiting = waiting
+        self.limit = limit
+
+
+class PromptTooLong(RequestRefused):
+    """The request could never fit this replica: its tokens exceed what one sequence may hold."""
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        super().__init__(f"the prompt has {prompt_tokens} tokens, the limit is {limit}")
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
+class DeadlineExceeded(RequestRefused):
+    """The request's `deadline_s` passed before its last token."""
+
+    def __init__(self, deadline_s: float, waited_s: float) -> None:
+        super().__init__(f"not finished {waited_s:.3f} s after arrival, the deadline was {deadline_s:.3f} s")
+        self.deadline_s = deadline_s
+        self.waited_s = waited_s
+
+
+class ForwardFailed(RequestRefused):
+    """The model's forward raised in a step this request was part of. `reason` never quotes a prompt."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the model's forward failed: {reason}")
+        self.reason = reason
