@@ -1,0 +1,66 @@
+# make serve    install, start a private Ray cluster and serve deploy.yaml     (PORT=8000, DEPLOY=deploy.yaml)
+# make test     install, run every test that needs no GPU and is not long
+# make help     the rest
+
+DEPLOY ?= deploy.yaml
+PORT   ?=
+BIN    := .venv/bin
+
+.PHONY: help serve demo ask test test-long test-gpu check format bench-engine clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+serve: .venv/serve.installed ## install what is needed, start a private Ray cluster, serve $(DEPLOY) until Ctrl-C
+	@exec $(BIN)/python -m deploy serve $(DEPLOY) $(if $(PORT),--port $(PORT))
+
+demo: .venv/serve.installed ## against a running server: round robin beside prefix-aware, one table
+	@exec $(BIN)/python -m loadtest.demo $(if $(PORT),--url http://127.0.0.1:$(PORT))
+
+ask: .venv/serve.installed ## two questions about one long table, offline, without Ray
+	@exec $(BIN)/python -m replica ask
+
+test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -m "not long and not gpu" $(ARGS)
+
+test-long: .venv/dev.installed ## the suites that take minutes: more examples, kills
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -m "long and not gpu" $(ARGS)
+
+test-gpu: .venv/dev.installed ## the exactness tests on CUDA
+	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+check: .venv/dev.installed ## format, lint, types, import borders; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.installed ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-engine: .venv/dev.installed ## the engine against generate and transformers' continuous batching
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine $(ARGS)
+
+clean: ## remove the environment and every cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The interpreter is tried, not only looked up: a shim may exist for a version that is not there.
+.venv/bin/python:
+	@for python in python3 python3.13 python3.12 python3.11; do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
+	    echo "Creating .venv with $$($$python --version)"; exec $$python -m venv .venv; \
+	  fi; \
+	done; \
+	echo "Warmpath needs Python 3.11, 3.12 or 3.13 with venv (on Debian: apt install python3-venv)." >&2; \
+	echo "Found: $$(python3 --version 2>&1 || echo 'no python3')." >&2; exit 1
+
+# One stamp per set of packages: a second start installs nothing.
+.venv/serve.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/dev.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/serve.installed
