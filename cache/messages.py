@@ -97,6 +97,8 @@ class ReplicaInfo:
     device: str
     attention_backend: str
     pid: int = field(default=0)
+    max_running: int = 64  # sequences in one step
+    max_waiting: int = 256  # beyond this the engine refuses: the router does not send it more
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
