@@ -4,6 +4,7 @@
     ├── RoutingError                 a request cannot be placed
     │   ├── NoReplica                none is alive (or all are excluded)
     │   ├── AllBusy                  some are alive, none has room: try again after `retry_after_s`
+    │   ├── ReplicaLost              it died, or broke off, under this request; caught by the router itself
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
     └── ApiError                     the client's request is wrong; names the field where there is one
         ├── MalformedJson
@@ -46,6 +47,14 @@ class AllBusy(RoutingError):
         super().__init__(f"all {num_replicas} replicas are busy; try again in {retry_after_s:.0f} s")
         self.num_replicas = num_replicas
         self.retry_after_s = retry_after_s
+
+
+class ReplicaLost(RoutingError):
+    """The replica died, became unreachable or ended its stream early. The router tries elsewhere."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"the replica was lost: {detail}")
+        self.detail = detail
 
 
 class TooManyDeaths(RoutingError):

@@ -1,0 +1,142 @@
+"""From an error of ours to an OpenAI error object with its status code: one table.
+
+Knows error types and the API's envelope; knows nothing of Ray, of where an error was raised, or of
+how it is sent. Messages are ours or carry numbers and field names only, never a prompt; an error
+outside the table is answered without its text, because nobody has checked what that quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache import errors as shared
+from router import errors
+
+INVALID_REQUEST = "invalid_request_error"
+RATE_LIMIT = "rate_limit_error"
+UNAVAILABLE = "service_unavailable_error"
+TIMEOUT = "timeout_error"
+SERVER = "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """One error as a client sees it: an HTTP answer, or the last event of a stream that broke."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI envelope."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def content(self) -> bytes:
+        return json.dumps(self.body(), ensure_ascii=False).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """How one error type is answered; a subclass without a row of its own takes its base's."""
+
+    status: int
+    type: str
+    outcome: str  # the label in `warmpath_requests_total`: few values, so that it stays readable
+    code: str | None = None  # None: the error's own `code`, where it has one
+    retry_after_s: Callable[[Any], float] | None = None
+
+
+_BUSY = _Row(429, RATE_LIMIT, "busy", "server_busy", lambda error: getattr(error, "retry_after_s", 1.0))
+
+_TABLE: dict[type[BaseException], _Row] = {
+    # The client's doing.
+    errors.MalformedJson: _Row(400, INVALID_REQUEST, "invalid"),
+    errors.BodyTooLarge: _Row(413, INVALID_REQUEST, "invalid"),
+    errors.UnknownModel: _Row(404, INVALID_REQUEST, "not_found"),
+    errors.ApiError: _Row(400, INVALID_REQUEST, "invalid"),
+    shared.PromptTooLong: _Row(400, INVALID_REQUEST, "invalid", "context_length_exceeded"),
+    # Load: try again.
+    errors.AllBusy: _BUSY,
+    shared.QueueFull: _BUSY,
+    errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
+    # Ours.
+    shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded"),
+    errors.TooManyDeaths: _Row(500, SERVER, "failed", "too_many_deaths"),
+    shared.ForwardFailed: _Row(500, SERVER, "failed", "forward_failed"),
+    shared.RequestRefused: _Row(500, SERVER, "failed", "refused"),
+}
+_UNKNOWN = _Row(500, SERVER, "failed", "internal_error")
+_INTERNAL_MESSAGE = "The server failed to answer this request."
+# These carry text from elsewhere (a traceback's line, a handle's state): clients get a fixed sentence.
+_FIXED_MESSAGES: dict[type[BaseException], str] = {
+    shared.ForwardFailed: "The model failed while computing this request.",
+    shared.QueueFull: "All replicas are busy; try again later.",
+    shared.RequestRefused: "The replica refused this request.",
+}
+
+OUTCOMES = (
+    "ok",
+    "cancelled",
+    "broken_stream",
+    *dict.fromkeys(row.outcome for row in (*_TABLE.values(), _UNKNOWN)),
+)
+
+
+def answer_to(error: BaseException) -> ErrorAnswer:
+    """What a client is told about `error`. Never raises; an unknown error becomes a plain 500."""
+    row = _row(error)
+    headers = {}
+    if row.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(row.retry_after_s(error))))
+    return ErrorAnswer(
+        status=row.status,
+        message=_message(error, row),
+        type=row.type,
+        param=getattr(error, "param", None) if isinstance(error, errors.ApiError) else None,
+        code=row.code or getattr(error, "code", None),
+        headers=headers,
+    )
+
+
+def outcome_of(error: BaseException) -> str:
+    """The value of the `outcome` label for a request that ended in `error`; one of `OUTCOMES`."""
+    return _row(error).outcome
+
+
+def _row(error: BaseException) -> _Row:
+    for kind in type(error).__mro__:
+        if kind in _TABLE:
+            return _TABLE[kind]
+    return _UNKNOWN
+
+
+def _message(error: BaseException, row: _Row) -> str:
+    if row is _UNKNOWN:
+        return _INTERNAL_MESSAGE
+    for kind in type(error).__mro__:
+        if kind in _FIXED_MESSAGES:
+            return _FIXED_MESSAGES[kind]
+        if kind in _TABLE:
+            break
+    return str(error)
+
+
+def route_error(status: int, method: str, path: str) -> ErrorAnswer:
+    """An answer for requests that reached no handler: wrong path, wrong method."""
+    if status == 404:
+        return ErrorAnswer(404, f"Nothing is served at {path[:200]}.", INVALID_REQUEST, code="unknown_url")
+    if status == 405:
+        return ErrorAnswer(
+            405,
+            f"{method[:20]} is not allowed at {path[:200]}.",
+            INVALID_REQUEST,
+            code="method_not_allowed",
+        )
+    return ErrorAnswer(status, "The request cannot be handled.", INVALID_REQUEST)

@@ -1,0 +1,115 @@
+"""What goes back: completion objects, stream chunks, the model list, as pydantic models.
+
+Serialized with `exclude_unset`, so an explicit null (`finish_reason`) is sent and an absent field is
+not. Knows values; knows neither where they came from nor how they are sent.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from cache.messages import FinishReason
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    def content(self) -> bytes:
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+class PromptTokensDetails(_Out):
+    cached_tokens: int
+
+
+class Usage(_Out):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails  # always there: 0 is an answer too
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )
+
+
+class AssistantMessage(_Out):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Out):
+    index: int
+    message: AssistantMessage
+    logprobs: None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(_Out):
+    id: str
+    object: Literal["chat.completion"]
+    created: int  # unix seconds
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(_Out):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+
+
+class ChatChunkChoice(_Out):
+    index: int
+    delta: ChatDelta
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(_Out):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class CompletionChoice(_Out):
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: FinishReason | None
+
+
+class Completion(_Out):
+    """Both the whole answer and a stream's chunk: the API uses one object for the two."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(_Out):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str  # what was loaded under this name
+    max_model_len: int | None  # None until a replica has told
+
+
+class ModelList(_Out):
+    object: Literal["list"]
+    data: list[ModelCard]
