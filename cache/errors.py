@@ -3,6 +3,9 @@
     ServingError
     ├── ConfigError            a setting is wrong; raised before anything starts
     ├── NoFreeBlocks           the pool cannot give the blocks asked for
+    ├── StaleHit               a prefix hit was evicted between lookup and admission; look up again
+    ├── BlocksAwaited          a sequence was to be released while its step's blocks are awaited by others
+    ├── BlocksInUse            the cache was to be cleared while sequences hold blocks
     ├── WireError              bytes from a socket that do not decode to what was promised
     ├── RequestRefused         a replica will not finish this request; the router decides what to do by type
     │   ├── QueueFull          too many wait there already: another replica may have room
@@ -12,7 +15,7 @@
     ├── replica/errors.py      EngineError, ...
     └── router/errors.py       ApiError, NoReplica, ...
 
-Knows nothing of HTTP: status codes are chosen in `deploy/http_errors.py`.
+Knows nothing of HTTP: the router chooses status codes at its edge.
 """
 
 from __future__ import annotations
@@ -55,6 +58,29 @@ class NoFreeBlocks(ServingError):
         super().__init__(f"needed {needed} free blocks, have {free}")
         self.needed = needed
         self.free = free
+
+
+class StaleHit(ServingError):
+    """A block of a prefix hit no longer holds what it held at lookup; nothing was taken."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(f"a hit of {num_blocks} blocks was evicted in part since its lookup")
+        self.num_blocks = num_blocks
+
+
+class BlocksAwaited(ServingError):
+    """Another sequence of the same step reads blocks this one has yet to compute; nothing was released."""
+
+    def __init__(self) -> None:
+        super().__init__("its uncomputed blocks are shared in this step: release it after the step's commit")
+
+
+class BlocksInUse(ServingError):
+    """The cache cannot be cleared while sequences hold blocks; nothing was cleared."""
+
+    def __init__(self, used: int) -> None:
+        super().__init__(f"{used} blocks are in use")
+        self.used = used
 
 
 class WireError(ServingError):

@@ -9,20 +9,29 @@ Knows bytes and hashes; knows no sockets (`replica/publisher.py`, `router/subscr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+import math
+from collections.abc import Collection
+from functools import reduce
+from itertools import islice
+from operator import xor
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from cache.types import HashHint, RequestId
+from cache.block_hash import hint
+from cache.errors import WireError
+from cache.types import BlockHash, HashHint, RequestId
 
 FORMAT_VERSION = 1
 MAX_BATCH_BYTES = 8 << 20
 MAX_SNAPSHOT_BYTES = 256 << 20  # 16 M hashes
 MAX_ADMITTED_PER_BATCH = 65_536
+# At most 9 bytes each on the wire: leaves 3.5 MB of a batch for the load's request ids.
+MAX_CHANGES_PER_BATCH = 500_000
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-U64 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
+U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgpack itself carries nothing above 64 bits
+Hints = tuple[Annotated[HashHint, msgspec.Meta(ge=0)], ...]
 
 
 class StepTimeModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -79,6 +88,17 @@ class Digest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     count: NonNegative = 0
     xor: U64 = 0
 
+    def changed(self, stored: Collection[HashHint], removed: Collection[HashHint]) -> Digest:
+        """Digest of the set after the change. `stored` were not in it, `removed` were. O(changes)."""
+        return Digest(
+            self.count + len(stored) - len(removed), reduce(xor, removed, reduce(xor, stored, self.xor))
+        )
+
+
+def digest_of(hashes: Collection[HashHint]) -> Digest:
+    """Digest of a set of hints, each listed once."""
+    return Digest().changed(hashes, ())
+
 
 class EventBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="batch"):
     """What changed since batch `seq - 1` of the same epoch. A heartbeat has no hashes."""
@@ -86,8 +106,8 @@ class EventBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     version: int
     epoch: U64
     seq: NonNegative
-    stored: tuple[HashHint, ...]
-    removed: tuple[HashHint, ...]
+    stored: Hints  # parents before children
+    removed: Hints  # children before parents; a subscriber applies them before `stored`
     digest: Digest  # of the whole cache after this batch
     load: Load
 
@@ -98,5 +118,164 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sna
     version: int
     epoch: U64
     seq: NonNegative
-    hashes: tuple[HashHint, ...]
+    hashes: Hints
     load: Load
+
+
+def encode(message: EventBatch | Snapshot) -> bytes:
+    """The message as msgpack. Raises WireError if no receiver would take it: too large, a wrong type."""
+    try:
+        wire = _ENCODER.encode(message)
+    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
+        raise WireError(f"cannot encode {_name(type(message))}: {error}") from error
+    return _within(
+        wire, MAX_BATCH_BYTES if isinstance(message, EventBatch) else MAX_SNAPSHOT_BYTES, type(message)
+    )
+
+
+def decode_batch(wire: bytes) -> EventBatch:
+    """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
+    batch = _decode(_within(wire, MAX_BATCH_BYTES, EventBatch), _BATCH_DECODER, EventBatch)
+    _check_unique((*batch.stored, *batch.removed), EventBatch)
+    return batch
+
+
+def decode_snapshot(wire: bytes) -> Snapshot:
+    """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
+    snapshot = _decode(_within(wire, MAX_SNAPSHOT_BYTES, Snapshot), _SNAPSHOT_DECODER, Snapshot)
+    _check_unique(snapshot.hashes, Snapshot)
+    return snapshot
+
+
+class EventLog:
+    """The engine's side: turns the pool's announcements into numbered, net batches.
+
+    A `BlockEventSink`. Owned by the engine thread; what it returns is immutable and may go anywhere.
+    Changes wait until `flush` and are in no snapshot before: `snapshot` shows the cache as of the
+    last batch, so a subscriber that applies it and then later batches sees every change once.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        """epoch: names this life of the cache; unlike any earlier one of this replica, 64 bits."""
+        self.epoch = epoch
+        self.seq = 0  # of the last batch flushed
+        self.digest = Digest()  # of `_published`
+        self._published: dict[HashHint, None] = {}  # as of `seq`, in an order with parents before children
+        # Block hashes cached now per hint: two of them may share their low 64 bits, by chance or malice,
+        # and the hint must stay until both are gone.
+        self._num_hashes: dict[HashHint, int] = {}
+        # Net changes since `seq`, disjoint. Each in order of its last change, so that (since the cache
+        # keeps parents of what it keeps) stored parents precede children and removed ones follow them.
+        self._stored: dict[HashHint, None] = {}
+        self._removed: dict[HashHint, None] = {}
+
+    def stored(self, block_hash: BlockHash) -> None:
+        """The first copy of `block_hash` is in the cache. O(1)."""
+        name = hint(block_hash)
+        count = self._num_hashes.get(name, 0)
+        self._num_hashes[name] = count + 1
+        if count:
+            return
+        if name in self._removed:
+            del self._removed[name]
+        else:
+            self._stored[name] = None
+
+    def removed(self, block_hash: BlockHash) -> None:
+        """The last copy of `block_hash` is gone. O(1)."""
+        name = hint(block_hash)
+        count = self._num_hashes[name]
+        if count > 1:
+            self._num_hashes[name] = count - 1
+            return
+        del self._num_hashes[name]
+        if name in self._stored:
+            del self._stored[name]
+        else:
+            self._removed[name] = None
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next batch would say more than a heartbeat."""
+        return bool(self._stored or self._removed)
+
+    def flush(self, load: Load) -> EventBatch:
+        """The next batch: the changes since the last one, or a heartbeat. O(changes).
+
+        A change too large for one batch goes in several: `has_changes` stays true. Removals go first,
+        so that a cut leaves no child without its parent at the subscriber.
+        """
+        removed = _take(self._removed, MAX_CHANGES_PER_BATCH)
+        stored = _take(self._stored, MAX_CHANGES_PER_BATCH - len(removed))
+        for name in removed:
+            del self._published[name]
+        self._published.update(dict.fromkeys(stored))
+        self.digest = self.digest.changed(stored, removed)
+        self.seq += 1
+        return EventBatch(FORMAT_VERSION, self.epoch, self.seq, stored, removed, self.digest, load)
+
+    def snapshot(self, load: Load) -> Snapshot:
+        """The whole cache as of the last batch; changes nothing. O(cached)."""
+        return Snapshot(FORMAT_VERSION, self.epoch, self.seq, tuple(self._published), load)
+
+
+Message = TypeVar("Message", EventBatch, Snapshot)
+
+
+class _Head(msgspec.Struct):
+    """What every format version begins with: enough to tell an old message from a broken one."""
+
+    version: int
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_BATCH_DECODER = msgspec.msgpack.Decoder(EventBatch)
+_SNAPSHOT_DECODER = msgspec.msgpack.Decoder(Snapshot)
+_HEAD_DECODER = msgspec.msgpack.Decoder(_Head)
+
+
+def _decode(wire: bytes, decoder: msgspec.msgpack.Decoder[Message], kind: type[Message]) -> Message:
+    try:
+        message = decoder.decode(wire)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        if (version := _version(wire)) not in (None, FORMAT_VERSION):
+            raise WireError(f"{_name(kind)} of format version {version}, not {FORMAT_VERSION}") from error
+        raise WireError(f"malformed {_name(kind)}: {error}") from error
+    if message.version != FORMAT_VERSION:
+        raise WireError(f"{_name(kind)} of format version {message.version}, not {FORMAT_VERSION}")
+    step_time = message.load.step_time
+    if step_time is not None and not all(map(math.isfinite, msgspec.structs.astuple(step_time))):
+        raise WireError(f"malformed {_name(kind)}: load.step_time is not finite")
+    return message
+
+
+def _version(wire: bytes) -> int | None:
+    try:
+        return _HEAD_DECODER.decode(wire).version
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _within(wire: bytes, limit: int, kind: type[EventBatch] | type[Snapshot]) -> bytes:
+    if len(wire) > limit:
+        raise WireError(f"{_name(kind)} of {len(wire)} bytes, at most {limit} are taken")
+    return wire
+
+
+def _check_unique(hashes: tuple[HashHint, ...], kind: type[EventBatch] | type[Snapshot]) -> None:
+    if len(set(hashes)) != len(hashes):
+        raise WireError(f"malformed {_name(kind)}: a hash is listed twice")
+
+
+def _name(kind: type[object]) -> str:
+    return "event batch" if kind is EventBatch else "snapshot"
+
+
+def _take(pending: dict[HashHint, None], limit: int) -> tuple[HashHint, ...]:
+    taken = tuple(islice(pending, limit))
+    if len(taken) == len(pending):
+        pending.clear()
+    else:
+        for name in taken:
+            del pending[name]
+    return taken

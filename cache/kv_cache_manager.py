@@ -2,6 +2,16 @@
 
 The scheduler's only door to the cache. Knows token ids, block ids and hashes; knows no tensors.
 Not thread-safe: engine thread only.
+
+One engine step:
+    match, admit, grow, release (= preempt) of the sequences to schedule
+    the forward
+    commit_step() or abort_step()
+    release of the sequences that are finished or failed
+
+Full blocks are registered when they are scheduled, before they are computed, so that a twin in the
+same step shares them. From then to `commit_step` their content is a promise of the sequence that
+registered them; `release` and `abort_step` take back promises that will not be kept.
 """
 
 from __future__ import annotations
@@ -9,31 +19,30 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cache.block_hash import BlockHasher, ExtraKeys
-from cache.types import BlockHash
+from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
+from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
+from cache.types import BlockHash, little_endian_bytes
 
+__all__ = ["BlockEventSink", "CacheStats", "KVCacheManager", "PrefixHit", "SequenceBlocks"]
 
-class BlockEventSink(Protocol):
-    """Told when the first copy of a hash is cached and when the last one goes. Must not block."""
-
-    def stored(self, block_hash: BlockHash) -> None: ...
-    def removed(self, block_hash: BlockHash) -> None: ...
+_NO_HASH = BlockHash(b"")
 
 
 @dataclass(slots=True, eq=False)
 class SequenceBlocks:
     """One sequence's claim on the cache. Written by `KVCacheManager` alone; others read.
 
-        [0, hit) shared from the cache   [hit, full) ours, hashed   [full, end) ours, no hash yet
+    [0, hit) shared from the cache   [hit, full) ours, hashed   [full, end) ours, no hash yet
     """
 
     token_ids: array[int]  # prompt + output; shared with the request, which appends to it
-    root: BlockHash
+    root: BlockHash  # empty with prefix caching off
     extra_keys: ExtraKeys = field(default_factory=dict)
     block_table: list[int] = field(default_factory=list)  # block ids in token order; only grows
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks hashed so far
+    num_offered: int = 0  # leading blocks of the table registered so far, or refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ class PrefixHit:
     block_ids: tuple[int, ...]
     num_tokens: int  # len(block_ids) * block_size, at most len(token_ids) - 1
     num_idle: int  # of those, blocks waiting in the free queue: they stop being free when taken
+    removals: int = 0  # the pool's count at lookup: while it stands still, the hit holds unchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,8 @@ class CacheStats:
 
 
 class KVCacheManager:
+    """Owns the pool and every `SequenceBlocks` that it began."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -65,7 +77,15 @@ class KVCacheManager:
         prefix_caching: bool = True,
         sink: BlockEventSink | None = None,
     ) -> None:
-        raise NotImplementedError
+        """Raises ConfigError for a pool without blocks or a block size that the hasher does not share."""
+        if block_size != hasher.block_size:
+            raise ConfigError("block_size", block_size, f"the hasher's block size, {hasher.block_size}")
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks, sink)
+        self._hasher = hasher
+        # Registered since the last commit, in that order, and who computes it. Each is in use.
+        self._uncommitted: dict[KVCacheBlock, SequenceBlocks] = {}
 
     def begin(
         self,
@@ -80,9 +100,16 @@ class KVCacheManager:
         """A sequence that holds no blocks yet.
 
         `block_hashes` sent by a router save hashing; they are taken only if the first one equals
-        what this engine computes itself (another root or salt would not), else all are recomputed.
+        what this engine computes itself (another root or salt would not), and the last one follows
+        from the one before; else all are recomputed.
         """
-        raise NotImplementedError
+        if not self.prefix_caching:
+            return SequenceBlocks(token_ids, _NO_HASH, extra_keys or {})
+        root = self._hasher.root(adapter, adapter_digest, salt)
+        sequence = SequenceBlocks(token_ids, root, extra_keys or {})
+        if block_hashes and self._are_ours(sequence, block_hashes):
+            sequence.block_hashes.extend(block_hashes)
+        return sequence
 
     def match(self, sequence: SequenceBlocks) -> PrefixHit:
         """Longest cached prefix of the sequence, capped so that at least one token is computed.
@@ -90,18 +117,50 @@ class KVCacheManager:
         Changes nothing but the sequence's lazily computed hashes. O(blocks matched).
         With `prefix_caching=False`: an empty hit, and nothing is hashed.
         """
-        raise NotImplementedError
+        if not self.prefix_caching:
+            return PrefixHit((), 0, 0)
+        limit = (len(sequence.token_ids) - 1) // self.block_size
+        block_ids: list[int] = []
+        num_idle = 0
+        for block in self._cached_run(sequence, limit):
+            block_ids.append(block.block_id)
+            num_idle += block.ref_count == 0
+        num_tokens = len(block_ids) * self.block_size
+        return PrefixHit(tuple(block_ids), num_tokens, num_idle, self.pool.removals)
+
+    def new_blocks(self, num_tokens: int) -> int:
+        """Blocks to allocate for `num_tokens` tokens after a hit, which always ends with a full block."""
+        return -(-num_tokens // self.block_size)
 
     def blocks_needed(self, sequence: SequenceBlocks, hit: PrefixHit, num_tokens: int) -> int:
-        """Free blocks that `admit(sequence, hit, num_tokens)` would take, idle hit blocks included."""
-        raise NotImplementedError
+        """Free blocks that `admit(sequence, hit, num_tokens)` would take, idle hit blocks included.
+
+        With the tokens still to be generated counted in, it is the whole request's need.
+        """
+        return self.new_blocks(num_tokens) + hit.num_idle
 
     def admit(self, sequence: SequenceBlocks, hit: PrefixHit, num_tokens: int) -> None:
         """Take the hit's blocks and allocate for `num_tokens` tokens after it; register full ones.
 
-        Raises NoFreeBlocks and changes nothing when they do not fit.
+        Raises NoFreeBlocks when they do not fit, StaleHit when a block of the hit has been evicted
+        since `match`; changes nothing then.
         """
-        raise NotImplementedError
+        assert not sequence.block_table, "admitted twice: release the sequence first"
+        assert hit.num_tokens + num_tokens <= len(sequence.token_ids), "no such tokens to compute"
+        shared = [self.pool.blocks[block_id] for block_id in hit.block_ids]
+        if hit.removals != self.pool.removals and shared != self._cached_run(sequence, len(shared)):
+            raise StaleHit(num_blocks=len(shared))
+        num_new = self.new_blocks(num_tokens)
+        # Counted now: other admissions since `match` may have taken some, or given some back.
+        num_idle = sum(block.ref_count == 0 for block in shared)
+        if num_new + num_idle > self.pool.num_free:
+            raise NoFreeBlocks(needed=num_new + num_idle, free=self.pool.num_free)
+        for block in shared:  # before allocating, which might evict them
+            self.pool.touch(block)
+        sequence.block_table.extend(hit.block_ids)
+        sequence.block_table.extend(block.block_id for block in self.pool.allocate(num_new))
+        sequence.num_offered = len(shared)
+        self._register_full(sequence, hit.num_tokens + num_tokens)
 
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Make room for the first `num_tokens` tokens of the sequence in all; register full ones.
@@ -109,33 +168,135 @@ class KVCacheManager:
         Tokens [0, num_tokens) must be in `token_ids`: they are computed in the coming step.
         Raises NoFreeBlocks and changes nothing when they do not fit.
         """
-        raise NotImplementedError
+        assert num_tokens <= len(sequence.token_ids), "no such tokens to compute"
+        num_new = self.new_blocks(num_tokens) - len(sequence.block_table)
+        if num_new > 0:
+            sequence.block_table.extend(block.block_id for block in self.pool.allocate(num_new))
+        self._register_full(sequence, num_tokens)
+
+    def is_awaited(self, sequence: SequenceBlocks) -> bool:
+        """Whether another sequence of this step reads blocks that this one is about to compute."""
+        if not self._uncommitted:
+            return False
+        blocks = (self.pool.blocks[block_id] for block_id in sequence.block_table)
+        return any(block.ref_count > 1 and self._uncommitted.get(block) is sequence for block in blocks)
 
     def release(self, sequence: SequenceBlocks) -> None:
         """Give back every block, last first, so that tails are evicted before their prefixes.
 
-        Content stays cached. Idempotent. The sequence may be matched and admitted again.
+        Content stays cached, except blocks registered in a step that is not committed: they will
+        not be computed. Idempotent. The sequence may be matched and admitted again.
+        Raises BlocksAwaited, and changes nothing, if `is_awaited`: release after the commit.
         """
-        raise NotImplementedError
+        if self.is_awaited(sequence):
+            raise BlocksAwaited
+        blocks = [self.pool.blocks[block_id] for block_id in reversed(sequence.block_table)]
+        if self._uncommitted:
+            for block in blocks:
+                if self._uncommitted.get(block) is sequence:
+                    del self._uncommitted[block]
+                    self.pool.unregister(block)
+        self.pool.free(blocks)
+        sequence.block_table.clear()
+        sequence.num_offered = 0
 
     def commit_step(self) -> None:
         """The step's forward succeeded: what was registered since the last commit is computed."""
-        raise NotImplementedError
+        self._uncommitted.clear()
 
     def abort_step(self) -> None:
         """The step's forward failed: un-register every block registered since the last commit.
 
         Sequences that took such blocks must be released (or restarted) by the caller.
         """
-        raise NotImplementedError
+        for block in reversed(self._uncommitted):  # children were registered after their parents
+            self.pool.unregister(block)
+        self._uncommitted.clear()
 
     def clear(self) -> None:
-        """Forget all cached content (no sequence may hold blocks). Emits removals."""
-        raise NotImplementedError
+        """Forget all cached content. Emits removals, children first.
+
+        Raises BlocksInUse and changes nothing while a sequence holds blocks.
+        """
+        if self.pool.num_free < self.pool.num_blocks:
+            raise BlocksInUse(used=self.pool.num_blocks - self.pool.num_free)
+        for block in self.pool.free_queue:
+            if block.block_hash is not None:
+                self.pool.unregister(block)
 
     @property
     def num_free(self) -> int:
-        raise NotImplementedError
+        return self.pool.num_free
 
     def stats(self) -> CacheStats:
-        raise NotImplementedError
+        total, free = self.pool.num_blocks, self.pool.num_free
+        return CacheStats(total=total, free=free, used=total - free, cached=self.pool.num_cached)
+
+    def _are_ours(self, sequence: SequenceBlocks, block_hashes: Sequence[BlockHash]) -> bool:
+        last = len(block_hashes) - 1
+        if last >= len(sequence.token_ids) // self.block_size:
+            return False
+        parents = {0: sequence.root, last: block_hashes[last - 1] if last else sequence.root}
+        return all(
+            [block_hashes[index]]
+            == self._hasher.extend(parent, sequence.token_ids, index, index + 1, sequence.extra_keys)
+            for index, parent in parents.items()
+        )
+
+    def _hash_up_to(self, sequence: SequenceBlocks, num_blocks: int) -> None:
+        hashes = sequence.block_hashes
+        if len(hashes) < num_blocks:
+            parent = hashes[-1] if hashes else sequence.root
+            hashes += self._hasher.extend(
+                parent, sequence.token_ids, len(hashes), num_blocks, sequence.extra_keys
+            )
+
+    def _contents(self, sequence: SequenceBlocks, first_block: int, last_block: int) -> list[BlockContent]:
+        """What blocks [first_block, last_block) hold once computed. Their hashes must be there."""
+        size, hashes, root = self.block_size, sequence.block_hashes, sequence.root
+        tokens = little_endian_bytes(sequence.token_ids[first_block * size : last_block * size])
+        extra_keys, step = sequence.extra_keys, 4 * size
+        return [
+            BlockContent(
+                root,
+                index,
+                hashes[index - 1] if index else root,
+                tokens[(index - first_block) * step : (index - first_block + 1) * step],
+                extra_keys.get(index, ()) if extra_keys else (),
+            )
+            for index in range(first_block, last_block)
+        ]
+
+    def _cached_run(self, sequence: SequenceBlocks, limit: int) -> list[KVCacheBlock]:
+        """Blocks that hold the sequence's leading ones, up to `limit`, without gaps."""
+        self._hash_up_to(sequence, limit)
+        run: list[KVCacheBlock] = []
+        # In pieces: a miss at the first block should not pay for describing a whole long prompt.
+        for first in range(0, limit, 32):
+            last = min(first + 32, limit)
+            contents = self._contents(sequence, first, last)
+            for block_hash, content in zip(sequence.block_hashes[first:last], contents, strict=True):
+                block = self.pool.lookup(block_hash, content)
+                if block is None:
+                    return run
+                run.append(block)
+        return run
+
+    def _register_full(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        """Register the blocks that the first `num_tokens` tokens fill and that are not yet."""
+        num_full = num_tokens // self.block_size
+        first = sequence.num_offered
+        if first >= num_full or not self.prefix_caching:
+            return
+        blocks, table = self.pool.blocks, sequence.block_table
+        # Only behind a registered block: behind one that a colliding hash or an aborted step kept out,
+        # a hash would name content that lookups could reach through another prefix.
+        if first and blocks[table[first - 1]].block_hash != sequence.block_hashes[first - 1]:
+            return
+        self._hash_up_to(sequence, num_full)
+        for index, content in enumerate(self._contents(sequence, first, num_full), first):
+            block = blocks[table[index]]
+            sequence.num_offered = index + 1
+            if not self.pool.register(block, sequence.block_hashes[index], content):
+                return  # and none after it, ever: see above
+            self._uncommitted[block] = sequence
