@@ -1,0 +1,58 @@
+"""Which prefixes are used so often that one more copy of them is an investment, not waste.
+
+Counts uses of every `STRIDE`th block of routed prompts over a sliding window of two generations: a
+system prompt is thousands of tokens, so its length to within a few blocks is enough, and a prompt of
+512 blocks costs 64 counts. A use of a block is a use of its parents, so counts fall along a chain.
+
+Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.types import HashHint
+
+STRIDE = 8  # blocks between two that are counted
+
+
+class HotPrefixes:
+    def __init__(self, *, window_s: float = 60.0, max_entries: int = 1 << 16) -> None:
+        """window_s: how long a use counts, between one and two times this; max_entries: per generation."""
+        self._window_s = window_s
+        self._max_entries = max_entries
+        self._current: dict[HashHint, int] = {}
+        self._previous: dict[HashHint, int] = {}
+        self._turned_at = float("-inf")
+
+    def record(self, hints: Sequence[HashHint], now: float) -> None:
+        """A prompt of these full blocks was routed. O(blocks / STRIDE)."""
+        if now - self._turned_at >= self._window_s or len(self._current) >= self._max_entries:
+            self._turn(now)
+        counts = self._current
+        for hint in hints[STRIDE - 1 :: STRIDE]:
+            counts[hint] = counts.get(hint, 0) + 1
+
+    def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: int) -> int:
+        """Leading blocks used at least that often, rounded down to STRIDE. O(log(blocks))."""
+        current, previous = self._current.get, self._previous.get
+        low, high = 0, len(hints) // STRIDE
+        while low < high:
+            middle = (low + high) // 2
+            hint = hints[(middle + 1) * STRIDE - 1]
+            if current(hint, 0) + previous(hint, 0) >= min_uses:
+                low = middle + 1
+            else:
+                high = middle
+        return low * STRIDE
+
+    @property
+    def num_entries(self) -> int:
+        return len(self._current) + len(self._previous)
+
+    def _turn(self, now: float) -> None:
+        # Both generations turn as a whole, so that counts keep falling along every chain.
+        is_stale = now - self._turned_at >= 2 * self._window_s
+        self._previous = {} if is_stale else self._current
+        self._current = {}
+        self._turned_at = now

@@ -1,0 +1,20 @@
+"""Take turns, whatever the load or the cache: the baseline every other policy is measured against.
+
+The turn is the candidate not chosen for longest, so replicas may come and go without a skipped turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.cost import Candidate, RequestShape
+from router.policies.base import Scored
+
+
+class RoundRobin:
+    name = "round_robin"
+    uses_prefix = False
+
+    def rank(self, candidates: Sequence[Candidate], shape: RequestShape) -> list[Scored]:
+        turns = sorted(candidates, key=lambda candidate: (candidate.load.last_chosen, candidate.replica_id))
+        return [Scored(candidate, None) for candidate in turns]
