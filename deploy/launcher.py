@@ -1,0 +1,185 @@
+"""Runs `serve run deploy.yaml` on a Ray cluster of its own, from the first check to the last process.
+
+Import this only after `environment.py`'s variables are set: importing Ray Serve reads them.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray
+import yaml
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+from ray.serve.scripts import cli as serve_cli
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from deploy.errors import DeployFailed
+from deploy.ports import Ports
+from deploy.preflight import check_memory, check_models
+from deploy.serve_file import ServeFile
+
+POLL_S = 0.25
+
+
+def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verbose: bool) -> int:
+    """Serve until Ctrl-C. Returns the exit status; raises ServingError when it cannot start."""
+    console = Console(highlight=False)
+    began = time.monotonic()
+    file = ServeFile.read(path)
+    ports.check_free(file.host)
+    check_memory(file)
+    check_models(file)
+    rendered = run_folder / "deploy.yaml"
+    rendered.write_text(yaml.safe_dump(file.with_port(ports.http), sort_keys=False))
+    _stop_on_signals()
+    watch = _Watch(file, ports, console, fast_proxy=fast_proxy, began=began)
+    try:
+        ray.init(
+            address="local",
+            namespace="serve",
+            dashboard_host="127.0.0.1",
+            dashboard_port=ports.dashboard,
+            log_to_driver=verbose,
+            logging_level="INFO" if verbose else "ERROR",
+        )
+        watch.start()
+        serve_cli.main(["run", str(rendered)], standalone_mode=False)
+    except (KeyboardInterrupt, SystemExit):
+        console.print("Stopping ...")
+    finally:
+        watch.stop()
+        ray.shutdown()
+    if watch.failure is not None:
+        raise watch.failure
+    return 0
+
+
+def _stop_on_signals() -> None:
+    """Ctrl-C and SIGTERM both stop cleanly, also when started in the background (SIGINT ignored there)."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+class _Watch:
+    """Shows progress until the service is ready, then says how to use it; ends a start that failed."""
+
+    def __init__(self, file: ServeFile, ports: Ports, console: Console, *, fast_proxy: bool, began: float) -> None:
+        self.failure: DeployFailed | None = None
+        self._file = file
+        self._url = f"http://{file.host if file.host != '0.0.0.0' else '127.0.0.1'}:{ports.http}"
+        self._console = console
+        self._fast_proxy = fast_proxy
+        self._began = began
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            version = self._until_ready()
+        except DeployFailed as failure:
+            self.failure = failure
+            _thread.interrupt_main()
+            return
+        if version is not None:
+            self._say_ready(version)
+
+    def _until_ready(self) -> dict[str, Any] | None:
+        """What the service says of itself once ready; None when stopped before. Raises DeployFailed."""
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task("Starting Ray Serve")
+            while not self._stopped.wait(POLL_S):
+                progress.update(task, description=self._describe())
+                if _get_json(f"{self._url}/health") is not None:
+                    return _get_json(f"{self._url}/version")
+        return None
+
+    def _describe(self) -> str:
+        """Where the start is. Raises DeployFailed when Serve has given up."""
+        application = serve.status().applications.get(self._file.app_name)
+        if application is None:
+            return "Starting Ray Serve"
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise DeployFailed(_root_cause(application))
+        running = {
+            name: deployment.replica_states.get("RUNNING", 0)
+            for name, deployment in application.deployments.items()
+        }
+        if running.get("Replica", 0) < self._file.num_replicas or not running.get("Router"):
+            counts = ", ".join(f"{name} {count}" for name, count in sorted(running.items()))
+            return f"Loading the model on {self._file.num_replicas} replicas (running: {counts or 'none yet'})"
+        return "Waiting for every replica's cache snapshot"
+
+    def _say_ready(self, version: dict[str, Any]) -> None:
+        out = self._console.print
+        took = time.monotonic() - self._began
+        name = self._file.app.model_name
+        out(f"\n[bold green]Ready[/] after {took:.0f} s: [bold]{self._url}/v1[/]", soft_wrap=True)
+        out(f"  model     {name}", soft_wrap=True)
+        if self._file.app.replica.model == "tiny":
+            out("            random weights: it speaks nonsense. For a real one, in deploy.yaml:", soft_wrap=True)
+            out("            model: <local dir or hub id>", soft_wrap=True, markup=False)
+        for replica in version.get("replicas", []):
+            out(f"  replica   {_replica_line(replica)}", soft_wrap=True)
+        proxy = "fast proxy (HAProxy)" if self._fast_proxy else "Python proxy"
+        out(f"  routing   {version.get('policy', '')}, {proxy}", soft_wrap=True)
+        out("\nTry it:\n", soft_wrap=True)
+        out(_curl(self._url, name, chat=bool(version.get("chat_template", True))), soft_wrap=True, markup=False)
+        out("\nCtrl-C stops everything.", soft_wrap=True)
+
+
+def _replica_line(replica: dict[str, Any]) -> str:
+    return (
+        f"{replica.get('replica_id', '')}  {replica.get('device')}, {replica.get('attention_backend')}, "
+        f"{replica.get('num_blocks')} blocks of {replica.get('block_size')} tokens, "
+        f"up to {replica.get('max_model_len')} tokens a request"
+    )
+
+
+def _curl(url: str, model: str, *, chat: bool) -> str:
+    body: dict[str, Any] = {"model": model, "max_tokens": 32, "stream": True}
+    if chat:
+        path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
+    else:
+        path, body["prompt"] = "completions", "Hello!"
+    return f"curl -N {url}/v1/{path} -H 'content-type: application/json' \\\n  -d '{json.dumps(body)}'"
+
+
+def _root_cause(application: Any) -> str:
+    """The last line of the first failing deployment's message: Serve prints whole tracebacks."""
+    messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
+    text = (messages or [application.message])[0].strip()
+    errors = [line.strip() for line in text.splitlines() if "Error" in line or "errors." in line]
+    return errors[-1] if errors else text
+
+
+def _get_json(url: str) -> dict[str, Any] | None:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            value: dict[str, Any] = json.loads(answer.read())
+            return value
+    except (urllib.error.URLError, OSError, ValueError):
+        return None

@@ -1,0 +1,77 @@
+"""Every port of a deployment that can be chosen, derived from one base port.
+
+Two checkouts with base ports 100 apart never meet. What Ray binds besides is on free ports;
+docs/security.md names the sockets that cannot be set or confined.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deploy.errors import PortTaken
+
+SPAN = 100  # ports [base, base + SPAN) belong to one deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """[base, base + 100): the HTTP port first, then what stands behind it."""
+
+    base: int
+
+    @property
+    def http(self) -> int:
+        return self.base
+
+    @property
+    def dashboard(self) -> int:
+        return self.base + 5
+
+    def environment(self) -> dict[str, str]:
+        """Serve's own variables for the fast proxy and for the replicas' direct ports."""
+        base = self.base
+        return {
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(base + 1),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(base + 2),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(base + 3),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(base + 4),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(base + 10),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(base + 54),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(base + 55),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(base + 99),
+        }
+
+    def needed(self) -> Iterator[tuple[int, str]]:
+        yield self.http, "HTTP"
+        yield self.base + 1, "fast proxy's statistics"
+        yield self.base + 2, "fast proxy's metrics"
+        yield self.base + 3, "fallback proxy"
+        yield self.dashboard, "Ray dashboard"
+
+    def check_free(self, host: str) -> None:
+        """Raises PortTaken for the first port that somebody listens on."""
+        for port, use in self.needed():
+            if not is_free(host, port):
+                raise PortTaken(port, use)
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether both this host's address and the wildcard can be bound: the proxies use either."""
+    for address in {host, "0.0.0.0"}:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return False
+    return True
+
+
+def free_base() -> int:
+    """A base port with its whole span free right now: for tests."""
+    for base in range(20_000, 60_000, SPAN):
+        if all(is_free("127.0.0.1", base + offset) for offset in range(SPAN)):
+            return base
+    raise PortTaken(60_000, "no free span of ports")

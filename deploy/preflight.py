@@ -1,0 +1,38 @@
+"""What can be found wrong with the model and this machine before a cluster is started.
+
+Reads files and this machine's memory; imports neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+from deploy.serve_file import ServeFile
+from replica.memory import free_host_bytes
+from replica.model_source import NotEnoughMemory, resolve, weight_bytes
+
+
+def check_models(file: ServeFile) -> str:
+    """Finds the model and refuses what cannot be loaded. Returns its id. Raises ModelRefused."""
+    config = file.app.replica
+    if config.runner == "simulated":
+        return "simulated"
+    return resolve(config.model, config.revision).model_id
+
+
+def check_memory(file: ServeFile) -> None:
+    """On a machine without GPU every replica's weights must fit into it together.
+
+    Each replica checks its own share again, KV blocks included, before it loads.
+    Raises NotEnoughMemory with both numbers.
+    """
+    config = file.app.replica
+    if config.runner == "simulated" or config.device == "cuda":
+        return
+    model = resolve(config.model, config.revision)
+    if model.hub_id is not None:  # not fetched yet: the replica knows its size when it has been
+        return
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    needed = file.num_replicas * weight_bytes(model, dtype)
+    free = free_host_bytes()
+    if needed > free:
+        purpose = f"the weights of {file.num_replicas} replicas"
+        raise NotEnoughMemory(config.model, needed, free, "cpu", purpose)

@@ -1,0 +1,122 @@
+"""deploy.yaml as Ray Serve reads it, with the typos that Serve accepts in silence refused.
+
+Reads and writes one file; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from ray.serve.schema import (
+    DeploymentSchema,
+    HTTPOptionsSchema,
+    LoggingConfig,
+    RayActorOptionsSchema,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
+
+from deploy.config import AppConfig
+from deploy.errors import DeployFileError, UnknownKey
+
+IMPORT_PATH = "deploy.app:build"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFile:
+    """One deploy.yaml, checked."""
+
+    path: Path
+    content: dict[str, Any]
+    app: AppConfig
+    app_name: str
+    host: str
+    port: int
+    num_replicas: int  # lower bound when autoscaling
+
+    @classmethod
+    def read(cls, path: Path) -> ServeFile:
+        """Raises DeployFileError, UnknownKey or ConfigError; nothing has been started then."""
+        content = _load(path)
+        _refuse_typos(content)
+        try:
+            schema = ServeDeploySchema.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DeployFileError(path, f"{where}: {first['msg']}") from None
+        application = _our_application(path, content)
+        return cls(
+            path=path,
+            content=content,
+            app=AppConfig.from_args(application.get("args") or {}),
+            app_name=application.get("name", "default"),
+            host=schema.http_options.host or "127.0.0.1",
+            port=schema.http_options.port,
+            num_replicas=_num_replicas(application),
+        )
+
+    def with_port(self, port: int) -> dict[str, Any]:
+        """The file's content, listening on another port."""
+        return {**self.content, "http_options": {**self.content.get("http_options", {}), "port": port}}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise DeployFileError(path, error.strerror or str(error)) from None
+    except yaml.YAMLError as error:
+        raise DeployFileError(path, f"not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise DeployFileError(path, "must be a mapping with `applications`")
+    return content
+
+
+def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    ours = [app for app in content.get("applications", []) if app.get("import_path") == IMPORT_PATH]
+    if len(ours) != 1:
+        raise DeployFileError(path, f"needs exactly one application with import_path {IMPORT_PATH}")
+    application: Mapping[str, Any] = ours[0]
+    return application
+
+
+def _num_replicas(application: Mapping[str, Any]) -> int:
+    for deployment in application.get("deployments", []):
+        if deployment.get("name") == "Replica":
+            scaling = deployment.get("autoscaling_config")
+            if isinstance(scaling, Mapping):
+                return int(scaling.get("min_replicas", 1))
+            return int(deployment.get("num_replicas", 1))
+    return 1
+
+
+def _refuse_typos(content: Mapping[str, Any]) -> None:
+    _refuse_unknown("deploy.yaml", content, ServeDeploySchema.model_fields)
+    _refuse_unknown("http_options", content.get("http_options"), HTTPOptionsSchema.model_fields)
+    _refuse_unknown("logging_config", content.get("logging_config"), LoggingConfig.model_fields)
+    for application in _mappings(content.get("applications")):
+        name = application.get("name", "default")
+        _refuse_unknown(f"applications.{name}", application, ServeApplicationSchema.model_fields)
+        for deployment in _mappings(application.get("deployments")):
+            where = f"applications.{name}.deployments.{deployment.get('name')}"
+            _refuse_unknown(where, deployment, DeploymentSchema.model_fields)
+            options = deployment.get("ray_actor_options")
+            _refuse_unknown(f"{where}.ray_actor_options", options, RayActorOptionsSchema.model_fields)
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The list's mappings: what is none is left to Serve's own check, which names it."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def _refuse_unknown(where: str, value: Any, known: Iterable[str]) -> None:
+    names = set(known)
+    for key in value if isinstance(value, Mapping) else ():
+        if key not in names:
+            raise UnknownKey(where, str(key), names)

@@ -1,0 +1,203 @@
+"""`make demo`: the same questions about one long table, under round robin and under prefix-aware routing.
+
+Talks HTTP to a running server; knows nothing of how it places requests beyond what its headers say.
+Each arm of each round has a cache salt of its own, so neither sees what the other left in the caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from replica.sample_table import people_table, questions
+
+ARMS = ("round_robin", "expected_time")
+TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}
+
+DESCRIPTION = """\
+Asks several questions about one long markdown table (thirty people). The answers differ, the table does
+not: a replica that has computed it once only computes the question. Round robin sends the next question
+to the other replica; prefix-aware routing sends it where the table is. Needs a running server with
+`expose_routing: true` (the deploy.yaml of `make serve` has it).
+"""
+
+
+class DemoError(Exception):
+    """The demo cannot run or cannot mean anything; says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer, as the client saw it."""
+
+    ttft_s: float  # request sent -> first token's text
+    cached_tokens: int  # the engine's count, from `usage`
+    prompt_tokens: int
+    replica: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    console = Console(highlight=False)
+    try:
+        with httpx.Client(base_url=arguments.url, timeout=arguments.timeout_s) as client:
+            model = _served_model(client)
+            rounds = _ask_all(client, model, arguments, console)
+    except DemoError as error:
+        Console(stderr=True).print(f"[bold red]demo:[/] {error}", soft_wrap=True)
+        return 1
+    console.print(_table(rounds, arguments.questions))
+    console.print(_summary(rounds), soft_wrap=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.demo",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (default %(default)s)")
+    parser.add_argument("--questions", type=_positive, default=4, help="questions per round (default %(default)s)")
+    parser.add_argument("--rounds", type=_positive, default=3, help="repetitions, arms in turn (default %(default)s)")
+    parser.add_argument("--max-tokens", type=_positive, default=8, help="length of an answer (default %(default)s)")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="for one answer (default %(default)s)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _served_model(client: httpx.Client) -> str:
+    try:
+        answer = client.get("/v1/models")
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+        raise DemoError(f"no server answers at {client.base_url} ({error}); start one with `make serve`") from None
+
+
+Rounds = dict[str, list[list[Answer]]]  # arm -> round -> question
+
+
+def _ask_all(client: httpx.Client, model: str, arguments: argparse.Namespace, console: Console) -> Rounds:
+    asked = [questions()[index % len(questions())] for index in range(arguments.questions)]
+    rounds: Rounds = {arm: [] for arm in ARMS}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("asking", total=arguments.rounds * len(ARMS) * len(asked))
+        for number in range(arguments.rounds):
+            for arm in ARMS if number % 2 == 0 else reversed(ARMS):  # neither is always first
+                progress.update(task, description=f"round {number + 1}, {TITLES[arm]}")
+                salt = uuid.uuid4().hex
+                answers = []
+                for question in asked:
+                    answers.append(_ask(client, model, question, arm, salt, arguments.max_tokens))
+                    progress.advance(task)
+                rounds[arm].append(answers)
+    return rounds
+
+
+def _ask(client: httpx.Client, model: str, question: str, policy: str, salt: str, max_tokens: int) -> Answer:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": f"{people_table()}\n\n{question}"}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_salt": salt,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    first_s: float | None = None
+    usage = None
+    sent = time.perf_counter()
+    headers = {"x-warmpath-policy": policy}
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        if answer.status_code != httpx.codes.OK:
+            raise DemoError(f"the server answered {answer.status_code}: {answer.read().decode()}")
+        for chunk in _chunks(answer):
+            if first_s is None and chunk.get("choices"):
+                first_s = time.perf_counter() - sent
+            usage = chunk.get("usage") or usage
+    replica = answer.headers.get("x-warmpath-replica")
+    if replica is None:
+        raise DemoError("no x-warmpath-replica header: set `expose_routing: true` under `router` in deploy.yaml")
+    if first_s is None or usage is None:
+        raise DemoError("the stream ended without a token or without usage")
+    return Answer(first_s, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"], replica)
+
+
+def _chunks(answer: httpx.Response) -> Iterator[dict[str, object]]:
+    """The stream's JSON chunks; a stream that does not end in [DONE] is an error."""
+    for line in answer.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            chunk: dict[str, object] = json.loads(line[len("data: ") :])
+            if "error" in chunk:
+                raise DemoError(f"the stream failed: {chunk['error']}")
+            yield chunk
+    raise DemoError("the stream was cut before [DONE]")
+
+
+def _table(rounds: Rounds, num_questions: int) -> Table:
+    prompt_tokens = rounds[ARMS[0]][0][0].prompt_tokens
+    title = f"{num_questions} questions about one table ({prompt_tokens} prompt tokens), {len(rounds[ARMS[0]])} rounds"
+    table = Table(title=title, title_justify="left")
+    table.add_column("round", justify="right")
+    table.add_column("question", justify="right")
+    for arm in ARMS:
+        table.add_column(f"{TITLES[arm]}\nTTFT ms", justify="right")
+        table.add_column("\ncached tokens", justify="right")
+        table.add_column("\nreplica")
+    for number, pair in enumerate(zip(*(rounds[arm] for arm in ARMS), strict=True), start=1):
+        for index, answers in enumerate(zip(*pair, strict=True), start=1):
+            cells = [cell for answer in answers for cell in _cells(answer)]
+            table.add_row(str(number), str(index), *cells, end_section=index == num_questions)
+    means = [cell for arm in ARMS for cell in (f"{_mean_ttft_s(rounds[arm]) * 1000:.0f}", _mean_cached(rounds[arm]), "")]
+    table.add_row("mean", "", *means, style="bold")
+    return table
+
+
+def _cells(answer: Answer) -> tuple[str, str, str]:
+    return f"{answer.ttft_s * 1000:.0f}", str(answer.cached_tokens), answer.replica
+
+
+def _mean_ttft_s(answers: list[list[Answer]]) -> float:
+    return mean(answer.ttft_s for each in answers for answer in each)
+
+
+def _mean_cached(answers: list[list[Answer]]) -> str:
+    return f"{mean(answer.cached_tokens for each in answers for answer in each):.0f}"
+
+
+def _summary(rounds: Rounds) -> str:
+    robin, aware = (_mean_ttft_s(rounds[arm]) for arm in ARMS)
+    ratios = [
+        mean(answer.ttft_s for answer in one) / mean(answer.ttft_s for answer in other)
+        for one, other in zip(rounds["round_robin"], rounds["expected_time"], strict=True)
+    ]
+    return (
+        f"mean time to first token: round robin {robin * 1000:.0f} ms, prefix-aware {aware * 1000:.0f} ms; "
+        f"ratio per round: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""What every test runs under: one torch thread, no hub, Hypothesis profiles by marker-free name."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAY_worker_niceness", "0")

@@ -1,0 +1,163 @@
+"""`python -m deploy`: what is wrong is said before anything starts; what was started is stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.ports import free_base
+from tests.servers import ROOT, deploy_file, processes_below, running_server, stop
+
+
+def deploy(command: str, file: Path, *options: str, temp: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", command, str(file), *options],
+        cwd=ROOT,
+        env={**os.environ, "RAY_TMPDIR": str(temp), "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def model_folder(folder: Path, *names: str) -> str:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text('{"model_type": "llama"}' if name.endswith("json") else "x")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("replica", "router", "says"),
+    [
+        ({"modle": "tiny"}, {}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"block_size": 0}, {}, "block_size = 0: must be between"),
+        ({}, {"policy": "fastest"}, "policy = 'fastest'"),
+        ({"model": "/nonexistent/model"}, {}, "this folder does not exist"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_starts(
+    tmp_path: Path, replica: dict[str, Any], router: dict[str, Any], says: str
+) -> None:
+    file = deploy_file(tmp_path, replica=replica, router=router)
+    for command in (["check"], ["serve", "--port", str(free_base())]):
+        done = deploy(command[0], file, *command[1:], temp=tmp_path)
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not processes_below(tmp_path)
+
+
+def test_pickle_weights_are_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "config.json", "pytorch_model.bin")
+    done = deploy("check", deploy_file(tmp_path, replica={"model": folder}), temp=tmp_path)
+    assert done.returncode == 2
+    assert "pickles (pytorch_model.bin)" in done.stderr
+    assert "safetensors only" in done.stderr
+
+
+def test_taken_port_is_named(tmp_path: Path) -> None:
+    base = free_base()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", base))
+        holder.listen()
+        done = deploy("serve", deploy_file(tmp_path), "--port", str(base), temp=tmp_path)
+    assert done.returncode == 2
+    assert f"port {base} (HTTP) is in use" in done.stderr
+    assert not processes_below(tmp_path)
+
+
+def test_too_little_memory_says_both_numbers(tmp_path: Path) -> None:
+    file = deploy_file(tmp_path, replicas=100_000)
+    done = deploy("serve", file, "--port", str(free_base()), temp=tmp_path)
+    assert done.returncode == 2
+    assert "GiB of memory on cpu for the weights of 100000 replicas" in done.stderr.replace("TiB", "GiB")
+    assert "are free" in done.stderr
+
+
+def test_check_accepts_the_projects_own_file(tmp_path: Path) -> None:
+    done = deploy("check", ROOT / "deploy.yaml", temp=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "deploy.yaml: fine (2 replicas of tiny)" in done.stdout
+
+
+def test_failed_start_ends_with_its_reason(tmp_path: Path) -> None:
+    """A setting that only a replica can judge: the KV pages cannot be allocated on this machine."""
+    file = deploy_file(tmp_path, replica={"num_blocks": 1 << 30})
+    done = deploy("serve", file, "--port", str(free_base()), temp=tmp_path)
+    assert done.returncode == 2
+    assert "NotEnoughMemory" in done.stderr
+    assert not processes_below(tmp_path)
+
+
+def test_two_deployments_side_by_side_and_the_simulated_runner() -> None:
+    """Neither meets the other's ports, cluster or proxy; both answer; each stops alone."""
+    simulated = {"runner": "simulated"}
+    with running_server(replicas=1, replica=simulated) as one, running_server(replicas=1, replica=simulated) as two:
+        assert len(one.version()["replicas"]) == len(two.version()["replicas"]) == 1
+        assert one.version()["replicas"][0]["device"] == "simulated"
+        assert stop(two.process) == 0
+        assert len(one.version()["replicas"]) == 1
+
+
+def test_ready_text_says_what_runs_and_how_to_ask() -> None:
+    with running_server(replicas=1) as server:
+        text = server.log.read_text()
+        for part in (f"{server.url}/v1", "nonsense", "model: <local dir or hub id>", "gather_sdpa", "1024 blocks of 16"):
+            assert part in text
+        command = text[text.index("curl ") : text.index("\nCtrl-C")]
+        answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert answer.rstrip().endswith("data: [DONE]")
+
+
+def test_plain_serve_run_works_too(tmp_path: Path) -> None:
+    """`serve run deploy.yaml` in an activated environment, without the launcher."""
+    import httpx
+
+    temp = Path(f"/tmp/wps{os.getpid()}")
+    temp.mkdir()
+    base = free_base()
+    file = deploy_file(tmp_path, replicas=1)
+    content = yaml.safe_load(file.read_text())
+    content["http_options"]["port"] = base
+    file.write_text(yaml.safe_dump(content))
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name("serve")), "run", str(file)],
+        cwd=ROOT,
+        env={**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": str(temp), "RAY_worker_niceness": "0"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        transport = httpx.HTTPTransport(retries=5)
+        with httpx.Client(base_url=f"http://127.0.0.1:{base}", transport=transport, timeout=5) as client:
+            assert _eventually_healthy(client)
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+            assert client.post("/v1/chat/completions", json=body, timeout=60).status_code == 200
+    finally:
+        stop(process)
+
+
+def _eventually_healthy(client: Any, limit_s: float = 100.0) -> bool:
+    import time
+
+    import httpx
+
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            if client.get("/health").status_code == 200:
+                return True
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.3)
+    return False

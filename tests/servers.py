@@ -1,0 +1,131 @@
+"""A real server for tests: `python -m deploy serve` in its own process, ports and temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from deploy.ports import free_base
+
+ROOT = Path(__file__).resolve().parent.parent
+START_LIMIT_S = 150.0
+STOP_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """One running deployment."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+    temp: Path
+
+    def version(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/version", timeout=10).json()
+        return answer
+
+    def metric(self, name: str) -> float:
+        """Sum over labels of one metric on /metrics; 0 when it has no sample."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        lines = [line for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def deploy_file(
+    folder: Path, *, replicas: int = 2, replica: dict[str, Any] | None = None, router: dict[str, Any] | None = None
+) -> Path:
+    """The project's own deploy.yaml with a few settings changed, written to `folder`."""
+    content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    application = content["applications"][0]
+    application["args"]["replica"].update({"num_blocks": 1024, **(replica or {})})
+    application["args"]["router"].update(router or {})
+    for deployment in application["deployments"]:
+        deployment["graceful_shutdown_timeout_s"] = 5
+        if deployment["name"] == "Replica":
+            deployment["num_replicas"] = replicas
+    path = folder / "deploy.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@contextlib.contextmanager
+def running_server(*, proxy: str = "auto", **settings: Any) -> Iterator[Server]:
+    """Start, wait until ready, yield, stop with SIGINT; what it printed is shown when it fails."""
+    temp = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))  # short: Ray puts unix sockets below it
+    base = free_base()
+    log = temp / "server.log"
+    command = [sys.executable, "-m", "deploy", "serve", str(deploy_file(temp, **settings))]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, "--port", str(base), "--proxy", proxy],
+            cwd=ROOT,
+            env={**os.environ, "RAY_TMPDIR": str(temp), "OMP_NUM_THREADS": "1"},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    server = Server(f"http://127.0.0.1:{base}", process, log, temp)
+    try:
+        _wait_until_ready(server)
+        yield server
+    finally:
+        stop(process)
+        _assert_nothing_left(temp)
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    """Ctrl-C, and its exit status."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of all processes that name `folder`: Ray's own carry its session folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                environment = (entry / "environ").read_bytes().decode(errors="replace")
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if (str(folder) in line or f"RAY_TMPDIR={folder}\0" in environment) and state != "Z":
+                    found.append(f"{entry.name}: {line[:120]}")
+    return found
+
+
+def _wait_until_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if "Ctrl-C stops everything" in server.log.read_text():
+            return
+        if server.process.poll() is not None:
+            break
+        time.sleep(0.2)
+    raise AssertionError(f"the server did not become ready:\n{server.log.read_text()[-4000:]}")
+
+
+def _assert_nothing_left(folder: Path) -> None:
+    deadline = time.monotonic() + 10.0
+    while (left := processes_below(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, "still running after the server stopped:\n" + "\n".join(left)

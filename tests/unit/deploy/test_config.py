@@ -1,0 +1,80 @@
+"""`args` of deploy.yaml: typed values, or an error that names key, value and accepted range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cache.errors import ConfigError
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from deploy.config import AppConfig, router_config
+from deploy.errors import UnknownKey
+
+FINGERPRINT = Fingerprint("m", "r", "float32", "", 16, HashAlgorithm.XXH3_128)
+
+
+def test_values_reach_their_fields() -> None:
+    config = AppConfig.from_args(
+        {
+            "replica": {"block_size": 32, "stream_interval_s": 1, "hash_algorithm": "sha256", "sim": {"base_s": 0.5}},
+            "router": {"policy": "round_robin"},
+        }
+    )
+    assert config.replica.block_size == 32
+    assert config.replica.stream_interval_s == 1.0
+    assert config.replica.hash_algorithm is HashAlgorithm.SHA256
+    assert config.replica.sim.base_s == 0.5
+    router = router_config(config, model_name="m", tokenizer="t", fingerprint=FINGERPRINT)
+    assert (router.policy, router.model_name) == ("round_robin", "m")
+
+
+def test_nothing_set_is_the_tiny_model() -> None:
+    config = AppConfig.from_args({})
+    assert config.model_name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("args", "where", "nearest"),
+    [
+        ({"replca": {}}, "args", "replica"),
+        ({"replica": {"blok_size": 16}}, "args.replica", "block_size"),
+        ({"router": {"polcy": "x"}}, "args.router", "policy"),
+        ({"replica": {"sim": {"slow_down": 2.0}}}, "args.replica.sim", "slowdown"),
+    ],
+)
+def test_unknown_key_names_the_nearest(args: dict[str, Any], where: str, nearest: str) -> None:
+    with pytest.raises(UnknownKey) as caught:
+        AppConfig.from_args(args)
+    assert str(caught.value).startswith(f"{where}: unknown key")
+    assert repr(nearest) in str(caught.value)
+
+
+def test_what_follows_from_the_replicas_cannot_be_set_twice() -> None:
+    with pytest.raises(UnknownKey):
+        AppConfig.from_args({"router": {"model_name": "other"}})
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        ({"replica": {"block_size": 0}}, "args.replica.block_size"),
+        ({"replica": {"block_size": "16"}}, "args.replica.block_size"),
+        ({"replica": {"block_size": True}}, "args.replica.block_size"),
+        ({"replica": {"hash_algorithm": "md5"}}, "args.replica.hash_algorithm"),
+        ({"replica": {"device": "tpu"}}, "args.replica.device"),
+        ({"replica": 3}, "args.replica"),
+        ({"router": {"near_tie": "a"}}, "args.router.near_tie"),
+    ],
+)
+def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AppConfig.from_args(args)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field + " = ")
+
+
+def test_router_range_is_checked_when_built() -> None:
+    config = AppConfig.from_args({"router": {"near_tie": 3.0}})
+    with pytest.raises(ConfigError, match=r"args\.router\.near_tie = 3\.0: must be between 0\.0 and 1\.0"):
+        router_config(config, model_name="m", tokenizer="t", fingerprint=FINGERPRINT)

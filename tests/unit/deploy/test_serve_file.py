@@ -1,0 +1,81 @@
+"""deploy.yaml: the project's own file passes, and what Serve would accept in silence is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cache.errors import ServingError
+from deploy.errors import DeployFileError, UnknownKey
+from deploy.serve_file import ServeFile
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    return loaded
+
+
+def read(folder: Path, content: object) -> ServeFile:
+    path = folder / "deploy.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return ServeFile.read(path)
+
+
+def test_own_file(content: dict[str, Any], tmp_path: Path) -> None:
+    file = ServeFile.read(ROOT / "deploy.yaml")
+    assert (file.host, file.port, file.num_replicas, file.app_name) == ("127.0.0.1", 8000, 2, "warmpath")
+    assert file.with_port(9100)["http_options"]["port"] == 9100
+    assert read(tmp_path, file.with_port(9100)).port == 9100
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "nearest"),
+    [
+        ((), "http_option", "http_options"),
+        (("http_options",), "prt", "port"),
+        (("applications", 0), "import_pat", "import_path"),
+        (("applications", 0, "args", "replica"), "modle", "model"),
+        (("applications", 0, "deployments", 1), "max_ongoing_request", "max_ongoing_requests"),
+        (("applications", 0, "deployments", 1, "ray_actor_options"), "num_cpu", "num_cpus"),
+    ],
+)
+def test_typo_anywhere_is_refused(
+    content: dict[str, Any], tmp_path: Path, path: tuple[str | int, ...], key: str, nearest: str
+) -> None:
+    place: Any = content
+    for step in path:
+        place = place[step]
+    place[key] = 1
+    with pytest.raises(UnknownKey, match=repr(nearest)):
+        read(tmp_path, content)
+
+
+def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) -> None:
+    content["applications"][0]["deployments"][1]["max_ongoing_requests"] = -1
+    with pytest.raises(DeployFileError, match="max_ongoing_requests"):
+        read(tmp_path, content)
+
+
+def test_needs_our_application(content: dict[str, Any], tmp_path: Path) -> None:
+    content["applications"][0]["import_path"] = "other:app"
+    with pytest.raises(DeployFileError, match=r"deploy\.app:build"):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "applications: 3"])
+def test_not_a_deployment(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "deploy.yaml"
+    path.write_text(text)
+    with pytest.raises(ServingError):
+        ServeFile.read(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DeployFileError, match="No such file"):
+        ServeFile.read(tmp_path / "none.yaml")
