@@ -1,0 +1,221 @@
+"""From sampled tokens to text that may be shown, and to the reason to stop.
+
+Incremental: text once given out is never taken back, and no half character is ever given out.
+Knows token ids and text; knows neither scheduling nor sampling nor where the text goes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from cache.messages import FinishReason, SamplingParams
+
+REPLACEMENT = "\ufffd"
+
+# A character cut short leaves at most three bytes behind: one U+FFFD from a byte-level decoder, up
+# to three from a byte-fallback one. So no more than this many at the end can still change.
+MAX_UNSETTLED = 3
+
+# How many tokens may pile up without a clean cut before one is searched for the expensive way.
+LONG_WINDOW_TOKENS = 8
+
+
+class TokenDecoder(Protocol):
+    """A tokenizer's way back. Pure; called from the engine thread only."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens together, special tokens left out, nothing cleaned up."""
+
+
+class NoText:
+    """Decodes everything to nothing: for engines whose text nobody reads."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+class Detokenizer:
+    """One request's output: push tokens, take text.
+
+        output text:  [0, sent) the client has it   [.., held) may be shown   [held, end) may become a stop
+
+    A continued stream is pushed from its first output token on, exactly as if it had never been
+    interrupted; `sent_chars` then says how much of the text is not to be given out again.
+    """
+
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        sampling: SamplingParams,
+        eos_token_ids: frozenset[int],
+        *,
+        max_tokens: int,
+        sent_chars: int = 0,
+    ) -> None:
+        """max_tokens: of the whole output, older attempts' tokens included."""
+        self._window = _Window(decoder)
+        self._stops = sampling.stop
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._stop_token_ids |= eos_token_ids
+        self._min_tokens = sampling.min_tokens
+        self._max_tokens = max_tokens
+        self._skip_chars = sent_chars
+        self._num_tokens = 0
+        self._undecoded = array("i")
+        self._held = ""  # settled, but could still turn out to be the start of a stop string
+        self._ready = ""  # may be shown, not taken yet
+        self._finish_reason: FinishReason | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._finish_reason
+
+    def push(self, token_id: int) -> FinishReason | None:
+        """Take the next output token; the reason when it is the last one. Nothing may follow that."""
+        assert self._finish_reason is None, "a token after the last one"
+        self._num_tokens += 1
+        may_stop = self._num_tokens >= self._min_tokens
+        if may_stop and token_id in self._stop_token_ids:
+            self._finish(FinishReason.STOP, may_stop)
+            return self._finish_reason
+        self._undecoded.append(token_id)
+        if self._stops:  # else decoding can wait until somebody wants the text
+            self._decode(may_stop)
+        if self._finish_reason is None and self._num_tokens >= self._max_tokens:
+            self._finish(FinishReason.LENGTH, may_stop)
+        return self._finish_reason
+
+    def take(self) -> str:
+        """Text that may be shown and was not taken before. Never ends in half a character."""
+        if self._undecoded:
+            self._decode(may_stop=False)  # reached without stop strings only
+        text, self._ready = self._ready, ""
+        return text
+
+    def _decode(self, may_stop: bool) -> None:
+        text = self._window.extend(self._undecoded)
+        del self._undecoded[:]
+        self._feed(text, may_stop)
+
+    def _feed(self, text: str, may_stop: bool) -> None:
+        self._held += text
+        if may_stop and (stop_at := _first_match(self._held, self._stops)) is not None:
+            self._release(stop_at)
+            self._held = ""
+            self._finish_reason = FinishReason.STOP
+            return
+        self._release(len(self._held) - _longest_stop_start(self._held, self._stops))
+
+    def _finish(self, reason: FinishReason, may_stop: bool) -> None:
+        """No token follows: settle what was waiting for one."""
+        if self._undecoded:
+            self._decode(may_stop=False)
+        self._feed(self._window.flush(), may_stop)
+        if self._finish_reason is None:
+            self._release(len(self._held))
+            self._finish_reason = reason
+
+    def _release(self, num_chars: int) -> None:
+        text, self._held = self._held[:num_chars], self._held[num_chars:]
+        skipped = min(self._skip_chars, len(text))
+        self._skip_chars -= skipped
+        self._ready += text[skipped:]
+
+
+class _Window:
+    """Text of a growing token stream, decoded a few tokens at a time.
+
+        tokens[:prefix] settled   [prefix, read) settled, decoded again as context   [read, end) new
+
+    A decoder's text for a token depends on its neighbours: bytes of one character may lie in several
+    tokens, and some decoders drop the first token's leading space. So new tokens are decoded behind
+    a little context, and the context is cut only where a character ends.
+    """
+
+    def __init__(self, decoder: TokenDecoder) -> None:
+        self._decoder = decoder
+        self._tokens = array("i")  # context and new tokens only, never the whole output
+        self._read = 0
+        self._context_chars = 0  # of decode(tokens[:read])
+        self._shown = 0  # characters of decode(tokens) already returned, context included
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """Take tokens in; the settled text they add, perhaps none."""
+        self._tokens.extend(token_ids)
+        text = self._decoder.decode(self._tokens)
+        settled = len(text) - _unsettled(text)
+        fresh = text[self._shown : settled]
+        self._shown = max(self._shown, settled)
+        self._advance(text)
+        return fresh
+
+    def flush(self) -> str:
+        """What is left when no more tokens come: half characters as the decoder shows them."""
+        text = self._decoder.decode(self._tokens)
+        fresh = text[self._shown :]
+        self._shown = len(text)
+        return fresh
+
+    def _advance(self, text: str) -> None:
+        """Cut the context where that provably changes nothing that comes later."""
+        has_grown = len(text) > self._context_chars
+        if has_grown and not text.endswith(REPLACEMENT):
+            self._cut(len(self._tokens), text)
+        elif len(self._tokens) - self._read > LONG_WINDOW_TOKENS:
+            if not has_grown and not self._decoder.decode(self._tokens[self._read :]):
+                del self._tokens[self._read :]  # special tokens all: invisible, so never needed
+            else:
+                self._cut_inside(text)
+
+    def _cut(self, at: int, text: str) -> None:
+        """Drop the context; tokens [read, at) become the new one. `text`: of the whole window."""
+        unshown = len(text) - self._shown
+        del self._tokens[: self._read]
+        self._read = at - self._read
+        window_text = self._decoder.decode(self._tokens)
+        self._shown = len(window_text) - unshown
+        self._context_chars = len(
+            window_text
+            if self._read == len(self._tokens)
+            else self._decoder.decode(self._tokens[: self._read])
+        )
+
+    def _cut_inside(self, text: str) -> None:
+        """Invalid bytes never end a character cleanly: find a place where both sides decode alike.
+
+        Were a character torn at `at`, its first half would show at least one U+FFFD and its second
+        half another, so the two sides together would be longer than the whole: equality proves a border.
+        """
+        for at in range(len(self._tokens) - 1, self._read, -1):
+            right = self._decoder.decode(self._tokens[at:])
+            if right and self._decoder.decode(self._tokens[:at]) + right == text:
+                self._cut(at, text)
+                return
+
+
+def _unsettled(text: str) -> int:
+    """Characters at the end that later tokens may still change."""
+    count = 0
+    while count < min(MAX_UNSETTLED, len(text)) and text[-1 - count] == REPLACEMENT:
+        count += 1
+    return count
+
+
+def _first_match(text: str, stops: Sequence[str]) -> int | None:
+    """Where the earliest stop string begins."""
+    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+def _longest_stop_start(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of `text` that are the beginning, not the whole, of some stop string."""
+    return max((_overlap(text, stop) for stop in stops), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,90 @@
+"""The replica's part of the error tree (`cache/errors.py` holds the root and what the router decides by).
+
+    ServingError
+    ├── EngineError                  the engine itself, not one request
+    │   ├── EngineStopped            closed, or its thread died (also a RequestRefused: nothing was wrong
+    │   │                            with the request, another replica can take it)
+    │   └── EventSocketError         the event sockets cannot listen where they were told to
+    └── RequestRefused
+        ├── QueueFull                from cache/errors.py, raised by the scheduler
+        ├── DeadlineExceeded         likewise
+        ├── ForwardFailed            likewise
+        ├── InvalidRequest           a value that no router of ours would send; names the field
+        └── PromptTooLong            from cache/errors.py: longer than the model's own limit
+            └── TooLargeForCache     shorter than that, but the whole pool could not hold it
+
+All of them cross process borders through Ray handles: `ServingError` keeps their facts when pickled.
+"""
+
+from __future__ import annotations
+
+from cache.errors import (
+    DeadlineExceeded,
+    ForwardFailed,
+    PromptTooLong,
+    QueueFull,
+    RequestRefused,
+    ServingError,
+)
+
+__all__ = [
+    "DeadlineExceeded",
+    "EngineError",
+    "EngineStopped",
+    "EventSocketError",
+    "ForwardFailed",
+    "InvalidRequest",
+    "PromptTooLong",
+    "QueueFull",
+    "RequestRefused",
+    "TooLargeForCache",
+]
+
+
+class EngineError(ServingError):
+    """Something is wrong with the engine, not with one request."""
+
+
+class EngineStopped(EngineError, RequestRefused):
+    """The engine takes no requests any more and has dropped those it had."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine has stopped: {reason}")
+        self.reason = reason
+
+
+class EventSocketError(EngineError):
+    """The KV event sockets could not be opened."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(
+            f"event_host = {host!r}, event_port = {port}: cannot listen there ({reason}); "
+            "choose other ports, or event_port 0 for free ones"
+        )
+        self.host = host
+        self.port = port
+        self.reason = reason
+
+
+class InvalidRequest(RequestRefused):
+    """A request's value cannot be computed with. The router's edge should have caught it."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class TooLargeForCache(PromptTooLong):
+    """Prompt and output together need more blocks than the whole pool has: it would never finish."""
+
+    def __init__(self, prompt_tokens: int, output_tokens: int, num_blocks: int, block_size: int) -> None:
+        limit = num_blocks * block_size
+        super().__init__(prompt_tokens, limit)
+        self.args = (
+            f"{prompt_tokens} prompt tokens and up to {output_tokens} output tokens do not fit the KV cache "
+            f"of {limit} tokens ({num_blocks} blocks of {block_size})",
+        )
+        self.output_tokens = output_tokens
+        self.num_blocks = num_blocks
+        self.block_size = block_size

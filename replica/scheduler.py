@@ -1,0 +1,272 @@
+"""Which tokens of which requests are computed in the next step.
+
+No prefill or decode phases: each running request has some tokens to compute, one if it decodes,
+many if it prefills, and a step is {request: tokens this step} within one budget.
+Knows token counts and blocks; knows neither tensors nor text nor sampling. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from cache.errors import NoFreeBlocks
+from cache.kv_cache_manager import KVCacheManager
+from cache.types import RequestId
+from replica.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, TooLargeForCache
+from replica.request import Request, RequestState
+from replica.runner import ScheduledSequence, StepResult
+
+
+class Scheduler:
+    """Oldest first, always: `running` and `waiting` are both in order of arrival, and everything that
+    runs is older than everything that waits.
+
+    That order is what guarantees progress. The oldest request is scheduled first and is never preempted
+    for another, and one that fits the pool alone (checked when it is submitted) therefore
+    finishes; then the next is the oldest.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_batched_tokens: int,
+        max_running: int,
+        max_waiting: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._max_batched_tokens = max_batched_tokens
+        # No more sequences than tokens in a step: so every decode fits into every step, and at
+        # least one token is left for a prefill.
+        self._max_running = min(max_running, max_batched_tokens)
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._running: list[Request] = []
+        self._waiting: deque[Request] = deque()
+        self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
+        self._by_id: dict[RequestId, Request] = {}
+        self.num_preemptions = 0  # since the start
+
+    # -- taking requests in and out ---------------------------------------------------------------
+
+    def check_room(self, request_id: RequestId, num_prompt_tokens: int, max_output_tokens: int) -> None:
+        """Raise why a request of this size cannot be taken in; changes nothing.
+
+        max_output_tokens: already cut to the model's length limit, at least 1 if the prompt fits.
+        """
+        if request_id in self._by_id:
+            raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
+        if num_prompt_tokens >= self._max_model_len:
+            raise PromptTooLong(num_prompt_tokens, self._max_model_len - 1)
+        # The last token is never computed, so it needs no slot.
+        if num_prompt_tokens + max_output_tokens - 1 > self._num_blocks * self._block_size:
+            raise TooLargeForCache(num_prompt_tokens, max_output_tokens, self._num_blocks, self._block_size)
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFull(len(self._waiting), self._max_waiting)
+
+    def submit(self, request: Request) -> None:
+        """Put a request that passed `check_room` behind those that wait."""
+        request.expected_hit = self._cache.match(request.blocks).num_tokens
+        self._by_id[request.request_id] = request
+        self._waiting.append(request)
+
+    def cancel(self, request_id: RequestId) -> Request | None:
+        """Drop a request wherever it is and free its blocks. None if it is not (or no longer) here."""
+        assert not self._step, "cancel between steps, not inside one"
+        request = self._by_id.get(request_id)
+        if request is not None:
+            self.finish(request)
+        return request
+
+    def finish(self, request: Request) -> None:
+        """Take a request out for good: finished, failed, expired or cancelled."""
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        elif request.state is RequestState.WAITING:
+            self._waiting.remove(request)
+        self._cache.release(request.blocks)
+        request.state = RequestState.FINISHED
+        del self._by_id[request.request_id]
+
+    def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
+        """Take out every request whose time has run out, waiting or running."""
+        now_s = self._clock()
+        late = [r for r in self if r.expires_s is not None and now_s >= r.expires_s]
+        for request in late:
+            self.finish(request)
+        return [(r, _deadline_exceeded(r, now_s)) for r in late]
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def schedule(self) -> list[ScheduledSequence]:
+        """Choose the next step and take its blocks. Empty exactly when there is nothing to do.
+
+        Follow it with `update` or `fail_step`.
+        """
+        assert not self._step, "the last step was neither updated nor failed"
+        preempted = self._schedule_running()
+        # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
+        if not preempted:
+            self._admit_waiting()
+        assert self._step or not self._by_id, "requests are left, but none can be scheduled"
+        return [_scheduled(request, num_tokens) for request, num_tokens in self._step]
+
+    def update(self, result: StepResult) -> list[Request]:
+        """The step was computed: record it; the requests that got a token, which is now their last.
+
+        The caller decides whether that token ends the request and then calls `finish`.
+        """
+        step, self._step = self._step, []
+        self._cache.commit_step()
+        sampled = []
+        for (request, num_tokens), token_id in zip(step, result.next_tokens, strict=True):
+            request.num_computed += num_tokens
+            if token_id is not None:
+                request.token_ids.append(token_id)
+                sampled.append(request)
+        return sampled
+
+    def fail_step(self) -> list[Request]:
+        """The step raised: what it registered is un-registered, its requests are taken out and returned.
+
+        Every request that shares a block of this step is part of the step itself, since blocks are
+        shared at admission only and admission schedules: so nobody else is touched.
+        """
+        step, self._step = self._step, []
+        self._cache.abort_step()
+        for request, _ in step:
+            self.finish(request)
+        return [request for request, _ in step]
+
+    def _schedule_running(self) -> bool:
+        """Give every running request its tokens, oldest first; whether one had to be preempted.
+
+        One token is set aside for every decode further down the list before a prefill takes its
+        chunk, so decodes never wait for a long prompt.
+        """
+        budget = self._max_batched_tokens
+        set_aside = sum(request.is_decoding for request in self._running)
+        preempted = False
+        position = 0
+        while position < len(self._running):
+            request = self._running[position]
+            if request.is_decoding:
+                set_aside -= 1
+            num_tokens = min(request.num_uncomputed, budget - set_aside)
+            if num_tokens > 0:
+                while not self._try_grow(request, num_tokens):
+                    preempted = True
+                    victim = self._running[-1]
+                    set_aside -= victim.is_decoding and victim is not request
+                    self._preempt(victim)
+                    if victim is request:
+                        return True
+                self._step.append((request, num_tokens))
+                budget -= num_tokens
+            position += 1
+        return preempted
+
+    def _admit_waiting(self) -> None:
+        """Start waiting requests while budget, places and blocks last; the first misfit ends it."""
+        budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
+        while self._waiting and budget > 0 and len(self._running) < self._max_running:
+            request = self._waiting[0]
+            hit = self._cache.match(request.blocks)
+            num_uncached = len(request.token_ids) - hit.num_tokens
+            num_tokens = min(num_uncached, budget)
+            # One that was preempted comes back only when all it has so far fits; with less it would
+            # be the first to be thrown out again.
+            must_fit = num_uncached if request.num_preemptions else num_tokens
+            if self._cache.blocks_needed(request.blocks, hit, must_fit) > self._cache.num_free:
+                return
+            self._cache.admit(request.blocks, hit, num_tokens)
+            self._start(self._waiting.popleft(), hit.num_tokens)
+            self._step.append((request, num_tokens))
+            budget -= num_tokens
+
+    def _start(self, request: Request, hit_tokens: int) -> None:
+        request.state = RequestState.RUNNING
+        request.num_computed = hit_tokens
+        if request.cached_tokens is None:
+            request.cached_tokens = min(hit_tokens, request.num_prompt_tokens)
+        self._running.append(request)
+
+    def _try_grow(self, request: Request, num_tokens: int) -> bool:
+        try:
+            self._cache.grow(request.blocks, request.num_computed + num_tokens)
+        except NoFreeBlocks:
+            return False
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """Put the newest running request back to the head of those that wait, with nothing computed.
+
+        It has no part in this step yet: requests are scheduled oldest first, so everyone scheduled
+        so far is older. (A scheduled one has registered blocks that would then never be computed.)
+        """
+        assert victim is self._running[-1]
+        assert all(victim is not scheduled for scheduled, _ in self._step[-1:])
+        self._running.pop()
+        self._cache.release(victim.blocks)
+        victim.state = RequestState.WAITING
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.appendleft(victim)
+
+    # -- what others may see ----------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Request]:
+        """Every request not finished, in no promised order."""
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens whose K/V the running requests hold."""
+        return sum(request.num_computed for request in self._running)
+
+    @property
+    def queued_uncached_tokens(self) -> int:
+        """Tokens to compute before every request here has its next token, decodes' own not counted.
+
+        For requests that wait it rests on what the cache held when they came.
+        """
+        running = sum(r.num_uncomputed for r in self._running if not r.is_decoding)
+        return running + sum(len(r.token_ids) - r.expected_hit for r in self._waiting)
+
+
+def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
+    return ScheduledSequence(
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        block_table=request.blocks.block_table,
+        start=request.num_computed,
+        num_new_tokens=num_tokens,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        seed=request.seed,
+    )
+
+
+def _deadline_exceeded(request: Request, now_s: float) -> DeadlineExceeded:
+    assert request.expires_s is not None
+    return DeadlineExceeded(request.expires_s - request.arrival_s, now_s - request.arrival_s)
