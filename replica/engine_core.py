@@ -105,7 +105,12 @@ class EngineCore:
         )
         self._step_time = StepTimeFit()
         self._ended_at_submission: list[Progress] = []
+        self._logged_cause = ""
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
+
+    def warm_up(self) -> None:
+        """Let the runner do once what its first steps would otherwise wait for."""
+        self._runner.warm_up()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -252,11 +257,14 @@ class EngineCore:
 
     def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
         self._num_failed_steps += 1
+        cause = f"{type(error).__name__}: {error}"
         logger.error(
             "forward failed; the step's requests fail, the engine goes on",
             extra={"num_sequences": num_sequences, "num_failed_steps": self._num_failed_steps},
-            exc_info=error,
+            # A cause that repeats with every step is told in full once.
+            exc_info=error if cause != self._logged_cause else None,
         )
+        self._logged_cause = cause
         reason = type(error).__name__  # the message may quote tokens, so it stays in the log
         return [Progress(request, error=ForwardFailed(reason)) for request in self._scheduler.fail_step()]
 

@@ -1,0 +1,94 @@
+"""Ends the process when the engine thread has been busy with one thing for too long.
+
+A hung forward cannot be interrupted from Python, and a replica that accepts requests and never answers
+is worse than a dead one: Serve acts on a dead actor at once. Knows threads and clocks; knows no steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+EXIT_CODE = 70  # EX_SOFTWARE
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    name: str
+    began_s: float
+    limit_s: float
+
+
+class Watchdog:
+    """The watched thread says `begin` and `end`; a thread of its own, or a test, calls `check`."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        poll_interval_s: float,
+        on_hang: Callable[[], None] | None = None,
+    ) -> None:
+        """on_hang: what to do after logging, once; by default the process ends with EXIT_CODE."""
+        self._clock = clock
+        self._poll_interval_s = poll_interval_s
+        self._on_hang = on_hang if on_hang is not None else _end_process
+        self._task: _Task | None = None  # replaced whole, so that no lock is needed
+        self._watched_thread: int | None = None
+        self._has_fired = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="warmpath-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching. May be called twice, and before `start`."""
+        self._closing.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def begin(self, name: str, limit_s: float) -> None:
+        """The calling thread starts something that must end within limit_s."""
+        self._watched_thread = threading.get_ident()
+        self._task = _Task(name, self._clock(), limit_s)
+
+    def end(self) -> None:
+        self._task = None
+
+    def check(self) -> bool:
+        """Whether the present task has run over its limit; acts on that the first time."""
+        task = self._task
+        if task is None or self._has_fired:
+            return self._has_fired
+        busy_s = self._clock() - task.began_s
+        if busy_s <= task.limit_s:
+            return False
+        self._has_fired = True
+        logger.critical(
+            "engine thread is stuck, ending the process\n%s",
+            self._stack(),
+            extra={"task": task.name, "busy_s": round(busy_s, 3), "limit_s": task.limit_s},
+        )
+        self._on_hang()
+        return True
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._poll_interval_s):
+            self.check()
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._watched_thread or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "(its stack is gone)"
+
+
+def _end_process() -> None:
+    logging.shutdown()  # flush what explains the death; os._exit flushes nothing
+    os._exit(EXIT_CODE)
