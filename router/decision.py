@@ -1,0 +1,101 @@
+"""What goes into a routing decision and what comes out: plain values, and the numbers beside them.
+
+Knows names and counts; decides nothing (`routing.py` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cache.types import BlockHash, ReplicaId, RequestId
+from router.cost import RequestShape
+from router.event_stream import ResyncReason
+from router.policies import Scored
+
+
+class RouteReason(StrEnum):
+    """Why the chosen replica was chosen."""
+
+    PREFIX = "prefix"  # nobody holds more of the prompt
+    LOAD = "load"  # somebody holds more, but would take longer
+    COLD = "cold"  # nobody holds any of it
+    BLIND = "blind"  # the chosen one's cache is unknown: silent, or another fingerprint
+    TURN = "turn"  # the policy does not look at prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """One attempt at one request, as `choose` wants it."""
+
+    request_id: RequestId
+    block_hashes: Sequence[
+        BlockHash
+    ]  # of all full blocks of the tokens sent, under this Router's fingerprint
+    num_prompt_tokens: int  # all tokens sent: prompt and what an earlier attempt generated
+    excluded: frozenset[ReplicaId] = frozenset()
+    policy: str | None = None  # instead of the configured one, for this request only
+    max_tokens: int = 0  # tokens it may generate
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request should go. A reservation under its id is held until `release`."""
+
+    request_id: RequestId
+    ranks: tuple[ReplicaId, ...]  # best first, never empty
+    overlap_blocks: int  # leading blocks the best one is expected to hold
+    block_hashes: tuple[BlockHash, ...]  # to send along; () unless every rank shares our fingerprint
+    reason: RouteReason
+    policy: str
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        return self.ranks[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One decision with everything it was made from; `router.cost` recomputes its terms exactly."""
+
+    request_id: RequestId
+    decided_at: float  # seconds, the clock's
+    policy: str
+    shape: RequestShape
+    ranked: tuple[Scored, ...]  # candidates with load, match and cost, best first
+    excluded: frozenset[ReplicaId]
+    reason: RouteReason
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """One replica as this router sees it."""
+
+    replica_id: ReplicaId
+    is_matched: bool  # it carries this router's fingerprint
+    is_silent: bool
+    is_draining: bool
+    in_flight: int  # of this router
+    unseen: int  # of those, not yet named by the engine
+    backlog_s: float
+    num_running: int
+    num_waiting: int
+    num_blocks: int  # it holds, by its events
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingStatistics:
+    """A snapshot for metrics, /health and tests. Counters count from the start of the process."""
+
+    replicas: tuple[ReplicaStatistics, ...]
+    in_flight: int
+    index_entries: int
+    index_bytes: int
+    decisions: Mapping[RouteReason, int]
+    resyncs: Mapping[ResyncReason, int]  # snapshots wanted, by reason; GAP counts lost batches
+    no_replica: int  # requests refused
+    all_busy: int  # requests refused
+    degraded: int  # decisions in which some replica's cache was unknown
+    expired_reservations: int
+    malformed_events: int
