@@ -67,6 +67,7 @@ class _InFlight:
     shape: RequestShape
     excluded: frozenset[ReplicaId]
     policy: Policy
+    accepted_by: ReplicaId | None = None
 
 
 class Routing:
@@ -96,6 +97,7 @@ class Routing:
         self._hot = HotPrefixes()
         self._queue = QueueAverage()
         self._in_flight: dict[RequestId, _InFlight] = {}
+        self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
         self._decisions: Counter[RouteReason] = Counter()
         self._resyncs: Counter[ResyncReason] = Counter()
@@ -115,12 +117,18 @@ class Routing:
         for replica_id, info in replicas.items():
             if replica_id not in self._replicas and replica_id not in self._lost:
                 self._add(replica_id, info)
+        self._tell_membership()
 
     def replica_lost(self, replica_id: ReplicaId) -> None:
         """The replica died: forget it at once, and ignore it until the membership has let go of it."""
         self._lost.add(replica_id)
         if replica_id in self._replicas:
             self._remove(replica_id)
+            self._tell_membership()
+
+    def watch_membership(self, listener: Callable[[Mapping[ReplicaId, ReplicaInfo]], None]) -> None:
+        """Call `listener` with the replicas after every change; it must not block."""
+        self._membership_listeners.append(listener)
 
     @property
     def replicas(self) -> Mapping[ReplicaId, ReplicaInfo]:
@@ -170,7 +178,10 @@ class Routing:
     def routed(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         """This replica accepted the request: the booking moves there if it is elsewhere."""
         flight = self._in_flight.get(request_id)
-        if flight is None or replica_id not in self._replicas or self._loads.placed(request_id) == replica_id:
+        if flight is None:
+            return
+        flight.accepted_by = replica_id
+        if replica_id not in self._replicas or self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
         overlap = self._trie.match(flight.hints).get(replica_id, 0) if replica_id in self._matched else 0
@@ -178,6 +189,11 @@ class Routing:
         self._loads.move(replica_id, self._reservation(request_id, cached, flight.shape, now))
         if replica_id in self._matched:
             self._trie.predict(replica_id, flight.hints, now + self._config.predicted_ttl_s)
+
+    def accepted_by(self, request_id: RequestId) -> ReplicaId | None:
+        """Who accepted the request in flight, also after that replica was lost; None: nobody has yet."""
+        flight = self._in_flight.get(request_id)
+        return flight.accepted_by if flight is not None else None
 
     def release(self, request_id: RequestId) -> None:
         """The request is over, however it ended. Idempotent."""
@@ -342,6 +358,10 @@ class Routing:
             self._matched.add(replica_id)
         else:
             logger.warning("fingerprint differs, routing by load alone", extra={"replica_id": replica_id})
+
+    def _tell_membership(self) -> None:
+        for listener in self._membership_listeners:
+            listener(self._replicas)
 
     def _remove(self, replica_id: ReplicaId) -> None:
         del self._replicas[replica_id]
