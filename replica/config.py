@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import msgspec
 
 from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm, SaltMode
@@ -23,6 +27,18 @@ class SimConfig:
     vocab_size: int = 1000
     num_blocks: int = 4096
     max_model_len: int = 32768
+
+    def __post_init__(self) -> None:
+        for name in ("base_s", "per_token_s", "per_attention_s", "per_sequence_s"):
+            _check_range(f"sim.{name}", getattr(self, name), 0.0, 60.0)
+        _check_range("sim.slowdown", self.slowdown, 0.0, 1e6)
+        _check_range("sim.vocab_size", self.vocab_size, 1, 1 << 31)
+        _check_range("sim.num_blocks", self.num_blocks, 1, 1 << 24)
+        _check_range("sim.max_model_len", self.max_model_len, 2, 1 << 31)
+        if self.hang_after_steps is not None:
+            _check_range("sim.hang_after_steps", self.hang_after_steps, 0, 1 << 31)
+        if self.raise_every_steps is not None:
+            _check_range("sim.raise_every_steps", self.raise_every_steps, 1, 1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,21 @@ class ReplicaConfig:
     step_time_limit_s: float = 30.0  # a longer step means a dead engine: the watchdog ends the process
     warm_up_time_limit_s: float = 600.0  # the same, while loading and compiling
 
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> ReplicaConfig:
+        """Build from plain values, as they cross a process border. Raises ConfigError, naming the key."""
+        known = [each.name for each in fields(cls)]
+        for key in settings:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                raise ConfigError(
+                    str(key), settings[key], f"no such setting{f'; nearest: {near[0]}' if near else ''}"
+                )
+        try:
+            return msgspec.convert(dict(settings), cls, strict=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError("replica", dict(settings), str(error)) from None
+
     def __post_init__(self) -> None:
         _check_one_of("runner", self.runner, ("model", "simulated"))
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -64,7 +95,7 @@ class ReplicaConfig:
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
         _check_range("max_running", self.max_running, 1, 4096)
-        _check_range("max_waiting", self.max_waiting, 0, 1_000_000)
+        _check_range("max_waiting", self.max_waiting, 1, 1_000_000)
         _check_range("stream_interval_s", self.stream_interval_s, 0.0, 10.0)
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)

@@ -1,0 +1,117 @@
+"""From a `ReplicaConfig` to the parts of a running engine: model, tokenizer, runner, hash rule.
+
+Shared by the Serve replica (`server.py`) and the offline commands (`ask.py`): both run the same engine.
+torch is imported only when a model is loaded. Knows no threads, no sockets, no Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cache.block_hash import BlockHasher
+from cache.fingerprint import Fingerprint, template_digest
+from cache.kv_cache_manager import BlockEventSink
+from replica.config import ReplicaConfig
+from replica.detokenizer import TokenDecoder
+from replica.engine_core import EngineCore
+from replica.model_source import ResolvedModel, load_tokenizer, resolve
+from replica.runner import Runner
+from replica.sim_runner import SimRunner
+
+logger = logging.getLogger(__name__)
+
+
+class TokenizerDecoder:
+    """`TokenDecoder` over a transformers tokenizer: special tokens left out, nothing cleaned up."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        # The Rust tokenizer itself where there is one: its wrapper costs ten times the decoding.
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._decode: Callable[[list[int]], str] = (
+            (lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            if backend is None
+            else (lambda ids: backend.decode(ids, skip_special_tokens=True))
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._decode(list(token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded runner and what belongs to it."""
+
+    config: ReplicaConfig
+    model: ResolvedModel
+    tokenizer: Any  # transformers' own
+    decoder: TokenDecoder
+    runner: Runner
+    fingerprint: Fingerprint
+
+    def core(
+        self, *, sink: BlockEventSink | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> EngineCore:
+        """An engine over the runner. One at a time: the runner's pages belong to it."""
+        return EngineCore(
+            self.runner,
+            self.config,
+            BlockHasher(self.fingerprint),
+            decoder=self.decoder,
+            sink=sink,
+            clock=clock,
+        )
+
+
+def assemble(config: ReplicaConfig) -> Assembly:
+    """Find the model and load what the config asks for. Takes seconds to minutes; shows progress.
+
+    Raises ConfigError (ModelRefused, NotEnoughMemory) for what cannot be served.
+    """
+    model = resolve(config.model, config.revision)
+    tokenizer = load_tokenizer(model)
+    runner = _simulated(config, tokenizer) if config.runner == "simulated" else _loaded(config, model)
+    fingerprint = replica_fingerprint(
+        config, model, kv_dtype=runner.info.kv_dtype, chat_template=getattr(tokenizer, "chat_template", None)
+    )
+    return Assembly(config, model, tokenizer, TokenizerDecoder(tokenizer), runner, fingerprint)
+
+
+def replica_fingerprint(
+    config: ReplicaConfig, model: ResolvedModel, *, kv_dtype: str, chat_template: str | None
+) -> Fingerprint:
+    """What this replica's block hashes stand for. The simulated runner's KV dtype is "simulated"."""
+    return Fingerprint(
+        model_id=model.model_id,
+        revision=model.revision,
+        kv_dtype=kv_dtype,
+        template_digest=template_digest(chat_template),
+        block_size=config.block_size,
+        hash_algorithm=config.hash_algorithm,
+        salt_mode=config.salt_mode,
+    )
+
+
+def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:
+    """A simulated machine that speaks the model's tokens, so that prompts and text are real."""
+    sim = replace(
+        config.sim,
+        vocab_size=len(tokenizer),
+        num_blocks=config.num_blocks or config.sim.num_blocks,
+        max_model_len=config.max_model_len or config.sim.max_model_len,
+    )
+    return SimRunner(sim, block_size=config.block_size)
+
+
+def _loaded(config: ReplicaConfig, model: ResolvedModel) -> Runner:
+    from replica.model_runner import ModelRunner
+
+    began_s = time.monotonic()
+    runner: Runner = ModelRunner.load(config, model)
+    logger.info(
+        "model loaded", extra={"model": model.model_id, "took_s": round(time.monotonic() - began_s, 1)}
+    )
+    return runner
