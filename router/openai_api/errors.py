@@ -70,7 +70,8 @@ _TABLE: dict[type[BaseException], _Row] = {
     shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded"),
     errors.TooManyDeaths: _Row(500, SERVER, "failed", "too_many_deaths"),
     shared.ForwardFailed: _Row(500, SERVER, "failed", "forward_failed"),
-    shared.RequestRefused: _Row(500, SERVER, "failed", "refused"),
+    # It stops, say, and nobody else could take over: a new attempt may find another replica.
+    shared.RequestRefused: _Row(503, UNAVAILABLE, "failed", "refused", lambda _error: 1.0),
 }
 _UNKNOWN = _Row(500, SERVER, "failed", "internal_error")
 _INTERNAL_MESSAGE = "The server failed to answer this request."

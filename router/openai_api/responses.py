@@ -16,7 +16,7 @@ from cache.messages import FinishReason
 class _Out(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
-    def content(self) -> bytes:
+    def encoded(self) -> bytes:
         return self.model_dump_json(exclude_unset=True).encode()
 
 

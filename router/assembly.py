@@ -1,0 +1,81 @@
+"""One Router's parts, put together: everything between the HTTP surface and the calls to replicas.
+
+Knows every Ray-free part of this package; knows nothing of Ray, which stays in `ingress.py` and
+`request_router.py`. Tests and simulations assemble the same parts around other calls.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from cache.block_hash import BlockHasher
+from router.config import RouterConfig
+from router.dispatch import Dispatcher, ReplicaCalls
+from router.metrics import RouterMetrics
+from router.openai_api.errors import OUTCOMES
+from router.openai_api.fields import Endpoint
+from router.openai_api.service import Readiness, Service
+from router.prompt import PromptEncoder
+from router.routing import Routing
+from router.subscriber import SubscriberGroup
+
+
+class RouterParts:
+    """Routing, its event subscribers, metrics and the service. Build on the event loop; `aclose` once."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        calls: ReplicaCalls,
+        encoder: PromptEncoder,
+        version: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        rng = random.Random(config.seed)
+        hasher = BlockHasher(config.fingerprint)
+        self.config = config
+        self.metrics = RouterMetrics([endpoint.value for endpoint in Endpoint], OUTCOMES)
+        self.routing = Routing(config, clock=clock, rng=rng)
+        self.subscribers = SubscriberGroup(self.routing)
+        self.routing.watch_membership(self.subscribers.update)
+        self.metrics.watch_routing(self.routing.statistics)
+        self.service = Service(
+            config,
+            encoder=encoder,
+            hasher=hasher,
+            routing=self.routing,
+            dispatcher=Dispatcher(config, self.routing, calls, hasher, self.metrics, clock),
+            metrics=self.metrics,
+            readiness=self.readiness,
+            version=version,
+            clock=clock,
+            wall_clock=wall_clock,
+            rng=rng,
+        )
+        self._encoder = encoder
+        self._was_synced = False
+
+    def readiness(self) -> Readiness:
+        """Ready once every replica known at that moment had its snapshot in; and while there is one.
+
+        A replica that joins later, or resyncs after a gap, is routed by load for that moment; taking the
+        whole Router out of service for it would be the worse answer.
+        """
+        replicas = self.routing.replicas
+        if not replicas:
+            return Readiness("no replica is known", 0)
+        if not self._was_synced:
+            missing = [replica_id for replica_id in replicas if not self.subscribers.is_synced(replica_id)]
+            if missing:
+                reason = f"the cache of {len(missing)} of {len(replicas)} replicas is not known yet"
+                return Readiness(reason, len(replicas))
+            self._was_synced = True
+        return Readiness(None, len(replicas))
+
+    async def aclose(self) -> None:
+        await self.subscribers.aclose()
+        self._encoder.close()

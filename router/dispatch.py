@@ -1,0 +1,237 @@
+"""One generation, over as many attempts as it takes: place, send, and continue elsewhere when that fails.
+
+    place ──> send ──> deltas ... finish_reason
+      ^                  │ replica lost / busy / forward failed
+      └── exclude it <───┘ the next attempt carries prompt + tokens so far, and how much text was sent
+
+Decides once per attempt; what a client already has is never sent again. Knows routing and tokens; knows
+neither HTTP nor Ray (`ReplicaCalls` is the border to a replica).
+Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from array import array
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache.block_hash import BlockHasher
+from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFull, RequestRefused
+from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.types import BlockHash, ReplicaId, RequestId
+from router.config import RouterConfig
+from router.decision import Placement, RouteQuery
+from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
+from router.metrics import RouterMetrics
+from router.routing import Routing
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaCalls(Protocol):
+    """Sends one attempt to a replica; which one is up to the ranks it carries."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """The attempt's deltas. Closing it early cancels the generation.
+
+        Raises ReplicaLost, a RequestRefused from the replica, or a RoutingError if nobody took it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt to generate from, complete and checked."""
+
+    request_id: RequestId
+    prompt: array[int]  # packed int32
+    block_hashes: tuple[BlockHash, ...]  # of the prompt's full blocks, parent first
+    sampling: SamplingParams
+    seed: int
+    cache_salt: str = ""
+    policy: str | None = None  # None = the configured one
+
+
+class Dispatcher:
+    """Starts generations. Holds what all of them share; they hold the rest."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        routing: Routing,
+        calls: ReplicaCalls,
+        hasher: BlockHasher,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.routing = routing
+        self.calls = calls
+        self.hasher = hasher
+        self.metrics = metrics
+        self.clock = clock
+
+    def start(self, job: Job) -> Generation:
+        """A generation that does nothing until it is iterated."""
+        return Generation(self, job)
+
+
+class Generation:
+    """One job's deltas across attempts. Iterate `deltas()` once; close it to cancel."""
+
+    def __init__(self, dispatcher: Dispatcher, job: Job) -> None:
+        self._shared = dispatcher
+        self._job = job
+        self._tokens = job.prompt[:]  # prompt, then everything generated so far
+        self._block_hashes = list(job.block_hashes)  # of the full blocks of `_tokens`, as of the last attempt
+        self._sent_chars = 0
+        self._excluded: frozenset[ReplicaId] = frozenset()
+        self._deaths = 0
+        self._forward_failures = 0
+        # Of the attempt that computed the first token; None until then.
+        self.replica_id: ReplicaId | None = None
+        self.overlap_blocks = 0
+        self.cached_tokens: int | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        return len(self._tokens) > len(self._job.prompt)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Every delta once, the last one with finish_reason; ends after it.
+
+        Raises RoutingError (nobody can take it, or too many died under it) or RequestRefused.
+        """
+        metrics = self._shared.metrics
+        with metrics.in_flight.track_inprogress():
+            for attempt in range(self._shared.config.max_attempts):
+                is_last = attempt + 1 == self._shared.config.max_attempts
+                try:
+                    async with contextlib.aclosing(self._attempt(attempt)) as deltas:
+                        async for delta in deltas:
+                            yield delta
+                    return
+                except (ReplicaLost, RequestRefused) as error:
+                    self._exclude_or_raise(error, is_last)
+
+    async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
+        """One attempt. The reservation is released however it ends, and the replica told if it ends early."""
+        shared, routing, request_id = self._shared, self._shared.routing, self._job.request_id
+        placement = self._place()
+        try:
+            async with contextlib.aclosing(
+                shared.calls.generate(self._request(placement, attempt))
+            ) as deltas:
+                async for delta in deltas:
+                    self._take(delta, placement)
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+            raise ReplicaLost("its stream ended without a finish_reason")
+        except (ReplicaLost, RequestRefused):
+            self._excluded |= {routing.accepted_by(request_id) or placement.replica_id}
+            raise
+        finally:
+            routing.release(request_id)
+
+    def _place(self) -> Placement:
+        """Match, cost, pick, reserve. Raises RoutingError."""
+        shared, job = self._shared, self._job
+        self._hash_new_blocks()
+        started_at = shared.clock()
+        placement = shared.routing.choose(
+            RouteQuery(
+                request_id=job.request_id,
+                block_hashes=self._block_hashes,
+                num_prompt_tokens=len(self._tokens),
+                excluded=self._excluded,
+                policy=job.policy,
+                max_tokens=job.sampling.max_tokens - (len(self._tokens) - len(job.prompt)),
+            )
+        )
+        shared.metrics.decision_s.observe(shared.clock() - started_at)
+        shared.metrics.decisions.labels(placement.policy, placement.reason.value).inc()
+        return placement
+
+    def _hash_new_blocks(self) -> None:
+        """Extends the chain by what earlier attempts generated: a few blocks, so not worth a thread."""
+        shared = self._shared
+        first, last = len(self._block_hashes), len(self._tokens) // shared.config.fingerprint.block_size
+        if first < last:
+            root = shared.hasher.root(salt=self._job.cache_salt)
+            parent = self._block_hashes[-1] if self._block_hashes else root
+            self._block_hashes += shared.hasher.extend(parent, self._tokens, first, last)
+
+    def _request(self, placement: Placement, attempt: int) -> GenerateRequest:
+        job = self._job
+        return GenerateRequest(
+            request_id=job.request_id,
+            token_ids=self._tokens[:],  # a copy: ours grows while the call may still be being sent
+            num_prompt_tokens=len(job.prompt),
+            sampling=job.sampling,
+            seed=job.seed,
+            sent_chars=self._sent_chars,
+            cache_salt=job.cache_salt,
+            attempt=attempt,
+            excluded_replicas=self._excluded,
+            ranks=placement.ranks,
+            block_hashes=placement.block_hashes,
+        )
+
+    def _take(self, delta: Delta, placement: Placement) -> None:
+        if self.cached_tokens is None:
+            self._take_first(delta, placement)
+        self._tokens.extend(delta.token_ids)
+        self._sent_chars += len(delta.text)
+        self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
+
+    def _take_first(self, delta: Delta, placement: Placement) -> None:
+        """Who computed the first token, and whether the cache held what the decision expected."""
+        metrics, block_size = self._shared.metrics, self._shared.config.fingerprint.block_size
+        self.replica_id = self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
+        self.overlap_blocks = placement.overlap_blocks
+        self.cached_tokens = delta.cached_tokens
+        expected = placement.overlap_blocks * block_size
+        metrics.prompt_tokens.inc(len(self._job.prompt))
+        metrics.matched_tokens.inc(expected)
+        metrics.cached_tokens.inc(delta.cached_tokens)
+        metrics.match_error_tokens.observe(abs(expected - delta.cached_tokens))
+
+    def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
+        """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""
+        why = self._cause(error)
+        if why is None or is_last or not self._has_alternative():
+            raise self._final(error) from error
+        phase = "mid_stream" if self.has_tokens else "before_first_token"
+        self._shared.metrics.retries.labels(why, phase).inc()
+        logger.warning(
+            "retrying elsewhere",
+            extra={"request_id": self._job.request_id, "why": why, "phase": phase},
+        )
+
+    def _cause(self, error: ReplicaLost | RequestRefused) -> str | None:
+        """The retry's label; None if no other replica would do better."""
+        if isinstance(error, ReplicaLost):
+            self._deaths += 1
+            return "replica_lost" if self._deaths < self._shared.config.max_deaths else None
+        if isinstance(error, PromptTooLong | DeadlineExceeded):
+            return None
+        if isinstance(error, ForwardFailed):
+            # Once: a request whose tokens make the model fail would make it fail everywhere.
+            self._forward_failures += 1
+            return "forward_failed" if self._forward_failures == 1 else None
+        if isinstance(error, QueueFull):
+            return "busy"
+        return "replica_lost"  # it refused for a reason of its own, such as shutting down
+
+    def _has_alternative(self) -> bool:
+        return any(replica_id not in self._excluded for replica_id in self._shared.routing.replicas)
+
+    def _final(self, error: ReplicaLost | RequestRefused) -> RoutingError | RequestRefused:
+        if not isinstance(error, ReplicaLost):
+            return error
+        if self._deaths >= self._shared.config.max_deaths:
+            return TooManyDeaths(self._job.request_id, self._deaths)
+        return NoReplica(len(self._shared.routing.replicas), len(self._excluded))

@@ -1,0 +1,200 @@
+"""The Router as Ray Serve runs it: the HTTP surface around calls through a deployment handle.
+
+The only file beside `request_router.py` that knows Ray. It turns Ray's errors into ours and refuses to
+run where ingress and routing hook would not share one event loop. `deploy/app.py` makes the deployment:
+
+    serve.deployment(serve.ingress()(Ingress)).bind(router_config, ReplicaDeployment.bind(...))
+
+with `RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0` in its runtime_env, and `WarmpathRequestRouter` as the
+replica deployment's request_router_class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+
+from cache.errors import ConfigError, ServingError
+from cache.messages import Delta, GenerateRequest, ReplicaInfo
+from cache.types import ReplicaId
+from router.assembly import RouterParts
+from router.config import RouterConfig
+from router.errors import AllBusy, NoReplica, ReplicaLost
+from router.openai_api.app import build_api
+from router.openai_api.service import Readiness
+from router.prompt import PromptEncoder, hide_torch
+from router.routing import register_routing, unregister_routing
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+ROUTING_KEY = "warmpath"  # one Ingress per process, so one name is enough
+ONE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
+FAST_PATH_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
+_DESCRIBE_RETRY_S = 1.0
+_BACK_PRESSURE_RETRY_AFTER_S = 1.0
+
+# Serve shows this logger's lines, with replica and request named, in its console and files.
+logger = logging.getLogger("ray.serve")
+
+
+def check_one_loop(environment: Mapping[str, str]) -> None:
+    """Raises ConfigError unless Serve will run its routing hook on the ingress's event loop."""
+    by_default = "0" if environment.get(FAST_PATH_VARIABLE) == "1" else "1"
+    value = environment.get(ONE_LOOP_VARIABLE, by_default)
+    if value != "0":
+        raise ConfigError(
+            ONE_LOOP_VARIABLE,
+            value,
+            "must be 0, or requests would be placed and routed on two threads; set it in the Router "
+            "deployment's ray_actor_options.runtime_env.env_vars",
+        )
+
+
+class Ingress:
+    """One Router. Serve builds it, asks it for its ASGI application, and runs that application's lifespan."""
+
+    async def __init__(self, config: RouterConfig, replicas: DeploymentHandle) -> None:
+        """Loads the tokenizer. Raises ConfigError for what cannot be served."""
+        check_one_loop(os.environ)
+        _log_through_serve()
+        hide_torch()
+        logger.info("loading the tokenizer %s", config.tokenizer)
+        encoder = await asyncio.to_thread(PromptEncoder.load, config.tokenizer, config.tokenizer_revision)
+        _check_template(config, encoder)
+        self._loop = asyncio.get_running_loop()
+        self._replicas = replicas
+        self._fault: str | None = None  # why this process can never serve
+        self._parts = RouterParts(config, calls=HandleCalls(replicas), encoder=encoder, version=_version())
+        self._parts.routing.watch_membership(self._on_membership)
+        self._parts.service.readiness = self._readiness
+        register_routing(ROUTING_KEY, self._parts.routing)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """What Serve serves; called once after `__init__`, on the same event loop."""
+        # Serve's proxies put x-request-id on every answer.
+        return build_api(self._parts.service, lifespan=self._lifespan, echo_request_id=False)
+
+    def check_health(self) -> None:
+        """Serve asks this every few seconds. Raises RuntimeError when this process can never serve."""
+        if self._fault is not None:
+            raise RuntimeError(self._fault)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _api: FastAPI) -> AsyncIterator[None]:
+        greeting = asyncio.create_task(self._greet_replicas(), name="greet replicas")
+        try:
+            yield
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+            unregister_routing(ROUTING_KEY)
+            await self._parts.aclose()
+
+    async def _greet_replicas(self) -> None:
+        """One call, answered by any replica: Serve builds the routing hook only with a handle's first call,
+        and until then this Router would know of no replica."""
+        describe = self._replicas.options(method_name="describe")
+        while True:
+            try:
+                await describe.remote()
+            except Exception as error:
+                logger.warning("no replica answers yet", extra={"error_type": type(error).__name__})
+                await asyncio.sleep(_DESCRIBE_RETRY_S)
+            else:
+                return
+
+    def _on_membership(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
+        """The routing hook speaks here first: the second, certain check that it shares our loop."""
+        if asyncio.get_running_loop() is not self._loop:
+            self._fault = f"the routing hook runs on another event loop: set {ONE_LOOP_VARIABLE}=0"
+            logger.error(self._fault)
+        logger.info("replicas: %d", len(replicas))
+
+    def _readiness(self) -> Readiness:
+        if self._fault is not None:
+            return Readiness(self._fault, 0)
+        return self._parts.readiness()
+
+
+class HandleCalls:
+    """`ReplicaCalls` over a Serve handle."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._generate = replicas.options(stream=True, method_name="generate")
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """See `ReplicaCalls`. Ray's errors end here."""
+        response = self._generate.remote(request)
+        has_ended = False
+        try:
+            async for delta in response:
+                yield delta
+            has_ended = True
+        except Exception as error:
+            has_ended = True
+            raise translate(error) from error
+        finally:
+            if not has_ended:
+                response.cancel()
+
+
+def translate(error: Exception) -> Exception:
+    """Ray's error as one of ours; anything else as it is."""
+    if isinstance(error, RayTaskError):  # raised by our code in the replica, wrapped on the way
+        cause = error.cause
+        return cause if isinstance(cause, Exception) and cause is not error else error
+    if isinstance(error, ServingError):
+        return error
+    if isinstance(error, RayActorError | ReplicaUnavailableError):
+        # ActorDiedError or, over gRPC, ActorUnavailableError: either way its tokens are gone.
+        return ReplicaLost(type(error).__name__)
+    if isinstance(error, RequestCancelledError):
+        return ReplicaLost("the call was cancelled")  # not by us: our own cancel is never awaited
+    if isinstance(error, BackPressureError):
+        return AllBusy(0, error.retry_after_s or _BACK_PRESSURE_RETRY_AFTER_S)
+    if isinstance(error, DeploymentUnavailableError):
+        return NoReplica()
+    return error
+
+
+def _check_template(config: RouterConfig, encoder: PromptEncoder) -> None:
+    expected = config.fingerprint.template_digest
+    if encoder.template_digest != expected:
+        # Not fatal: prompts are encoded here and sent as ids, so both sides see the same tokens.
+        logger.warning("the fingerprint names another chat template than the tokenizer's")
+
+
+def _version() -> str:
+    try:
+        return distribution_version("warmpath")
+    except PackageNotFoundError:  # run from a source folder that is not installed
+        return "unknown"
+
+
+def _log_through_serve() -> None:
+    """Let this package's own lines reach Serve's log files."""
+    package = logging.getLogger("router")
+    package.setLevel(logging.INFO)
+    for handler in logger.handlers:
+        if handler not in package.handlers:
+            package.addHandler(handler)
+    package.propagate = False
+
+
+__all__ = ["HandleCalls", "Ingress", "check_one_loop", "translate"]

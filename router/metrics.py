@@ -1,0 +1,166 @@
+"""The Router's metrics: every name, unit and label in one place.
+
+All are of one Router process; with several Routers, sum over them. Labels take few, known values: no
+request, tenant or prompt ever becomes one. Gauges read their source when scraped, so a replica that
+left has no series left behind.
+Knows Prometheus; knows neither HTTP nor where the numbers come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.decision import ReplicaStatistics, RoutingStatistics
+from router.event_stream import ResyncReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_LATENCY_BUCKETS_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
+)
+_TOKEN_BUCKETS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class RouterMetrics:
+    """Declares every metric in a registry of its own: two Routers in one process do not meet."""
+
+    def __init__(self, endpoints: Sequence[str], outcomes: Sequence[str]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "warmpath_requests",
+            "Requests answered, by how they ended.",
+            ("endpoint", "outcome"),
+            registry=registry,
+        )
+        for endpoint in endpoints:  # a series that appears with its first error cannot be alerted on
+            for outcome in outcomes:
+                self.requests.labels(endpoint, outcome)
+        self.in_flight = Gauge(
+            "warmpath_requests_in_flight", "Generations routed and not yet ended.", registry=registry
+        )
+        self.first_token_s = Histogram(
+            "warmpath_time_to_first_token_seconds",
+            "From the request's last byte in to its first token.",
+            ("endpoint",),
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_s = Histogram(
+            "warmpath_request_seconds",
+            "From the request's last byte in to its last token.",
+            ("endpoint",),
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.decisions = Counter(
+            "warmpath_decisions",
+            "Routing decisions, by policy and by the reason it gave.",
+            ("policy", "reason"),
+            registry=registry,
+        )
+        self.hash_s = Histogram(
+            "warmpath_hash_seconds",
+            "Block hashes of one prompt.",
+            buckets=_DECISION_BUCKETS_S,
+            registry=registry,
+        )
+        self.decision_s = Histogram(
+            "warmpath_decision_seconds",
+            "Match, cost, pick and reserve.",
+            buckets=_DECISION_BUCKETS_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter("warmpath_prompt_tokens", "Prompt tokens routed.", registry=registry)
+        self.completion_tokens = Counter("warmpath_completion_tokens", "Tokens generated.", registry=registry)
+        self.matched_tokens = Counter(
+            "warmpath_matched_tokens",
+            "Prompt tokens the router expected in the chosen replica's cache.",
+            registry=registry,
+        )
+        self.cached_tokens = Counter(
+            "warmpath_cached_tokens", "Prompt tokens the engines took from their cache.", registry=registry
+        )
+        self.match_error_tokens = Histogram(
+            "warmpath_match_error_tokens",
+            "Difference between expected and actual cached tokens, per request.",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.retries = Counter(
+            "warmpath_retries",
+            "Attempts after the first, by cause, and by whether the client had tokens already.",
+            ("why", "phase"),
+            registry=registry,
+        )
+        for why in RETRY_CAUSES:
+            for phase in RETRY_PHASES:
+                self.retries.labels(why, phase)
+        self.unknown_fields = Counter(
+            "warmpath_unknown_fields",
+            "Body fields accepted that this server does not know.",
+            registry=registry,
+        )
+
+    def watch_routing(self, read: Callable[[], RoutingStatistics]) -> None:
+        """Adds metrics that call `read` at every scrape. Call once."""
+        self.registry.register(_RoutingCollector(read))
+
+    def text(self) -> bytes:
+        """The exposition format; takes well under a millisecond."""
+        return generate_latest(self.registry)
+
+
+RETRY_CAUSES = ("replica_lost", "busy", "forward_failed")
+RETRY_PHASES = ("before_first_token", "mid_stream")
+
+
+class _RoutingCollector(Collector):
+    """Reads the routing core at scrape time, so that what left it leaves the metrics too."""
+
+    def __init__(self, read: Callable[[], RoutingStatistics]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is read at registration
+
+    def collect(self) -> Iterable[Metric]:
+        numbers = self._read()
+        yield GaugeMetricFamily("warmpath_index_entries", "Block hashes known.", numbers.index_entries)
+        yield GaugeMetricFamily("warmpath_index_bytes", "Memory of the index, bytes.", numbers.index_bytes)
+        yield GaugeMetricFamily("warmpath_replicas", "Replicas that may be chosen.", len(numbers.replicas))
+        yield CounterMetricFamily(
+            "warmpath_degraded_decisions", "Decisions with some cache unknown.", numbers.degraded
+        )
+        yield CounterMetricFamily(
+            "warmpath_expired_reservations", "Reservations nobody released.", numbers.expired_reservations
+        )
+        yield CounterMetricFamily(
+            "warmpath_malformed_events", "KV events that could not be read.", numbers.malformed_events
+        )
+        resyncs = CounterMetricFamily(
+            "warmpath_event_resyncs",
+            "Snapshots wanted, by reason; gap = a batch was lost.",
+            labels=("reason",),
+        )
+        for reason in ResyncReason:
+            resyncs.add_metric((reason.value,), numbers.resyncs.get(reason, 0))
+        yield resyncs
+        yield from self._per_replica(numbers)
+
+    def _per_replica(self, numbers: RoutingStatistics) -> Iterable[Metric]:
+        columns: tuple[tuple[str, str, Callable[[ReplicaStatistics], float]], ...] = (
+            ("in_flight", "Requests of this Router there.", lambda replica: replica.in_flight),
+            ("waiting", "Requests in its queue, as it last said.", lambda replica: replica.num_waiting),
+            ("backlog_seconds", "Prefill ahead of a new request.", lambda replica: replica.backlog_s),
+            ("known_blocks", "Blocks it holds, by its events.", lambda replica: replica.num_blocks),
+        )
+        for name, text, value in columns:
+            family = GaugeMetricFamily(f"warmpath_replica_{name}", text, labels=("replica",))
+            for replica in numbers.replicas:
+                family.add_metric((replica.replica_id,), value(replica))
+            yield family

@@ -1,0 +1,223 @@
+"""From deltas to the two endpoints' objects: a stream's chunks, or one whole answer.
+
+Counts tokens and keeps text per choice; knows nothing of where deltas come from or how bytes are sent.
+A choice gets exactly one finish_reason. The role travels with the first content, never ahead of the
+first computed token: a chunk before that would make a slow answer look fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache.errors import ServingError
+from cache.messages import Delta, FinishReason
+from router.openai_api.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    Completion,
+    CompletionChoice,
+    Usage,
+    usage_of,
+)
+from router.openai_api.streams import DONE, Indexed, event
+
+
+class Unfinished(ServingError):
+    """All deltas are in and a choice has no finish_reason: never passed off as a whole answer."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One prompt's answer so far."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+    has_started: bool = False  # a chunk of it was sent
+    finish_reason: FinishReason | None = None
+
+    def take(self, delta: Delta) -> None:
+        if self.finish_reason is not None:
+            raise Unfinished("a delta came after the finish_reason")
+        if not self.completion_tokens:  # the count belongs to the first admission
+            self.cached_tokens = min(delta.cached_tokens, self.prompt_tokens)
+        self.completion_tokens += len(delta.token_ids)
+        self.finish_reason = delta.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every object of one answer carries."""
+
+    id: str
+    created: int  # unix seconds
+    model: str
+
+
+class Codec(Protocol):
+    """One endpoint's objects."""
+
+    def chunk(self, index: int, choice: Choice, delta: Delta, usage: Usage | None, has_usage: bool) -> bytes:
+        """One chunk's JSON. has_usage: the key is there, null or not."""
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The chunk after the last one: no choices, the usage."""
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """The whole answer's JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCodec:
+    head: Head
+
+    def chunk(self, index: int, choice: Choice, delta: Delta, usage: Usage | None, has_usage: bool) -> bytes:
+        content = {"content": delta.text} if delta.text or not choice.has_started else {}
+        role = {} if choice.has_started else {"role": "assistant"}
+        part = ChatDelta.model_validate({**role, **content})
+        entry = ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=delta.finish_reason)
+        return self._object([entry], usage, has_usage).encoded()
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._object([], usage, True).encoded()
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return ChatCompletion(
+            id=self.head.id,
+            object="chat.completion",
+            created=self.head.created,
+            model=self.head.model,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=AssistantMessage(role="assistant", content="".join(choice.texts), refusal=None),
+                    logprobs=None,
+                    finish_reason=_finish_reason(choice),
+                )
+                for index, choice in enumerate(choices)
+            ],
+            usage=usage,
+        ).encoded()
+
+    def _object(
+        self, choices: list[ChatChunkChoice], usage: Usage | None, has_usage: bool
+    ) -> ChatCompletionChunk:
+        head = self.head
+        kind = ChatCompletionChunk
+        if not has_usage:
+            return kind(
+                id=head.id,
+                object="chat.completion.chunk",
+                created=head.created,
+                model=head.model,
+                choices=choices,
+            )
+        return kind(
+            id=head.id,
+            object="chat.completion.chunk",
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCodec:
+    head: Head
+
+    def chunk(self, index: int, choice: Choice, delta: Delta, usage: Usage | None, has_usage: bool) -> bytes:
+        entry = CompletionChoice(
+            index=index, text=delta.text, logprobs=None, finish_reason=delta.finish_reason
+        )
+        return self._object([entry], usage, has_usage).encoded()
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._object([], usage, True).encoded()
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        entries = [
+            CompletionChoice(
+                index=index,
+                text="".join(choice.texts),
+                logprobs=None,
+                finish_reason=_finish_reason(choice),
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return self._object(entries, usage, True).encoded()
+
+    def _object(self, choices: list[CompletionChoice], usage: Usage | None, has_usage: bool) -> Completion:
+        head = self.head
+        if not has_usage:
+            return Completion(
+                id=head.id,
+                object="text_completion",
+                created=head.created,
+                model=head.model,
+                choices=choices,
+            )
+        return Completion(
+            id=head.id,
+            object="text_completion",
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _finish_reason(choice: Choice) -> FinishReason:
+    if choice.finish_reason is None:
+        raise Unfinished("a choice ended without finish_reason")
+    return choice.finish_reason
+
+
+def total_usage(choices: Sequence[Choice]) -> Usage:
+    """Of the whole request: all its prompts together, as the API counts."""
+    return usage_of(
+        sum(choice.prompt_tokens for choice in choices),
+        sum(choice.completion_tokens for choice in choices),
+        sum(choice.cached_tokens for choice in choices),
+    )
+
+
+async def whole_answer(codec: Codec, choices: Sequence[Choice], deltas: AsyncIterator[Indexed]) -> bytes:
+    """One JSON object, when every choice has finished."""
+    async for item in deltas:
+        choice = choices[item.index]
+        choice.take(item.delta)
+        choice.texts.append(item.delta.text)
+    return codec.whole(choices, total_usage(choices))
+
+
+async def event_stream(
+    codec: Codec,
+    choices: Sequence[Choice],
+    deltas: AsyncIterator[Indexed],
+    *,
+    include_usage: bool,
+    continuous_usage: bool,
+) -> AsyncGenerator[bytes, None]:
+    """The events of a whole answer, `[DONE]` last. Raises whatever `deltas` raises, then sends no more."""
+    has_usage = include_usage or continuous_usage
+    async for item in deltas:
+        choice = choices[item.index]
+        choice.take(item.delta)
+        if not item.delta.text and item.delta.finish_reason is None:
+            continue  # tokens whose text is held back: nothing to show yet
+        usage = total_usage(choices) if continuous_usage else None
+        yield event(codec.chunk(item.index, choice, item.delta, usage, has_usage))
+        choice.has_started = True
+    for choice in choices:
+        _finish_reason(choice)
+    if include_usage:
+        yield event(codec.usage_chunk(total_usage(choices)))
+    yield DONE

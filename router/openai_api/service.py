@@ -1,0 +1,289 @@
+"""From a checked request body to generations, and from those to an answer.
+
+Checks what needs the tokenizer or the fleet (model name, token ids, context length), turns prompts into
+jobs and hands them to the dispatcher. Knows neither HTTP nor Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from array import array
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from cache.block_hash import BlockHasher
+from cache.messages import SamplingParams
+from cache.types import RequestId
+from router.config import RouterConfig
+from router.dispatch import Dispatcher, Generation, Job
+from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel
+from router.metrics import RouterMetrics
+from router.openai_api.codec import (
+    ChatCodec,
+    Choice,
+    Codec,
+    CompletionCodec,
+    Head,
+    event_stream,
+    whole_answer,
+)
+from router.openai_api.fields import Endpoint
+from router.openai_api.responses import ModelCard, ModelList
+from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TokenPrompt
+from router.openai_api.streams import Indexed, merge
+from router.policies import NAMES as POLICY_NAMES
+from router.prompt import PromptEncoder
+from router.routing import Routing
+
+# Hashing costs about 0.1 us per token with sha256: longer prompts than this would stall other streams.
+_HASH_OFFLOAD_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests are routed with knowledge of every cache, and if not, why not."""
+
+    reason: str | None  # None = ready
+    num_replicas: int
+
+
+class Answer:
+    """One request being answered: iterate `events()` or await `whole()`, once, then `aclose`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        body: RequestBody,
+        codec: Codec,
+        choices: Sequence[Choice],
+        generations: Sequence[Generation],
+        on_first_token: Callable[[], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.is_stream = body.stream
+        self.generations = generations
+        self._body = body
+        self._codec = codec
+        self._choices = choices
+        self._on_first_token = on_first_token
+        self._deltas = merge([generation.deltas() for generation in generations])
+
+    async def whole(self) -> bytes:
+        """The JSON object, when everything is generated. Raises ServingError."""
+        return await whole_answer(self._codec, self._choices, self._timed())
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, `[DONE]` last. Raises ServingError, then yields no more."""
+        return event_stream(
+            self._codec,
+            self._choices,
+            self._timed(),
+            include_usage=self._body.include_usage,
+            continuous_usage=self._body.continuous_usage,
+        )
+
+    async def aclose(self) -> None:
+        """Cancels what still runs. Idempotent."""
+        await self._deltas.aclose()
+
+    async def _timed(self) -> AsyncGenerator[Indexed, None]:
+        is_first = True
+        async with aclosing(self._deltas):
+            async for item in self._deltas:
+                if is_first:
+                    self._on_first_token()
+                    is_first = False
+                yield item
+
+
+class Service:
+    """Both generating endpoints, and what the server says about itself."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        encoder: PromptEncoder,
+        hasher: BlockHasher,
+        routing: Routing,
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        readiness: Callable[[], Readiness],
+        version: str,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.readiness = readiness
+        self.clock = clock
+        self._encoder = encoder
+        self._hasher = hasher
+        self._routing = routing
+        self._dispatcher = dispatcher
+        self._version = version
+        self._wall_clock = wall_clock
+        self._rng = rng
+        self._started_at = int(wall_clock())
+
+    # --- generating ---------------------------------------------------------------------------
+
+    async def chat(self, body: ChatBody, request_id: str, policy: str | None) -> Answer:
+        """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged."""
+        arrived_at = self.clock()
+        self._check(body, policy)
+        prompt = await self._encoder.encode_chat([message.model_dump() for message in body.messages])
+        job = await self._job(body, prompt, body.token_limit, self._unique(request_id), policy, "messages")
+        codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
+        return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at)
+
+    async def complete(self, body: CompletionBody, request_id: str, policy: str | None) -> Answer:
+        """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
+        arrived_at = self.clock()
+        self._check(body, policy)
+        unique = self._unique(request_id)
+        jobs = []
+        for index, prompt in enumerate(body.prompt):
+            param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
+            token_ids = await self._encode(prompt, param)
+            job_id = RequestId(f"{unique}-{index}") if index else unique
+            jobs.append(await self._job(body, token_ids, body.token_limit, job_id, policy, param))
+        codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
+        return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at)
+
+    def _answer(
+        self, endpoint: Endpoint, body: RequestBody, codec: Codec, jobs: Sequence[Job], arrived_at: float
+    ) -> Answer:
+        first_token_s = self.metrics.first_token_s.labels(endpoint.value)
+        return Answer(
+            endpoint,
+            body,
+            codec,
+            choices=[Choice(prompt_tokens=len(job.prompt)) for job in jobs],
+            generations=[self._dispatcher.start(job) for job in jobs],
+            on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
+        )
+
+    # --- what needs the tokenizer or the fleet ------------------------------------------------
+
+    def _check(self, body: RequestBody, policy: str | None) -> None:
+        config, vocab_size = self.config, self._encoder.vocab_size
+        if body.model != config.model_name:
+            raise UnknownModel(body.model, [config.model_name])
+        if policy is not None and policy not in POLICY_NAMES:
+            raise InvalidField(
+                "x-warmpath-policy", f"'x-warmpath-policy' must be one of {', '.join(POLICY_NAMES)}."
+            )
+        if len(body.stop) > config.max_stop_strings:
+            raise InvalidField("stop", f"'stop' must have at most {config.max_stop_strings} strings.")
+        if any(len(stop) > config.max_stop_chars for stop in body.stop):
+            raise InvalidField(
+                "stop", f"'stop' must have strings of at most {config.max_stop_chars} characters."
+            )
+        if len(body.stop_token_ids) > config.max_stop_strings:
+            raise InvalidField(
+                "stop_token_ids", f"'stop_token_ids' must have at most {config.max_stop_strings} ids."
+            )
+        if any(token_id >= vocab_size for token_id in body.stop_token_ids):
+            raise InvalidField(
+                "stop_token_ids", f"'stop_token_ids' must have ids between 0 and {vocab_size - 1}."
+            )
+
+    async def _encode(self, prompt: Prompt, param: str) -> array[int]:
+        if isinstance(prompt, TokenPrompt):
+            return await self._encoder.encode_ids(prompt.token_ids, param=param)
+        return await self._encoder.encode_text(prompt.text, param=param)
+
+    async def _job(
+        self,
+        body: RequestBody,
+        prompt: array[int],
+        token_limit: int | None,
+        request_id: RequestId,
+        policy: str | None,
+        param: str,
+    ) -> Job:
+        started_at = self.clock()
+        max_tokens = self._max_tokens(len(prompt), token_limit, param)
+        if body.min_tokens > max_tokens:
+            raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
+        salt = body.cache_salt or ""
+        hashes = await self._hash(prompt, salt)
+        self.metrics.hash_s.observe(self.clock() - started_at)
+        return Job(
+            request_id=request_id,
+            prompt=prompt,
+            block_hashes=tuple(hashes),
+            sampling=SamplingParams(
+                max_tokens=max_tokens,
+                min_tokens=body.min_tokens,
+                temperature=body.temperature,
+                top_p=body.top_p,
+                top_k=max(body.top_k, 0),
+                stop=body.stop,
+                stop_token_ids=body.stop_token_ids,
+                ignore_eos=body.ignore_eos,
+            ),
+            # Drawn here if not given, so that any replica can continue the stream.
+            seed=body.seed if body.seed is not None else self._rng.getrandbits(63),
+            cache_salt=salt,
+            policy=policy,
+        )
+
+    async def _hash(self, prompt: array[int], salt: str) -> Sequence[Any]:
+        root = self._hasher.root(salt=salt)
+        if len(prompt) <= _HASH_OFFLOAD_TOKENS:
+            return self._hasher.chain(root, prompt)
+        return await asyncio.to_thread(self._hasher.chain, root, prompt)
+
+    def _max_tokens(self, prompt_tokens: int, asked: int | None, param: str) -> int:
+        """What was asked for, or all that is left. Raises PromptTooLong, NoReplica if no limit is known."""
+        limit = self.max_model_len()
+        if limit is None:
+            raise NoReplica()
+        if prompt_tokens + (asked or 1) > limit:
+            raise PromptTooLong(prompt_tokens, asked or 1, limit, param=param)
+        return asked or limit - prompt_tokens
+
+    def _unique(self, request_id: str) -> RequestId:
+        """The client may reuse its id, even at once; reservations and replicas need one of their own."""
+        return RequestId(f"{request_id}-{secrets.token_hex(4)}")
+
+    # --- about itself -------------------------------------------------------------------------
+
+    def max_model_len(self) -> int | None:
+        """Prompt and output tokens that fit every known replica; None while there is none."""
+        return min((info.max_model_len for info in self._routing.replicas.values()), default=None)
+
+    def models(self) -> ModelList:
+        return ModelList(object="list", data=[self._card()])
+
+    def model(self, name: str) -> ModelCard:
+        """Raises UnknownModel."""
+        if name != self.config.model_name:
+            raise UnknownModel(name, [self.config.model_name])
+        return self._card()
+
+    def version(self) -> dict[str, str]:
+        mark = self.config.fingerprint
+        return {
+            "version": self._version,
+            "model": self.config.model_name,
+            "revision": mark.revision,
+            "fingerprint": mark.digest(),
+        }
+
+    def _card(self) -> ModelCard:
+        return ModelCard(
+            id=self.config.model_name,
+            object="model",
+            created=self._started_at,
+            owned_by="warmpath",
+            root=self.config.fingerprint.model_id,
+            max_model_len=self.max_model_len(),
+        )

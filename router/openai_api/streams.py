@@ -1,0 +1,160 @@
+"""Several generations as one stream, and that stream as server-sent events.
+
+Knows deltas and bytes; knows neither fields nor status codes. Each generation of a merged stream is
+pulled by a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cache.errors import ServingError
+from cache.messages import Delta
+
+DONE = b"data: [DONE]\n\n"
+_QUEUED_PER_GENERATION = 4  # deltas: a slow client then slows the pulling, not the memory
+
+
+class BrokenStream(ServingError):
+    """A stream failed after its answer had begun. Raised out of the ASGI application on purpose: the
+    server then cuts the connection, and a client cannot take what it has for a whole answer."""
+
+
+class ClientGone(ServingError):
+    """The client closed its connection before the answer was complete."""
+
+
+def event(content: bytes) -> bytes:
+    """One server-sent event. `content` is JSON of ours, so it holds no line break."""
+    return b"data: " + content + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A delta and which of the request's prompts it continues."""
+
+    index: int
+    delta: Delta
+
+
+async def merge(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Indexed, None]:
+    """Deltas of all streams as they come; ends when all have, raises what the first failing one raises.
+
+    Closing it ends every stream. One stream alone is passed through, in the caller's own task.
+    """
+    if len(streams) == 1:
+        async with contextlib.aclosing(streams[0]) as only:
+            async for delta in only:
+                yield Indexed(0, delta)
+        return
+    queue: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue(
+        _QUEUED_PER_GENERATION * len(streams)
+    )
+    # An empty context per task: Serve ties all handle calls of one context to one request id, and two of
+    # them waiting for a replica at once would then never be told apart (both hang). It also means that
+    # Serve cannot cancel them with the request: the `finally` here does.
+    tasks = [
+        contextvars.Context().run(asyncio.create_task, _pump(index, stream, queue))
+        for index, stream in enumerate(streams)
+    ]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        await cancel_and_wait(tasks)
+
+
+async def _pump(
+    index: int, stream: AsyncGenerator[Delta, None], queue: asyncio.Queue[Indexed | BaseException | None]
+) -> None:
+    """Moves one stream into the queue, its end or its error last."""
+    try:
+        async with contextlib.aclosing(stream):
+            async for delta in stream:
+                await queue.put(Indexed(index, delta))
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+async def cancel_and_wait(tasks: Sequence[asyncio.Task[object]]) -> None:
+    """Cancels what still runs and waits until its `finally` blocks are through. Raises nothing of theirs."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+Result = TypeVar("Result")
+
+
+async def unless_gone(request: Request, answer: Awaitable[Result]) -> Result:
+    """`answer`'s result, or ClientGone as soon as the client is; `answer` is cancelled then.
+
+    Call after the body was read: what the server receives next can only be the disconnect.
+    """
+    work = asyncio.ensure_future(answer)
+    watcher = asyncio.create_task(_until_disconnect(request.receive))
+    try:
+        await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone("the client went away before its answer")
+        return work.result()
+    finally:
+        await cancel_and_wait([work, watcher])
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class SseResponse(Response):
+    """Sends events until they end, fail or the client goes; whichever it is, closes their source.
+
+    Starlette's StreamingResponse leaves the source to the garbage collector when sending is what was
+    interrupted; a generation would go on until then.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        """first: already taken from the source, so that the source has begun and will be closed."""
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]  # unknown
+        self._first = first
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = asyncio.create_task(self._send(send))
+        watcher = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()  # raises what cuts the connection
+        finally:
+            await cancel_and_wait([sender, watcher])
+            await self._rest.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for content in self._rest:
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
