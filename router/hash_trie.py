@@ -147,14 +147,15 @@ class HashTrie:
     def predict(self, replica_id: ReplicaId, hints: Sequence[HashHint], expires_at: float) -> None:
         """A prompt of these full blocks was routed there: count them as held until `expires_at`.
 
-        O(blocks the replica does not hold yet); a twin of a live prediction only renews it.
+        Predictions end in the order they were made: `expires_at` must not fall from call to call. O(blocks
+        the replica does not hold yet); a twin of a live prediction only renews it.
         """
         replica = self._replicas[replica_id]
         if not hints or hints[-1] in replica.exact:
             return
         last = hints[-1]
         if last in replica.predictions:
-            replica.expiry[last] = max(expires_at, replica.expiry[last])
+            replica.expiry[last] = expires_at
             replica.expiry.move_to_end(last)
             return
         start = _num_leading(hints, replica.exact)
@@ -220,8 +221,11 @@ class HashTrie:
         return len(self._holders)
 
     def num_bytes(self) -> int:
-        """Memory the index takes, in bytes. O(replicas)."""
-        total = sys.getsizeof(self._holders) + 2 * _INT_BYTES * len(self._holders)
+        """Memory the index takes, in bytes, within a few percent. O(replicas)."""
+        widest = max(self._by_bit, default=0)
+        # Python keeps one object for each small int; wider masks are objects of their own.
+        mask_bytes = sys.getsizeof(widest) if widest > 128 else 0
+        total = sys.getsizeof(self._holders) + mask_bytes * len(self._holders)
         for replica in self._replicas.values():
             total += sys.getsizeof(replica.exact) + _INT_BYTES * len(replica.exact)
             total += sys.getsizeof(replica.counts) + sys.getsizeof(replica.expiry)

@@ -1,0 +1,100 @@
+"""What the router's tests share: a clock, replicas on paper, prompts as hash chains, a wire without sockets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cache.events import Load, StepTimeModel
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.messages import ReplicaInfo
+from cache.types import BlockHash, HashHint, ReplicaId, RequestId
+from router.config import RouterConfig
+from router.load import LoadView
+from router.routing import RouteQuery
+
+BLOCK_SIZE = 16
+FINGERPRINT = Fingerprint(
+    model_id="paper",
+    revision="0",
+    kv_dtype="float32",
+    template_digest="",
+    block_size=BLOCK_SIZE,
+    hash_algorithm=HashAlgorithm.XXH3_128,
+)
+OTHER_FINGERPRINT = replace(FINGERPRINT, revision="1")
+STEP_TIME = StepTimeModel(base_s=0.01, per_token_s=0.0001, per_attention_s=0.0, per_sequence_s=0.001)
+
+
+class FakeClock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def replica_id(index: int) -> ReplicaId:
+    return ReplicaId(f"r{index}")
+
+
+def info(**changes: Any) -> ReplicaInfo:
+    base = ReplicaInfo(
+        fingerprint=FINGERPRINT,
+        event_endpoint="tcp://127.0.0.1:1",
+        snapshot_endpoint="tcp://127.0.0.1:2",
+        num_blocks=10_000,
+        max_model_len=100_000,
+        max_batched_tokens=512,
+        device="simulated",
+        attention_backend="none",
+    )
+    return replace(base, **changes)
+
+
+def config(**changes: Any) -> RouterConfig:
+    base = RouterConfig(model_name="paper", tokenizer="paper", fingerprint=FINGERPRINT, seed=7)
+    return replace(base, **changes)
+
+
+def load(**changes: Any) -> Load:
+    return Load(**{"free_blocks": 10_000, "total_blocks": 10_000, "step_time": STEP_TIME, **changes})
+
+
+def view(**changes: Any) -> LoadView:
+    base = LoadView(
+        backlog_s=0.0,
+        num_requests=0,
+        num_running=0,
+        num_waiting=0,
+        context_tokens=0,
+        used_fraction=0.0,
+        max_batched_tokens=512,
+        step_time=STEP_TIME,
+        is_full=False,
+        is_draining=False,
+        is_silent=False,
+        last_chosen=0,
+    )
+    return base._replace(**changes)
+
+
+def chain(name: str, num_blocks: int, parent: Sequence[BlockHash] = ()) -> list[BlockHash]:
+    """A made-up prompt's block hashes: those of `parent`, then `num_blocks` of its own."""
+    own = [hashlib.blake2b(f"{name}/{i}".encode(), digest_size=16).digest() for i in range(num_blocks)]
+    return [*parent, *map(BlockHash, own)]
+
+
+def hint_chain(name: str, num_blocks: int) -> list[HashHint]:
+    return [HashHint(int.from_bytes(h[:8], "little")) for h in chain(name, num_blocks)]
+
+
+def query(name: str, num_blocks: int = 8, **changes: Any) -> RouteQuery:
+    """A prompt of full blocks and one token more, so that all of its blocks are usable."""
+    base = RouteQuery(RequestId(name), chain(name, num_blocks), num_blocks * BLOCK_SIZE + 1)
+    return replace(base, **changes)

@@ -1,0 +1,155 @@
+"""Laws of the index: jumping equals walking; what is left after a replica has gone is nothing.
+
+A naive model keeps, per replica, a set of exact blocks and a list of live predictions, and walks.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cache.events import digest_of
+from cache.types import HashHint, ReplicaId
+from router.hash_trie import HashTrie
+
+REPLICAS = [ReplicaId(f"r{i}") for i in range(4)]
+TTL_S = 5.0
+# Prompts are paths in a small tree, so that chains share prefixes of every length.
+PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=12).map(tuple)
+
+
+def hints_of(path: tuple[int, ...]) -> list[HashHint]:
+    """Hint of each prefix of the path; spread over 64 bits."""
+    return [HashHint(hash_prefix(path[: i + 1])) for i in range(len(path))]
+
+
+def hash_prefix(prefix: tuple[int, ...]) -> int:
+    number = 1
+    for step in prefix:
+        number = number * 2 + step
+    return number * 0x9E3779B97F4A7C15 % (1 << 64)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trie = HashTrie()
+        self.now = 0.0
+        self.exact: dict[ReplicaId, set[HashHint]] = {}
+        self.children: dict[HashHint, set[HashHint]] = {}
+        self.predictions: dict[ReplicaId, dict[HashHint, tuple[list[HashHint], float]]] = {}
+        self.asked: list[list[HashHint]] = []
+
+    @rule(replica=st.sampled_from(REPLICAS))
+    def join(self, replica: ReplicaId) -> None:
+        self.trie.add_replica(replica)
+        self.exact.setdefault(replica, set())
+        self.predictions.setdefault(replica, {})
+
+    @precondition(lambda self: self.exact)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(sorted(self.exact)))
+        self.trie.remove_replica(replica)
+        del self.exact[replica], self.predictions[replica]
+
+    @precondition(lambda self: self.exact)
+    @rule(data=st.data(), path=PATHS, backwards=st.booleans())
+    def store(self, data: st.DataObject, path: tuple[int, ...], backwards: bool) -> None:
+        """A batch stores a prompt, in any order within the batch, blocks it had included."""
+        replica = data.draw(st.sampled_from(sorted(self.exact)))
+        hints = self._learn(path)
+        self.trie.store(replica, reversed(hints) if backwards else hints)
+        self.exact[replica].update(hints)
+        self._confirm(replica)
+
+    @precondition(lambda self: any(self.exact.values()))
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def evict(self, data: st.DataObject, share: float) -> None:
+        """A batch removes a block with all its descendants, in any order within the batch."""
+        replica = data.draw(st.sampled_from(sorted(r for r in self.exact if self.exact[r])))
+        held = sorted(self.exact[replica])
+        gone = self._with_descendants(held[int(share * (len(held) - 1))]) & self.exact[replica]
+        self.trie.remove(replica, data.draw(st.permutations(sorted(gone))))
+        self.trie.remove(replica, [HashHint(12345)])  # never stored: ignored
+        self.exact[replica] -= gone
+
+    @precondition(lambda self: self.exact)
+    @rule(data=st.data(), paths=st.lists(PATHS, max_size=4))
+    def snapshot(self, data: st.DataObject, paths: list[tuple[int, ...]]) -> None:
+        replica = data.draw(st.sampled_from(sorted(self.exact)))
+        hashes = {hint for path in paths for hint in self._learn(path)}
+        self.trie.replace(replica, hashes)
+        self.exact[replica] = hashes
+        self._confirm(replica)
+
+    @precondition(lambda self: self.exact)
+    @rule(data=st.data(), path=PATHS)
+    def predict(self, data: st.DataObject, path: tuple[int, ...]) -> None:
+        replica = data.draw(st.sampled_from(sorted(self.exact)))
+        hints = self._learn(path)
+        self.trie.predict(replica, hints, self.now + TTL_S)
+        if hints[-1] in self.exact[replica]:
+            return
+        self.predictions[replica][hints[-1]] = (hints, self.now + TTL_S)
+
+    @rule(seconds=st.floats(0, 6))
+    def expire(self, seconds: float) -> None:
+        self.now += seconds
+        self.trie.expire(self.now)
+        for live in self.predictions.values():
+            for last in [last for last, (_, until) in live.items() if until <= self.now]:
+                del live[last]
+
+    @invariant()
+    def jump_equals_walk(self) -> None:
+        for hints in self.asked:
+            assert self.trie.match(hints) == self._walk(hints)
+
+    @invariant()
+    def digests_and_sizes_are_exact(self) -> None:
+        for replica, exact in self.exact.items():
+            assert self.trie.digest(replica) == digest_of(exact)
+            assert self.trie.num_blocks(replica) == len(exact)
+        assert self.trie.num_entries == len(set().union(*map(self._held, self.exact)))
+
+    def teardown(self) -> None:
+        for replica in REPLICAS:
+            self.trie.remove_replica(replica)
+        assert self.trie.num_entries == 0
+
+    def _learn(self, path: tuple[int, ...]) -> list[HashHint]:
+        hints = hints_of(path)
+        for parent, child in zip(hints, hints[1:], strict=False):
+            self.children.setdefault(parent, set()).add(child)
+        if hints not in self.asked:
+            self.asked = [*self.asked[-7:], hints]
+        return hints
+
+    def _with_descendants(self, hint: HashHint) -> set[HashHint]:
+        found, todo = set(), [hint]
+        while todo:
+            found.add(todo[-1])
+            todo.extend(self.children.get(todo.pop(), ()))
+        return found
+
+    def _confirm(self, replica: ReplicaId) -> None:
+        live = self.predictions[replica]
+        for last in [last for last in live if last in self.exact[replica]]:
+            del live[last]
+
+    def _held(self, replica: ReplicaId) -> set[HashHint]:
+        return self.exact[replica].union(*(chain for chain, _ in self.predictions[replica].values()))
+
+    def _walk(self, hints: list[HashHint]) -> dict[ReplicaId, int]:
+        found = {}
+        for replica in self.exact:
+            held = self._held(replica)
+            depth = next((i for i, hint in enumerate(hints) if hint not in held), len(hints))
+            if depth:
+                found[replica] = depth
+        return found
+
+
+IndexMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestIndex = IndexMachine.TestCase

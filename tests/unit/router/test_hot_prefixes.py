@@ -1,0 +1,39 @@
+"""Which prefixes are worth another copy."""
+
+from __future__ import annotations
+
+from router.hot_prefixes import STRIDE, HotPrefixes
+from tests.fakes_router import hint_chain
+
+
+def test_only_the_shared_part_of_many_prompts_is_hot() -> None:
+    hot, system = HotPrefixes(), hint_chain("system", 4 * STRIDE)
+    for index in range(10):
+        hot.record([*system, *hint_chain(f"user{index}", 4 * STRIDE)], now=float(index))
+    prompt = [*system, *hint_chain("user3", 4 * STRIDE)]
+    assert hot.num_hot_blocks(prompt, min_uses=10) == 4 * STRIDE
+    assert hot.num_hot_blocks(prompt, min_uses=11) == 0
+    assert hot.num_hot_blocks(prompt, min_uses=1) == 8 * STRIDE
+
+
+def test_uses_are_forgotten_after_two_windows() -> None:
+    hot, prompt = HotPrefixes(window_s=60.0), hint_chain("p", STRIDE)
+    hot.record(prompt, now=0.0)
+    hot.record(hint_chain("other", STRIDE), now=61.0)
+    assert hot.num_hot_blocks(prompt, min_uses=1) == STRIDE
+    hot.record(hint_chain("other", STRIDE), now=122.0)
+    assert hot.num_hot_blocks(prompt, min_uses=1) == 0
+
+
+def test_a_long_silence_forgets_at_once() -> None:
+    hot, prompt = HotPrefixes(window_s=60.0), hint_chain("p", STRIDE)
+    hot.record(prompt, now=0.0)
+    hot.record(hint_chain("other", STRIDE), now=500.0)
+    assert hot.num_hot_blocks(prompt, min_uses=1) == 0
+
+
+def test_counters_are_bounded_whatever_arrives() -> None:
+    hot = HotPrefixes(max_entries=100)
+    for index in range(1000):
+        hot.record(hint_chain(f"p{index}", 3 * STRIDE), now=0.0)
+        assert hot.num_entries <= 2 * (100 + 3)

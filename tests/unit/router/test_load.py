@@ -1,0 +1,197 @@
+"""What a router believes of a replica between two of its reports."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cache.events import StepTimeModel
+from cache.types import RequestId
+from router.load import FleetLoad, LoadView, QueueAverage, Reservation
+from tests.fakes_router import STEP_TIME, FakeClock, info, load, replica_id
+
+A, B = replica_id(0), replica_id(1)
+X, Y = RequestId("x"), RequestId("y")
+
+
+class Fleet:
+    """Two replicas that have reported once, and the clock they live by."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.loads = FleetLoad(self.clock, reservation_ttl_s=600.0, silent_after_s=5.0)
+        for replica in (A, B):
+            self.loads.add_replica(replica, info())
+            self.loads.report(replica, load())
+
+    def view(self, replica: str = A) -> LoadView:
+        return self.loads.view(replica_id(0) if replica == A else B)
+
+    def book(self, request_id: RequestId, uncached: int = 500) -> Reservation:
+        return Reservation(request_id, uncached, 0, math.ceil(uncached / 16), self.clock())
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+# One step: 0.01 + 0.001 base, 500 tokens at 0.1 ms.
+PREFILL_500_S = pytest.approx(0.061)
+
+
+def test_a_reservation_is_backlog_until_the_engine_names_it(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    assert fleet.view().backlog_s == PREFILL_500_S
+    assert fleet.view().num_requests == 1
+    assert fleet.view(B).backlog_s == 0.0
+
+    fleet.loads.report(A, load(admitted=(X,), num_running=1))
+    assert fleet.view().backlog_s == 0.0
+    assert fleet.view().num_requests == 1  # now by the engine's own count
+
+
+def test_a_report_that_does_not_name_it_keeps_the_reservation(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.loads.report(A, load(admitted=(Y,), num_running=3, queued_uncached_tokens=1000, num_waiting=2))
+    # Two steps of the engine's queue, and ours on top.
+    assert fleet.view().backlog_s == pytest.approx(2 * 0.011 + 0.1 + 0.061)
+    assert fleet.view().num_requests == 6
+    assert fleet.view().num_waiting == 3
+
+
+def test_backlog_runs_down_between_reports_and_never_below_zero(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.clock.advance(0.021)
+    assert fleet.view().backlog_s == pytest.approx(0.040)
+    fleet.clock.advance(1.0)
+    assert fleet.view().backlog_s == 0.0
+    fleet.loads.reserve(A, fleet.book(Y))
+    assert fleet.view().backlog_s == PREFILL_500_S  # idle time was not saved up
+
+
+def test_release_takes_an_unseen_reservation_back_and_may_be_repeated(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.loads.release(X)
+    fleet.loads.release(X)
+    assert fleet.view().backlog_s == 0.0
+    assert fleet.view().num_requests == 0
+    assert fleet.loads.num_in_flight == 0
+    assert fleet.loads[A].num_in_flight == 0
+
+
+def test_a_second_choice_for_a_request_replaces_the_first(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.loads.reserve(B, fleet.book(X))
+    assert fleet.view(A).num_requests == 0
+    assert fleet.view(B).num_requests == 1
+    assert fleet.loads.num_in_flight == 1
+
+
+def test_moving_takes_the_booking_along(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.loads.move(B, fleet.book(X))
+    assert (fleet.view(A).num_requests, fleet.view(B).num_requests) == (0, 1)
+    assert fleet.loads.placed(X) == B
+    fleet.loads.release(X)
+    assert (fleet.view(A).num_requests, fleet.view(B).num_requests) == (0, 0)
+
+
+def test_the_engine_may_name_a_request_before_the_router_hears_who_took_it(fleet: Fleet) -> None:
+    """Rank 2 accepted; its event overtakes the news of that. Booking it there again would count it twice."""
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.loads.report(B, load(admitted=(X,), num_running=1))
+    assert fleet.view(A).num_requests == 0
+    fleet.loads.move(B, fleet.book(X))
+    assert fleet.view(B).num_requests == 1
+    assert fleet.loads[B].num_in_flight == 1
+    assert fleet.loads[A].num_in_flight == 0
+
+
+def test_a_forgotten_reservation_is_dropped_after_its_time(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.clock.advance(599.0)
+    assert fleet.loads.expire() == 0
+    fleet.clock.advance(2.0)
+    assert fleet.loads.expire() == 1
+    fleet.loads.report(A, load())
+    assert fleet.view().num_requests == 0
+
+
+def test_requests_of_a_replica_that_left_can_still_be_released(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.loads.remove_replica(A)
+    fleet.loads.add_replica(A, info())
+    fleet.loads.release(X)
+    assert fleet.loads.num_in_flight == 0
+    assert fleet.loads[A].num_in_flight == 0
+
+
+def test_a_silent_replica_is_judged_by_what_this_router_has_there(fleet: Fleet) -> None:
+    fleet.loads.report(A, load(num_running=40, num_waiting=300))
+    assert fleet.view().is_full
+    fleet.loads.reserve(A, fleet.book(X))
+    fleet.clock.advance(5.1)
+    assert fleet.view().is_silent
+    assert fleet.view().num_requests == 1
+    assert not fleet.view().is_full
+    fleet.loads.report(A, load())
+    assert not fleet.view().is_silent
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "is_full"), [(64, 255, False), (64, 256, True), (2, 256, True), (0, 0, False)]
+)
+def test_full_is_where_the_engine_would_refuse(
+    fleet: Fleet, running: int, waiting: int, is_full: bool
+) -> None:
+    fleet.loads.report(A, load(num_running=running, num_waiting=waiting))
+    assert fleet.view().is_full is is_full
+
+
+def test_own_requests_on_the_way_count_towards_full() -> None:
+    clock = FakeClock()
+    loads = FleetLoad(clock, reservation_ttl_s=600.0, silent_after_s=5.0)
+    loads.add_replica(A, info(max_running=1, max_waiting=1))
+    for name in ("1", "2"):
+        assert not loads.view(A).is_full
+        loads.reserve(A, Reservation(RequestId(name), 10, 0, 1, clock()))
+    assert loads.view(A).is_full
+
+
+def test_used_blocks_include_what_is_on_the_way(fleet: Fleet) -> None:
+    fleet.loads.report(A, load(total_blocks=100, free_blocks=60))
+    fleet.loads.reserve(A, fleet.book(X, uncached=160))
+    assert fleet.view().used_fraction == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [StepTimeModel(-0.1, 1e-4, 0.0, 0.0), StepTimeModel(math.nan, 1e-4, 0.0, 0.0), StepTimeModel(0, 0, 0, 0)],
+)
+def test_a_fit_that_prices_work_below_zero_or_at_nothing_is_no_fit(
+    fleet: Fleet, model: StepTimeModel
+) -> None:
+    fleet.loads.report(A, load(step_time=model, queued_uncached_tokens=1000))
+    assert fleet.view().step_time is None
+    assert fleet.view().backlog_s == 0.0
+
+
+def test_a_first_fit_prices_what_was_booked_before_it() -> None:
+    clock = FakeClock()
+    loads = FleetLoad(clock, reservation_ttl_s=600.0, silent_after_s=5.0)
+    loads.add_replica(A, info())
+    loads.reserve(A, Reservation(X, 500, 0, 32, clock()))
+    assert loads.view(A).backlog_s == 0.0
+    loads.report(A, load(step_time=STEP_TIME))
+    assert loads.view(A).backlog_s == PREFILL_500_S
+    loads.release(X)
+    assert loads.view(A).backlog_s == 0.0
+
+
+def test_the_queue_average_follows_with_its_time_constant() -> None:
+    average = QueueAverage(time_constant_s=5.0)
+    assert average.update(0.0, now=0.0) == 0.0
+    assert average.update(8.0, now=5.0) == pytest.approx(8.0 * (1 - math.exp(-1)))
+    assert average.update(8.0, now=1000.0) == pytest.approx(8.0)
