@@ -69,13 +69,16 @@ def check_one_loop(environment: Mapping[str, str]) -> None:
 class Ingress:
     """One Router. Serve builds it, asks it for its ASGI application, and runs that application's lifespan."""
 
-    async def __init__(self, config: RouterConfig, replicas: DeploymentHandle) -> None:
-        """Loads the tokenizer. Raises ConfigError for what cannot be served."""
+    def __init__(self, config: RouterConfig, replicas: DeploymentHandle) -> None:
+        """Loads the tokenizer, which takes seconds. Raises ConfigError for what cannot be served.
+
+        Serve calls this on the event loop that requests will run on.
+        """
         check_one_loop(os.environ)
         _log_through_serve()
         hide_torch()
         logger.info("loading the tokenizer %s", config.tokenizer)
-        encoder = await asyncio.to_thread(PromptEncoder.load, config.tokenizer, config.tokenizer_revision)
+        encoder = PromptEncoder.load(config.tokenizer, config.tokenizer_revision)
         _check_template(config, encoder)
         self._loop = asyncio.get_running_loop()
         self._replicas = replicas

@@ -45,14 +45,14 @@ class RouterMetrics:
         )
         self.first_token_s = Histogram(
             "warmpath_time_to_first_token_seconds",
-            "From the request's last byte in to its first token.",
+            "From the checked body to the first token.",
             ("endpoint",),
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
         self.request_s = Histogram(
             "warmpath_request_seconds",
-            "From the request's last byte in to its last token.",
+            "From the request's arrival to the end of its answer.",
             ("endpoint",),
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -221,7 +222,7 @@ class _Routes:
                 content = await unless_gone(request, answer.whole())
             tally.end("ok")
             return _json(content, self._routing_headers(answer))
-        except (ClientGone, asyncio.CancelledError) as error:
+        except (ClientGone, ClientDisconnect, asyncio.CancelledError) as error:
             tally.end("cancelled")
             if isinstance(error, asyncio.CancelledError):
                 raise

@@ -1,0 +1,170 @@
+"""Stand-ins around the HTTP surface: a tokenizer of bytes, replicas that follow a script, a whole Router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo
+from cache.types import ReplicaId
+from router.assembly import RouterParts
+from router.config import RouterConfig
+from router.openai_api.app import build_api
+from router.openai_api.service import Readiness
+from router.prompt import PromptEncoder
+
+MODEL = "tiny"
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 200
+FINGERPRINT = Fingerprint(
+    model_id="tiny",
+    revision="r1",
+    kv_dtype="float32",
+    template_digest="",
+    block_size=BLOCK_SIZE,
+    hash_algorithm=HashAlgorithm.SHA256,
+)
+
+
+class ByteTokenizer:
+    """Tokens are UTF-8 bytes; a chat is `role:content` lines and the assistant's turn."""
+
+    chat_template = "bytes"
+    special_tokens_map: dict[str, str] = {}  # noqa: RUF012  # as transformers has it
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(0x100 + byte): byte for byte in range(256)}
+
+    def __call__(self, text: str, **_kwargs: Any) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **_kwargs: Any) -> list[int]:
+        lines = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+        return list((lines + "assistant:").encode())
+
+
+def a_replica_info(**changes: Any) -> ReplicaInfo:
+    fields: dict[str, Any] = {
+        "fingerprint": FINGERPRINT,
+        "event_endpoint": "inproc://nowhere",
+        "snapshot_endpoint": "inproc://nowhere",
+        "num_blocks": 1000,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_batched_tokens": 512,
+        "device": "cpu",
+        "attention_backend": "none",
+    }
+    return ReplicaInfo(**{**fields, **changes})
+
+
+Script = Callable[[GenerateRequest, ReplicaId], AsyncGenerator[Delta, None]]
+
+
+def text_of(position: int) -> str:
+    """The text of the output token at `position`: the same on every replica."""
+    return f"t{position} "
+
+
+async def counting(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+    """Two tokens per delta up to max_tokens; continues where an earlier attempt stopped."""
+    position = len(request.token_ids) - request.num_prompt_tokens
+    skip = request.sent_chars - sum(len(text_of(i)) for i in range(position))
+    limit = request.sampling.max_tokens
+    while position < limit:
+        count = min(2, limit - position)
+        text = "".join(text_of(position + i) for i in range(count))
+        position += count
+        finish = FinishReason.LENGTH if position >= limit else None
+        yield Delta(text[skip:], tuple(range(100, 100 + count)), 0, finish)
+        skip = 0
+        await asyncio.sleep(0)
+
+
+@dataclass
+class ScriptedReplicas:
+    """`ReplicaCalls` whose replicas do what their script says. Accepts for the first rank."""
+
+    scripts: dict[ReplicaId, Script] = field(default_factory=dict)
+    requests: list[tuple[ReplicaId, GenerateRequest]] = field(default_factory=list)
+    running: int = 0
+    cancelled: int = 0
+    parts: RouterParts | None = None
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        replica_id = request.ranks[0]
+        assert replica_id not in request.excluded_replicas
+        self.requests.append((replica_id, request))
+        assert self.parts is not None
+        self.parts.routing.routed(request.request_id, replica_id)
+        self.running += 1
+        script = self.scripts.get(replica_id, counting)
+        has_ended = False
+        try:
+            async for delta in script(request, replica_id):
+                yield delta
+            has_ended = True
+        except Exception:
+            has_ended = True
+            raise
+        finally:
+            self.running -= 1
+            self.cancelled += not has_ended
+
+
+class RouterUnderTest:
+    """The real Router but for tokenizer, replicas and Serve; `async with` it."""
+
+    def __init__(self, *, num_replicas: int = 2, **config: Any) -> None:
+        self.replicas = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
+        self.config = RouterConfig(
+            **{"model_name": MODEL, "tokenizer": "bytes", "fingerprint": FINGERPRINT, "seed": 7, **config}
+        )
+        self.calls = ScriptedReplicas()
+
+    async def __aenter__(self) -> RouterUnderTest:
+        self.parts = RouterParts(
+            self.config,
+            calls=self.calls,
+            encoder=PromptEncoder(ByteTokenizer(), name="bytes"),
+            version="0",
+        )
+        self.parts.subscribers.update = lambda _replicas: None  # type: ignore[method-assign]  # no sockets
+        self.parts.routing._membership_listeners.clear()
+        self.parts.service.readiness = lambda: Readiness(None, len(self.parts.routing.replicas))
+        self.calls.parts = self.parts
+        self.parts.routing.update_replicas({replica_id: a_replica_info() for replica_id in self.replicas})
+        self.api = build_api(self.parts.service)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.api, raise_app_exceptions=False), base_url="http://router"
+        )
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.client.aclose()
+        await self.parts.aclose()
+
+    async def chat(self, content: Any = "hello", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 5, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 5, **fields}
+        return await self.client.post("/v1/completions", json=body)
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.parts.metrics.registry.get_sample_value(name, labels)
+        assert value is not None, f"no metric {name} {labels}"
+        return value
+
+
+def events_of(content: bytes) -> list[str]:
+    """The data of every server-sent event; fails on anything that is not exactly one."""
+    assert content.endswith(b"\n\n")
+    events = content.decode().split("\n\n")[:-1]
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    return [event.removeprefix("data: ") for event in events]
