@@ -1,10 +1,12 @@
-"""From checked settings to a Serve application: one Router deployment in front of one of replicas.
+"""From checked settings to a Serve application: a Router deployment in front of one of replicas.
 
-`serve run deploy.yaml` calls `build`. The only file that knows both `replica` and `router`.
+`serve run deploy.yaml` calls `build`. With `serve_file.py` the only place that knows `replica` and `router`.
+Here Router and replicas get one fingerprint, so they cannot disagree about hashes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from typing import Any
@@ -13,42 +15,97 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from cache.fingerprint import Fingerprint, template_digest
+from cache.errors import ConfigError
 from deploy.config import AppConfig, router_config
+from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
 from replica.model_source import ResolvedModel, resolve
 from replica.server import ReplicaServer
-from router.ingress import api, RouterServer
+from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
 from router.prompt import chat_template_of
 
-ROUTING_KEY = "warmpath"  # one Routing per Router process; the RequestRouter finds it by this name
+REQUEST_ROUTER = "router.request_router:WarmpathRequestRouter"
 
 
 def build(args: dict[str, Any]) -> serve.Application:
     """The application for deploy.yaml's `args`. Raises ConfigError with key, value and range."""
     config = AppConfig.from_args(args)
     model = resolve(config.replica.model, config.replica.revision)
-    replica = _on_device(config.replica, model)
+    replica = _on_hardware(config.replica, model, num_gpus=ray.cluster_resources().get("GPU", 0.0))
+    tokenizer, tokenizer_revision = (model.hub_id, model.revision) if model.hub_id else (str(model.folder), None)
     router = router_config(
         config,
         model_name=config.model_name,
-        tokenizer=str(model.source),
-        tokenizer_revision=model.revision if model.is_hub else None,
-        fingerprint=_fingerprint(replica, model),
+        tokenizer=tokenizer,
+        tokenizer_revision=tokenizer_revision,
+        fingerprint=replica_fingerprint(
+            replica,
+            model,
+            kv_dtype="simulated" if replica.runner == "simulated" else replica.dtype,
+            chat_template=chat_template_of(tokenizer, tokenizer_revision),
+        ),
     )
-    replicas = Replica.bind(replica)
+    actor_options = {"num_gpus": 1} if replica.device == "cuda" else {}
+    replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(replica)
     return Router.bind(router, replicas)
 
 
-@serve.deployment(
-    request_router_config=RequestRouterConfig(
-        request_router_class="router.request_router:WarmpathRequestRouter",
-        request_router_kwargs={"routing_key": ROUTING_KEY},
-        initial_backoff_s=0.01,
-    ),
-)
-class Replica(ReplicaServer):
-    """One engine. Threads and addresses depend on the node, so they are settled here, at start."""
+class NodeReplica(ReplicaServer):
+    """One engine. What depends on the node it landed on is settled when it starts there."""
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(_on_node(config))
+
+
+# Names and options here are the defaults; deploy.yaml's `deployments` section overrides them by name.
+Replica = serve.deployment(
+    name="Replica",
+    request_router_config=RequestRouterConfig(
+        request_router_class=REQUEST_ROUTER,
+        request_router_kwargs={"routing_key": ROUTING_KEY},
+        initial_backoff_s=0.01,
+        max_backoff_s=0.2,
+    ),
+)(NodeReplica)
+
+Router = serve.deployment(
+    name="Router",
+    ray_actor_options={
+        "num_cpus": 0.2,
+        # Places and routes on one event loop, whatever mode Serve runs in: see docs/design/serving-on-ray.md.
+        "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}},
+    },
+)(serve.ingress()(Ingress))
+
+
+def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float) -> ReplicaConfig:
+    """`auto` settled: CUDA where the cluster has GPUs, float32 on CPU, the checkpoint's own dtype on CUDA.
+
+    Settled here because the KV dtype is part of the fingerprint, which Router and replicas must share.
+    """
+    device = config.device
+    if device == "auto":
+        device = "cuda" if num_gpus > 0 else "cpu"
+    elif device == "cuda" and not num_gpus:
+        raise ConfigError("args.replica.device", device, "this cluster has no GPU; set cpu or auto")
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = _stored_dtype(model) if device == "cuda" else "float32"
+    return replace(config, device=device, dtype=dtype)
+
+
+def _stored_dtype(model: ResolvedModel) -> str:
+    """What the checkpoint says it was saved as; bfloat16 where it does not."""
+    config = json.loads((model.folder / "config.json").read_text())
+    return str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+
+
+def _on_node(config: ReplicaConfig) -> ReplicaConfig:
+    """Threads: this node's cores divided by its share of the replicas. `event_host: node`: its address."""
+    if config.torch_threads is None:
+        num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        replicas_here = -(-serve.get_replica_context().world_size // num_nodes)
+        config = replace(config, torch_threads=max(1, len(os.sched_getaffinity(0)) // replicas_here))
+    if config.event_host == "node":
+        config = replace(config, event_host=ray.util.get_node_ip_address())
+    return config

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import click
 import ray
 import yaml
 from ray import serve
@@ -54,9 +55,10 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
             logging_level="INFO" if verbose else "ERROR",
         )
         watch.start()
-        serve_cli.main(["run", str(rendered)], standalone_mode=False)
-    except (KeyboardInterrupt, SystemExit):
-        console.print("Stopping ...")
+        # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
+        serve_cli.main(["run", "--address", "auto", str(rendered)], standalone_mode=False)
+    except (KeyboardInterrupt, SystemExit, click.Abort):
+        console.print("Stopped.")
     finally:
         watch.stop()
         ray.shutdown()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 import httpx
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -159,13 +160,13 @@ def _chunks(answer: httpx.Response) -> Iterator[dict[str, object]]:
 def _table(rounds: Rounds, num_questions: int) -> Table:
     prompt_tokens = rounds[ARMS[0]][0][0].prompt_tokens
     title = f"{num_questions} questions about one table ({prompt_tokens} prompt tokens), {len(rounds[ARMS[0]])} rounds"
-    table = Table(title=title, title_justify="left")
-    table.add_column("round", justify="right")
-    table.add_column("question", justify="right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("\nround", justify="right", no_wrap=True)
+    table.add_column("\nquestion", justify="right", no_wrap=True)
     for arm in ARMS:
-        table.add_column(f"{TITLES[arm]}\nTTFT ms", justify="right")
-        table.add_column("\ncached tokens", justify="right")
-        table.add_column("\nreplica")
+        table.add_column(f"{TITLES[arm]}\nTTFT ms", justify="right", no_wrap=True)
+        table.add_column("\ncached", justify="right", no_wrap=True)
+        table.add_column("\nreplica", no_wrap=True)
     for number, pair in enumerate(zip(*(rounds[arm] for arm in ARMS), strict=True), start=1):
         for index, answers in enumerate(zip(*pair, strict=True), start=1):
             cells = [cell for answer in answers for cell in _cells(answer)]
