@@ -44,8 +44,7 @@ class Scheduler:
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._max_batched_tokens = max_batched_tokens
-        # No more sequences than tokens in a step: so every decode fits into every step, and at
-        # least one token is left for a prefill.
+        # No more sequences than tokens in a step, so that each of them moves forward in every step.
         self._max_running = min(max_running, max_batched_tokens)
         self._max_waiting = max_waiting
         self._clock = clock
@@ -53,6 +52,9 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
         self._by_id: dict[RequestId, Request] = {}
+        # Who did not fit into how many free blocks: matching a long prompt anew in every step, with as
+        # many blocks free as before, would cost more than a rare better hit gains.
+        self._misfit: tuple[Request, int] | None = None
         self.num_preemptions = 0  # since the start
 
     # -- taking requests in and out ---------------------------------------------------------------
@@ -149,36 +151,39 @@ class Scheduler:
     def _schedule_running(self) -> bool:
         """Give every running request its tokens, oldest first; whether one had to be preempted.
 
-        One token is set aside for every decode further down the list before a prefill takes its
-        chunk, so decodes never wait for a long prompt.
+        Only the newest can be in the middle of its prompt, since nobody is admitted while a prompt takes
+        all that is left of the budget: so going by age serves every decode before any chunk.
         """
+        before = len(self._running)
         budget = self._max_batched_tokens
-        set_aside = sum(request.is_decoding for request in self._running)
-        preempted = False
         position = 0
         while position < len(self._running):
             request = self._running[position]
-            if request.is_decoding:
-                set_aside -= 1
-            num_tokens = min(request.num_uncomputed, budget - set_aside)
-            if num_tokens > 0:
-                while not self._try_grow(request, num_tokens):
-                    preempted = True
-                    victim = self._running[-1]
-                    set_aside -= victim.is_decoding and victim is not request
-                    self._preempt(victim)
-                    if victim is request:
-                        return True
-                self._step.append((request, num_tokens))
-                budget -= num_tokens
+            num_tokens = min(request.num_uncomputed, budget)
+            assert num_tokens > 0, "no more sequences run than there are tokens in a step"
+            if not self._make_room(request, num_tokens):
+                return True
+            self._step.append((request, num_tokens))
+            budget -= num_tokens
             position += 1
-        return preempted
+        return len(self._running) < before
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give a request its blocks, at the cost of the newest; False when it was itself the newest."""
+        while not self._try_grow(request, num_tokens):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
 
     def _admit_waiting(self) -> None:
         """Start waiting requests while budget, places and blocks last; the first misfit ends it."""
         budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
         while self._waiting and budget > 0 and len(self._running) < self._max_running:
             request = self._waiting[0]
+            if self._misfit is not None and self._misfit == (request, self._cache.num_free):
+                return
             hit = self._cache.match(request.blocks)
             num_uncached = len(request.token_ids) - hit.num_tokens
             num_tokens = min(num_uncached, budget)
@@ -186,6 +191,7 @@ class Scheduler:
             # be the first to be thrown out again.
             must_fit = num_uncached if request.num_preemptions else num_tokens
             if self._cache.blocks_needed(request.blocks, hit, must_fit) > self._cache.num_free:
+                self._misfit = request, self._cache.num_free
                 return
             self._cache.admit(request.blocks, hit, num_tokens)
             self._start(self._waiting.popleft(), hit.num_tokens)

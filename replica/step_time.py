@@ -3,8 +3,8 @@
     step_s = base_s + per_token_s * new_tokens + per_attention_s * attention + per_sequence_s * sequences
 
 Least squares over the steps seen, kept as running normal equations; coefficients are never negative.
-Steps are forgotten kind by kind: an hour of decoding must not blur what a prefill costs, so each kind of step
-fades only as more of its own kind come in. Pure arithmetic: knows no clock, no engine.
+Steps are forgotten kind by kind: an hour of decoding must not blur what a prefill costs, so a kind of step
+fades as more of its own kind come in, and only so far by others. Pure arithmetic: knows no clock, no engine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from cache.events import StepTimeModel
 _SCALES = (1.0, 256.0, 65536.0, 16.0)
 
 FORGETTING = 0.97  # per step of a kind: about its last 33 count
+FADING = 0.998  # per step of other kinds: half after 350, so that a slower machine is noticed everywhere
+LEAST_WEIGHT = 0.02  # but never forgotten: old news about prefills is better than none
 MIN_STEPS = 24
 MIN_SPREAD = 4  # largest step's tokens over the smallest's; below it the slope is guesswork
 REFIT_STEPS = 16  # steps between two solutions: solving costs about a tenth of a millisecond
@@ -44,12 +46,12 @@ class StepTimeFit:
         self._num_steps += 1
         self._smallest = min(self._smallest or new_tokens, new_tokens)
         self._largest = max(self._largest, new_tokens)
-        kind = ((new_tokens - sequences).bit_length(), int(attention).bit_length() // 3)
+        kind = ((new_tokens - sequences).bit_length(), int(attention).bit_length() // 4)
         row = [
             value / scale
             for value, scale in zip((1.0, new_tokens, attention, sequences), _SCALES, strict=True)
         ]
-        self._kinds.setdefault(kind, _Kind()).add(row, elapsed_s)
+        self._kinds.setdefault(kind, _Kind()).add(row, elapsed_s, self._num_steps)
 
     def model(self) -> StepTimeModel | None:
         """The present fit; None until enough steps of different sizes have been seen."""
@@ -61,8 +63,14 @@ class StepTimeFit:
         return self._model
 
     def _solve(self) -> StepTimeModel:
-        gram = [[sum(k.gram[i][j] for k in self._kinds.values()) for j in range(4)] for i in range(4)]
-        moment = [sum(k.moment[i] for k in self._kinds.values()) for i in range(4)]
+        gram: Matrix = [[0.0] * 4 for _ in range(4)]
+        moment: Vector = [0.0] * 4
+        for kind in self._kinds.values():
+            weight = max(LEAST_WEIGHT, FADING ** (self._num_steps - kind.seen_at))
+            for i in range(4):
+                moment[i] += weight * kind.moment[i]
+                for j in range(4):
+                    gram[i][j] += weight * kind.gram[i][j]
         solution = _non_negative_least_squares(gram, moment)
         base_s, per_token_s, per_attention_s, per_sequence_s = (
             value / scale for value, scale in zip(solution, _SCALES, strict=True)
@@ -73,20 +81,23 @@ class StepTimeFit:
 class _Kind:
     """Normal equations of one kind of step, the older ones fading."""
 
-    __slots__ = ("gram", "moment")
+    __slots__ = ("gram", "moment", "seen_at")
 
     def __init__(self) -> None:
         self.gram: Matrix = [[0.0] * 4 for _ in range(4)]
         self.moment: Vector = [0.0] * 4
+        self.seen_at = 0  # number of the last step of this kind
 
-    def add(self, row: Vector, elapsed_s: float) -> None:
+    def add(self, row: Vector, elapsed_s: float, step: int) -> None:
+        keep = FORGETTING * FADING ** (step - self.seen_at)
+        self.seen_at = step
         # Weighted by 1/elapsed^2: errors count relative to the step, else one slow step (a page
         # fault storm, a busy neighbour) would outweigh a thousand ordinary decodes.
         weight = 1.0 / (elapsed_s * elapsed_s)
         for i in range(4):
             for j in range(4):
-                self.gram[i][j] = FORGETTING * self.gram[i][j] + weight * row[i] * row[j]
-            self.moment[i] = FORGETTING * self.moment[i] + weight * row[i] * elapsed_s
+                self.gram[i][j] = keep * self.gram[i][j] + weight * row[i] * row[j]
+            self.moment[i] = keep * self.moment[i] + weight * row[i] * elapsed_s
 
 
 def _non_negative_least_squares(gram: Matrix, moment: Vector) -> Vector:

@@ -1,0 +1,108 @@
+"""What the engine's tests share: a clock that only moves when told, requests in one line, small engines."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from cache.block_hash import BlockHasher
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.kv_cache_manager import BlockEventSink
+from cache.messages import GenerateRequest, SamplingParams
+from cache.types import RequestId
+from replica.config import ReplicaConfig, SimConfig
+from replica.detokenizer import TokenDecoder
+from replica.engine_core import EngineCore
+from replica.sim_runner import SimRunner
+
+BLOCK_SIZE = 4
+TINY_TOKENIZER = Path(__file__).parents[1] / "replica" / "tiny" / "tokenizer.json"
+
+
+class VirtualClock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class TokenizersDecoder:
+    """A real byte-level tokenizer, without transformers."""
+
+    def __init__(self, path: Path = TINY_TOKENIZER) -> None:
+        self.tokenizer = Tokenizer.from_file(str(path))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+
+def fingerprint(block_size: int = BLOCK_SIZE) -> Fingerprint:
+    return Fingerprint("model", "revision", "simulated", "", block_size, HashAlgorithm.XXH3_128)
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 4,
+    output: Sequence[int] = (),
+    seed: int = 0,
+    sent_chars: int = 0,
+    deadline_s: float | None = None,
+    salt: str = "",
+    temperature: float = 0.0,
+    **sampling: Any,
+) -> GenerateRequest:
+    """output: tokens of an earlier attempt."""
+    return GenerateRequest(
+        request_id=RequestId(request_id),
+        token_ids=array("i", [*prompt, *output]),
+        num_prompt_tokens=len(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, **sampling),
+        seed=seed,
+        sent_chars=sent_chars,
+        deadline_s=deadline_s,
+        cache_salt=salt,
+    )
+
+
+def sim_config(num_blocks: int = 64, *, sim: SimConfig | None = None, **settings: Any) -> ReplicaConfig:
+    sim = replace(sim or SimConfig(), num_blocks=num_blocks)
+    return ReplicaConfig(**{"runner": "simulated", "sim": sim, "block_size": BLOCK_SIZE, **settings})
+
+
+def sim_core(
+    num_blocks: int = 64,
+    *,
+    clock: VirtualClock | None = None,
+    decoder: TokenDecoder | None = None,
+    sink: BlockEventSink | None = None,
+    runner: SimRunner | None = None,
+    sim: SimConfig | None = None,
+    eos_token_ids: frozenset[int] = frozenset(),
+    **settings: Any,
+) -> EngineCore:
+    """An engine core over the simulated runner, in virtual time."""
+    clock = clock or VirtualClock()
+    config = sim_config(num_blocks, sim=sim, **settings)
+    runner = runner or SimRunner(
+        config.sim, block_size=config.block_size, sleep=clock.sleep, eos_token_ids=eos_token_ids
+    )
+    hasher = BlockHasher(fingerprint(config.block_size))
+    return EngineCore(runner, config, hasher, decoder=decoder, sink=sink, clock=clock)

@@ -1,0 +1,171 @@
+"""The scheduler's laws over random workloads on the simulated runner, whose pages betray any wrong block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.messages import GenerateRequest
+from cache.types import RequestId
+from replica.config import SimConfig
+from replica.engine_core import EngineCore
+from replica.errors import DeadlineExceeded, ForwardFailed
+from replica.request import RequestState
+from replica.runner import ScheduledSequence, StepResult
+from replica.sim_runner import SimRunner
+from tests.fakes_engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+
+NUM_BLOCKS = 12  # 48 tokens: two or three of the requests below fill it
+
+
+class RecordingRunner(SimRunner):
+    """Remembers the size of every step and that no step lists a request twice."""
+
+    def __init__(self, config: SimConfig, clock: VirtualClock) -> None:
+        super().__init__(config, block_size=BLOCK_SIZE, sleep=clock.sleep)
+        self.step_tokens: list[int] = []
+        self.step_sequences: list[int] = []
+
+    def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
+        assert len({s.request_id for s in sequences}) == len(sequences)
+        for s in sequences:
+            assert len(s.block_table) * BLOCK_SIZE >= s.start + s.num_new_tokens
+        self.step_tokens.append(sum(s.num_new_tokens for s in sequences))
+        self.step_sequences.append(len(sequences))
+        return super().execute(sequences)
+
+
+@dataclass
+class Workload:
+    requests: list[GenerateRequest]
+    arrivals: list[int]  # step before which each request comes
+    cancels: dict[str, int] = field(default_factory=dict)  # step before which a request is cancelled
+    settings: dict[str, Any] = field(default_factory=dict)
+    raise_every_steps: int | None = None
+
+
+@st.composite
+def workloads(draw: st.DrawFn, *, faults: bool) -> Workload:
+    tokens = st.integers(0, 3)  # few values: prefixes meet by chance, blocks within one sequence too
+    shared = draw(st.lists(tokens, min_size=0, max_size=30))
+    requests = []
+    for index in range(draw(st.integers(1, 8))):
+        prompt = [*shared[: draw(st.integers(0, 30))], *draw(st.lists(tokens, min_size=1, max_size=12))][:40]
+        requests.append(
+            make_request(
+                f"r{index}",
+                prompt,
+                max_tokens=draw(st.integers(1, NUM_BLOCKS * BLOCK_SIZE + 1 - len(prompt))),
+                temperature=draw(st.sampled_from([0.0, 1.0])),
+                seed=index,
+                salt=draw(st.sampled_from(["", "other"])),
+                deadline_s=draw(st.sampled_from([None, None, 0.02, 0.2])) if faults else None,
+            )
+        )
+    steps = st.integers(0, 40)
+    cancelled = draw(st.sets(st.sampled_from(requests).map(lambda r: r.request_id))) if faults else set()
+    return Workload(
+        requests=requests,
+        arrivals=[draw(steps) for _ in requests],
+        cancels={request_id: draw(steps) for request_id in cancelled},
+        settings={
+            "max_batched_tokens": draw(st.integers(1, 40)),
+            "max_running": draw(st.integers(1, 8)),
+            "prefix_caching": draw(st.booleans()),
+        },
+        raise_every_steps=draw(st.sampled_from([None, 2, 5])) if faults else None,
+    )
+
+
+def build(workload: Workload) -> tuple[EngineCore, RecordingRunner]:
+    clock = VirtualClock()
+    sim = SimConfig(raise_every_steps=workload.raise_every_steps, vocab_size=4)
+    config = sim_config(NUM_BLOCKS, sim=sim, **workload.settings)
+    runner = RecordingRunner(config.sim, clock)
+    return sim_core(NUM_BLOCKS, runner=runner, clock=clock, sim=sim, **workload.settings), runner
+
+
+def drive(core: EngineCore, workload: Workload) -> dict[str, tuple[int, ...] | Exception | None]:
+    """Run to the end: each request's output, its error, or None if it was cancelled in time."""
+    ended: dict[str, tuple[int, ...] | Exception | None] = {}
+    step = 0
+    while step <= 40 or core.has_work:
+        for request, arrival in zip(workload.requests, workload.arrivals, strict=True):
+            if arrival == step:
+                core.submit(request)
+        for request_id, at in workload.cancels.items():
+            if at == step and core.cancel(RequestId(request_id)) is not None:
+                ended[request_id] = None
+        for progress in core.step():
+            if progress.is_last:
+                done = progress.request
+                assert done.request_id not in ended
+                assert done.state is RequestState.FINISHED
+                output = tuple(done.token_ids[done.num_prompt_tokens :])
+                ended[done.request_id] = progress.error or output
+        check_laws(core, workload)
+        step += 1
+        assert step < 3000, "no progress"
+    return ended
+
+
+def check_laws(core: EngineCore, workload: Workload) -> None:
+    stats, load = core.stats(), core.load()
+    assert stats.cache.free + stats.cache.used == stats.cache.total == NUM_BLOCKS
+    assert load.free_blocks == stats.cache.free
+    assert load.num_running <= workload.settings["max_running"]
+    if load.num_running == 0:
+        assert stats.cache.used == 0
+    waiting = [r for r in core.requests() if r.state is RequestState.WAITING]
+    running = [r for r in core.requests() if r.state is RequestState.RUNNING]
+    assert (len(waiting), len(running)) == (load.num_waiting, load.num_running)
+    assert all(r.is_decoding for r in running[:-1])  # so decodes come before chunks
+    assert all(not r.blocks.block_table and r.num_computed == 0 for r in waiting)
+
+
+def alone(request: GenerateRequest) -> tuple[int, ...]:
+    sim = SimConfig(vocab_size=4)
+    whole = sim_core(64, sim=sim, prefix_caching=False, max_batched_tokens=512)
+    bare = make_request(
+        request.request_id,
+        request.token_ids,
+        max_tokens=request.sampling.max_tokens,
+        temperature=request.sampling.temperature,
+        seed=request.seed,
+    )
+    return whole.complete([bare])[0].token_ids
+
+
+@given(workloads(faults=False))
+@settings(max_examples=150, deadline=None)
+def test_every_request_ends_as_if_it_had_run_alone(workload: Workload) -> None:
+    """Whatever shares its steps, its blocks, or throws it out of the pool."""
+    core, runner = build(workload)
+    ended = drive(core, workload)
+    assert ended == {request.request_id: alone(request) for request in workload.requests}
+    assert core.stats().cache.free == NUM_BLOCKS
+    assert max(runner.step_tokens) <= workload.settings["max_batched_tokens"]
+    assert max(runner.step_sequences) <= workload.settings["max_running"]
+
+
+@given(workloads(faults=True))
+@settings(max_examples=150, deadline=None)
+def test_faults_cancellations_and_deadlines_touch_only_their_own(workload: Workload) -> None:
+    """Each request ends once: right tokens, its own error, or silence because it was cancelled."""
+    core, runner = build(workload)
+    ended = drive(core, workload)
+    assert core.stats().cache.free == NUM_BLOCKS
+    assert max(runner.step_tokens, default=0) <= workload.settings["max_batched_tokens"]
+    for request in workload.requests:
+        outcome = ended[request.request_id]
+        if isinstance(outcome, tuple):
+            assert outcome == alone(request)
+        elif outcome is None:
+            assert request.request_id in workload.cancels
+        else:
+            assert isinstance(outcome, ForwardFailed if workload.raise_every_steps else DeadlineExceeded) or (
+                isinstance(outcome, DeadlineExceeded) and request.deadline_s is not None
+            )
