@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache import events
 from cache.block_hash import BlockHasher, hint, hints
 from cache.errors import BlocksAwaited, BlocksInUse, NoFreeBlocks, StaleHit
 from cache.events import EventLog, Load
@@ -202,9 +204,19 @@ class Driver:
         """A batch reaches the subscriber; or a late one starts from a snapshot, changes pending."""
         if is_so:
             self._join()
-        self.subscriber.apply(self.log.flush(Load()))
+        with mock.patch.object(
+            events, "MAX_CHANGES_PER_BATCH", 1 + amount
+        ):  # cut: still closed under parents
+            self._flush_once()
+            while self.log.has_changes:
+                self._flush_once()
         assert self.subscriber.hashes == set(hints(self.manager.pool.cached_hashes()))
-        assert not self.log.has_changes
+
+    def _flush_once(self) -> None:
+        self.subscriber.apply(self.log.flush(Load()))
+        if self.is_honest:
+            parents = {self.parent_of[name] for name in self.subscriber.hashes} - {None}
+            assert parents <= self.subscriber.hashes, "the router's jump needs every parent"
 
     def _join(self) -> None:
         snapshot = self.log.snapshot(Load())
