@@ -141,22 +141,25 @@ class ReplicaLoad:
         return min(1.0, (total - self._load.free_blocks + self._unseen_blocks) / total)
 
     def _prefill_s(self, reservation: Reservation) -> float:
-        if self._step_time is None:
-            return 0.0
-        return self._step_time.prefill_s(
-            reservation.uncached_tokens, reservation.cached_tokens, self.info.max_batched_tokens
-        )
+        uncached, cached = reservation.uncached_tokens, reservation.cached_tokens
+        return self._share_s(uncached, uncached * (cached + uncached / 2), 1)
 
     def _queued_s(self) -> float:
         """Seconds to prefill what the engine has queued, taken as prompts of equal length."""
-        model, tokens = self._step_time, self._load.queued_uncached_tokens
-        if model is None or not tokens:
+        tokens, prompts = self._load.queued_uncached_tokens, max(1, self._load.num_waiting)
+        return self._share_s(tokens, tokens * tokens / (2 * prompts), prompts) if tokens else 0.0
+
+    def _share_s(self, tokens: int, attention: float, sequences: int) -> float:
+        """Seconds of engine time for so much prefill among other work; 0 while its speed is unknown.
+
+        Of a step's fixed cost it takes the share of its tokens: small prompts run together in one step,
+        and to charge each of them a whole one would drive twins away from where their prefix is.
+        """
+        model = self._step_time
+        if model is None:
             return 0.0
-        steps = math.ceil(tokens / self.info.max_batched_tokens)
-        attention = tokens * tokens / (2 * max(1, self._load.num_waiting))
-        return steps * (model.base_s + model.per_sequence_s) + (
-            model.per_token_s * tokens + model.per_attention_s * attention
-        )
+        idle_share = 1.0 - tokens / self.info.max_batched_tokens
+        return model.step_s(tokens, attention, sequences) - model.base_s * idle_share
 
 
 class FleetLoad:

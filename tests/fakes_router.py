@@ -1,4 +1,4 @@
-"""What the router's tests share: a clock, replicas on paper, prompts as hash chains, a wire without sockets."""
+"""What the router's tests share: a clock, replicas on paper, prompts as hash chains."""
 
 from __future__ import annotations
 

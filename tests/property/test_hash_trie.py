@@ -5,7 +5,10 @@ A naive model keeps, per replica, a set of exact blocks and a list of live predi
 
 from __future__ import annotations
 
-from hypothesis import settings, strategies as st
+from itertools import pairwise
+
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.events import digest_of
@@ -120,7 +123,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def _learn(self, path: tuple[int, ...]) -> list[HashHint]:
         hints = hints_of(path)
-        for parent, child in zip(hints, hints[1:], strict=False):
+        for parent, child in pairwise(hints):
             self.children.setdefault(parent, set()).add(child)
         if hints not in self.asked:
             self.asked = [*self.asked[-7:], hints]

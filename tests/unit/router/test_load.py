@@ -37,8 +37,9 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-# One step: 0.01 + 0.001 base, 500 tokens at 0.1 ms.
-PREFILL_500_S = pytest.approx(0.061)
+# 500 of a step's 512 tokens: their share of 0.01 s, 0.1 ms each, 0.001 s for the sequence.
+SHARE_500_S = 0.01 * 500 / 512 + 0.05 + 0.001
+PREFILL_500_S = pytest.approx(SHARE_500_S)
 
 
 def test_a_reservation_is_backlog_until_the_engine_names_it(fleet: Fleet) -> None:
@@ -55,8 +56,9 @@ def test_a_reservation_is_backlog_until_the_engine_names_it(fleet: Fleet) -> Non
 def test_a_report_that_does_not_name_it_keeps_the_reservation(fleet: Fleet) -> None:
     fleet.loads.reserve(A, fleet.book(X))
     fleet.loads.report(A, load(admitted=(Y,), num_running=3, queued_uncached_tokens=1000, num_waiting=2))
-    # Two steps of the engine's queue, and ours on top.
-    assert fleet.view().backlog_s == pytest.approx(2 * 0.011 + 0.1 + 0.061)
+    # The engine's queue of two prompts, and ours on top.
+    queued_s = 0.01 * 1000 / 512 + 0.1 + 2 * 0.001
+    assert fleet.view().backlog_s == pytest.approx(queued_s + SHARE_500_S)
     assert fleet.view().num_requests == 6
     assert fleet.view().num_waiting == 3
 
@@ -64,11 +66,18 @@ def test_a_report_that_does_not_name_it_keeps_the_reservation(fleet: Fleet) -> N
 def test_backlog_runs_down_between_reports_and_never_below_zero(fleet: Fleet) -> None:
     fleet.loads.reserve(A, fleet.book(X))
     fleet.clock.advance(0.021)
-    assert fleet.view().backlog_s == pytest.approx(0.040)
+    assert fleet.view().backlog_s == pytest.approx(SHARE_500_S - 0.021)
     fleet.clock.advance(1.0)
     assert fleet.view().backlog_s == 0.0
     fleet.loads.reserve(A, fleet.book(Y))
     assert fleet.view().backlog_s == PREFILL_500_S  # idle time was not saved up
+
+
+def test_small_prompts_share_a_step(fleet: Fleet) -> None:
+    """Sixteen twins with one token each to compute are one step's work, not sixteen steps'."""
+    for index in range(16):
+        fleet.loads.reserve(A, fleet.book(RequestId(str(index)), uncached=1))
+    assert fleet.view().backlog_s == pytest.approx(0.01 * 16 / 512 + 16 * 0.0001 + 16 * 0.001)
 
 
 def test_release_takes_an_unseen_reservation_back_and_may_be_repeated(fleet: Fleet) -> None:

@@ -1,0 +1,36 @@
+"""The cost table worked out by hand: `routing_costs.json`."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache.events import StepTimeModel
+from cache.types import ReplicaId
+from router.cost import Candidate, RequestShape, costs
+from router.policies import make_policy
+from tests.fakes_router import view
+
+CASES = json.loads(Path(__file__).with_name("routing_costs.json").read_text())["cases"]
+
+
+def candidate(name: str, replica: dict[str, Any], per_attention_s: float) -> Candidate:
+    known = {key: value for key, value in replica.items() if key not in ("cached", "cost", "measured")}
+    step_time = StepTimeModel(0.01, 0.0001, per_attention_s, 0.0) if replica.get("measured", True) else None
+    load = view(max_batched_tokens=500, step_time=step_time, **known)
+    return Candidate(ReplicaId(name), load, replica.get("cached", 0), True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"][:40] for case in CASES])
+def test_costs_are_those_worked_out_by_hand(case: dict[str, Any]) -> None:
+    replicas = case["replicas"]
+    attention_s = case.get("per_attention_s", 0.0)
+    candidates = [candidate(name, replica, attention_s) for name, replica in replicas.items()]
+    shape = RequestShape(case["prompt"], case.get("hot", 0), case["w"])
+    assert costs(candidates, shape) == pytest.approx([replica["cost"] for replica in replicas.values()])
+    policy = make_policy("expected_time", near_tie=0.05, rng=random.Random(0))
+    assert policy.rank(candidates, shape)[0].replica_id == case["best"]

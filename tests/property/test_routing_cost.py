@@ -1,0 +1,92 @@
+"""What no load, speed or match may change about a cost."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.events import StepTimeModel
+from cache.types import ReplicaId
+from router.cost import Candidate, RequestShape, decode_slowdown, expected_time, tuning_free
+from router.load import LoadView
+from tests.fakes_router import view
+
+MODELS = st.builds(
+    StepTimeModel,
+    base_s=st.floats(1e-6, 1),
+    per_token_s=st.floats(0, 1e-2),
+    per_attention_s=st.floats(0, 1e-6),
+    per_sequence_s=st.floats(0, 1e-2),
+)
+LOADS = st.builds(
+    lambda **changes: view(**changes),
+    backlog_s=st.floats(0, 100),
+    num_requests=st.integers(0, 500),
+    num_running=st.integers(0, 1000),
+    context_tokens=st.integers(0, 10**7),
+    used_fraction=st.floats(0, 1),
+    max_batched_tokens=st.integers(1, 8192),
+    step_time=MODELS,
+)
+SHAPES = st.builds(
+    RequestShape,
+    num_prompt_tokens=st.integers(1, 100_000),
+    hot_tokens=st.just(0),
+    recompute_weight=st.floats(2, 8),
+)
+
+
+def cost(load: LoadView, cached: int, shape: RequestShape) -> float:
+    return expected_time(Candidate(ReplicaId("r"), load, cached, True), shape).total_s
+
+
+def not_less(larger: float, smaller: float) -> bool:
+    return larger >= smaller or math.isclose(larger, smaller, rel_tol=1e-9)
+
+
+@given(LOADS, SHAPES, st.floats(0, 100))
+def test_more_backlog_never_makes_a_replica_more_attractive(
+    load: LoadView, shape: RequestShape, more_s: float
+) -> None:
+    busier = load._replace(backlog_s=load.backlog_s + more_s)
+    assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
+
+
+@given(LOADS, SHAPES, st.integers(0, 1000), st.integers(0, 10**6), st.floats(0, 1))
+def test_more_sequences_context_or_memory_never_make_it_more_attractive(
+    load: LoadView, shape: RequestShape, running: int, context: int, used: float
+) -> None:
+    busier = load._replace(
+        num_running=load.num_running + running,
+        context_tokens=load.context_tokens + context,
+        used_fraction=min(1.0, load.used_fraction + used),
+    )
+    if load.num_running:
+        assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
+    assert decode_slowdown(busier) >= 1.0
+
+
+@given(LOADS, SHAPES, st.data())
+def test_more_match_never_makes_it_less_attractive(
+    load: LoadView, shape: RequestShape, data: st.DataObject
+) -> None:
+    more = data.draw(st.integers(0, shape.num_prompt_tokens - 1))
+    less = data.draw(st.integers(0, more))
+    hot = shape._replace(hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)))
+    for asked in (shape, hot):
+        assert not_less(cost(load, less, asked), cost(load, more, asked))
+    without = Candidate(ReplicaId("r"), load, less, True)
+    assert tuning_free(without, shape) >= tuning_free(without._replace(cached_tokens=more), shape)
+
+
+@given(LOADS, SHAPES, st.data())
+def test_costs_are_finite_and_positive_and_heat_never_adds_to_them(
+    load: LoadView, shape: RequestShape, data: st.DataObject
+) -> None:
+    hot = shape._replace(hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)))
+    cold_cost, hot_cost = cost(load, 0, shape), cost(load, 0, hot)
+    assert math.isfinite(cold_cost)
+    assert cold_cost > 0
+    assert not_less(cold_cost, hot_cost)
