@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmq.asyncio import Context
-from zmq.constants import DEALER, LINGER, MAXMSGSIZE, RCVHWM, SUB, SUBSCRIBE
+from zmq.constants import DEALER, IPV6, LINGER, MAXMSGSIZE, RCVHWM, SUB, SUBSCRIBE
 from zmq.error import ZMQError
 
 from cache.errors import WireError
@@ -260,6 +260,7 @@ def _open(context: Context, kind: int, endpoint: str, options: Mapping[int, int 
     with contextlib.ExitStack() as on_error:
         on_error.callback(socket.close, linger=0)
         socket.setsockopt(LINGER, 0)
+        socket.setsockopt(IPV6, int("[" in endpoint))
         for option, value in options.items():
             socket.setsockopt(option, value)
         socket.connect(endpoint)

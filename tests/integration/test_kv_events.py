@@ -1,0 +1,259 @@
+"""A replica's publisher and a router's subscriber over real sockets: the index follows the cache.
+
+No Ray: the publisher's thread and the test's event loop. What may happen to messages in between is
+tested without sockets in `tests/property/test_event_stream.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from zmq.asyncio import Context
+from zmq.constants import LAST_ENDPOINT, PUB, ROUTER
+
+from cache.events import FORMAT_VERSION, Digest, EventBatch, EventLog, Load, Snapshot, encode
+from cache.messages import ReplicaInfo
+from cache.types import BlockHash, ReplicaId
+from replica.publisher import Publisher
+from router.routing import Routing
+from router.subscriber import SubscriberGroup, SubscriberSettings
+from tests.fakes_router import chain, config, info, load, replica_id
+
+A, B = replica_id(0), replica_id(1)
+FAST = SubscriberSettings(snapshot_timeout_s=0.3, resync_interval_s=0.02, max_resync_interval_s=0.1)
+
+
+class Engine:
+    """A cache's event log behind a real publisher."""
+
+    def __init__(self, epoch: int, port: int = 0) -> None:
+        self.log = EventLog(epoch)
+        self.publisher = Publisher(host="127.0.0.1", port=port, epoch=epoch)
+        self.publisher.start()
+
+    @property
+    def info(self) -> ReplicaInfo:
+        return info(
+            event_endpoint=self.publisher.event_endpoint, snapshot_endpoint=self.publisher.snapshot_endpoint
+        )
+
+    def store(self, hashes: list[BlockHash]) -> None:
+        for block_hash in hashes:
+            self.log.stored(block_hash)
+
+    def beat(self, **changes: Any) -> None:
+        self.publisher.publish(self.log.flush(load(**changes)))
+
+    def lose(self) -> None:
+        """A batch that never arrives: applied by the publisher's snapshot, sent to nobody."""
+        self.publisher._apply(self.log.flush(load()))
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine(epoch=1)
+    yield engine
+    engine.publisher.close()
+
+
+@pytest.fixture
+def routing() -> Routing:
+    return Routing(config())
+
+
+@pytest.fixture
+async def group(routing: Routing) -> AsyncIterator[SubscriberGroup]:
+    async with SubscriberGroup(routing, FAST) as group:
+        yield group
+
+
+async def until(condition: Callable[[], object], act: Callable[[], object] = lambda: None) -> None:
+    """Wait for a condition, acting (a heartbeat) before each look."""
+    async with asyncio.timeout(10):
+        while not condition():
+            act()
+            await asyncio.sleep(0.02)
+
+
+def follow(routing: Routing, group: SubscriberGroup, replicas: dict[ReplicaId, ReplicaInfo]) -> None:
+    routing.update_replicas(replicas)
+    group.update(replicas)
+
+
+def digest(routing: Routing, replica: ReplicaId = A) -> Digest:
+    return routing._trie.digest(replica)
+
+
+async def test_a_late_joiner_gets_the_snapshot_then_live_batches(
+    engine: Engine, routing: Routing, group: SubscriberGroup
+) -> None:
+    engine.store(chain("early", 5))
+    engine.beat()
+    follow(routing, group, {A: engine.info})
+    assert not group.is_synced(A)
+    assert not group.all_synced()
+    await until(lambda: group.all_synced() and digest(routing) == engine.log.digest)
+    engine.store(chain("live", 7))
+    await until(lambda: digest(routing) == engine.log.digest and digest(routing).count == 12, engine.beat)
+
+
+async def test_a_lost_batch_is_repaired_by_a_snapshot(
+    engine: Engine, routing: Routing, group: SubscriberGroup
+) -> None:
+    follow(routing, group, {A: engine.info})
+    await until(lambda: group.is_synced(A) and digest(routing) == engine.log.digest, engine.beat)
+    engine.store(chain("lost", 3))
+    engine.lose()
+    await until(lambda: group.is_synced(A) and digest(routing).count == 3, engine.beat)
+    assert routing.statistics().resyncs["gap"] >= 1
+
+
+async def test_a_restarted_engine_is_followed_on_the_same_address(
+    routing: Routing, group: SubscriberGroup
+) -> None:
+    first = Engine(epoch=1)
+    endpoint = first.info
+    follow(routing, group, {A: endpoint})
+    first.store(chain("old", 4))
+    await until(lambda: digest(routing).count == 4, first.beat)
+    first.publisher.close()
+    second = Engine(epoch=2, port=int(endpoint.event_endpoint.rsplit(":", 1)[1]))
+    try:
+        moved = {A: second.info}
+        if second.info.snapshot_endpoint != endpoint.snapshot_endpoint:
+            follow(routing, group, {})
+            await asyncio.sleep(0)
+            follow(routing, group, moved)
+        second.store(chain("new", 6))
+        await until(lambda: group.is_synced(A) and digest(routing).count == 6, second.beat)
+        assert digest(routing) == second.log.digest
+    finally:
+        second.publisher.close()
+
+
+async def test_two_replicas_are_kept_apart_and_one_leaves(
+    engine: Engine, routing: Routing, group: SubscriberGroup
+) -> None:
+    other = Engine(epoch=9)
+    try:
+        follow(routing, group, {A: engine.info, B: other.info})
+        engine.store(chain("a", 2))
+        other.store(chain("b", 3))
+        await until(
+            lambda: (digest(routing, A).count, digest(routing, B).count) == (2, 3),
+            lambda: (engine.beat(), other.beat()),
+        )
+        follow(routing, group, {A: engine.info})
+        assert not group.is_synced(B)
+        assert routing.statistics().index_entries == 2
+    finally:
+        other.publisher.close()
+
+
+async def test_an_unreachable_replica_costs_only_its_own_prefix_data(
+    engine: Engine, routing: Routing, group: SubscriberGroup
+) -> None:
+    follow(routing, group, {A: engine.info, B: info(event_endpoint="nonsense")})
+    await until(lambda: group.is_synced(A), engine.beat)
+    assert not group.is_synced(B)
+
+
+class RawReplica:
+    """Sockets that say exactly what a test tells them to."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        self.pub: Any = self.context.socket(PUB)
+        self.router: Any = self.context.socket(ROUTER)
+        for socket in (self.pub, self.router):
+            socket.bind("tcp://127.0.0.1:*")
+        self.answers: list[bytes] = []
+        self.num_asked = 0
+
+    @property
+    def info(self) -> ReplicaInfo:
+        ends = [socket.getsockopt_string(LAST_ENDPOINT) for socket in (self.pub, self.router)]
+        return info(event_endpoint=ends[0], snapshot_endpoint=ends[1], num_blocks=100)
+
+    async def answer(self) -> None:
+        """Answer each request with the next of `answers`; none left: stay silent."""
+        while True:
+            identity, _ = await self.router.recv_multipart()
+            self.num_asked += 1
+            if self.answers:
+                await self.router.send_multipart([identity, self.answers.pop(0)])
+
+
+@pytest.fixture
+async def raw() -> AsyncIterator[RawReplica]:
+    raw = RawReplica()
+    task = asyncio.create_task(raw.answer())
+    yield raw
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    raw.context.destroy(linger=0)
+
+
+GOOD_SNAPSHOT = encode(Snapshot(FORMAT_VERSION, 1, 3, (1, 2, 3), Load()))
+
+
+async def test_garbage_is_counted_and_survived(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup
+) -> None:
+    raw.answers = [b"\xc1 not msgpack", GOOD_SNAPSHOT]
+    follow(routing, group, {A: raw.info})
+    await until(lambda: group.is_synced(A))
+    assert routing.statistics().malformed_events >= 1
+
+    raw.answers = [GOOD_SNAPSHOT] * 20
+    lying = encode(EventBatch(FORMAT_VERSION, 1, 4, (), (), Digest(101, 0), Load()))  # of 100 blocks
+    before = routing.statistics().malformed_events
+    frames = ([b"kv"], [b"kv", b"\x00" * 10], [b"kv", lying], [b"kv", b"a", b"b"])
+
+    def send_garbage() -> None:
+        for message in frames:
+            raw.pub.send_multipart(message)
+
+    await until(lambda: routing.statistics().malformed_events >= before + 4, send_garbage)
+    await until(lambda: group.is_synced(A))
+    assert digest(routing).count == 3
+
+
+async def test_a_snapshot_that_never_comes_is_asked_for_again_but_not_in_a_hurry(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup
+) -> None:
+    follow(routing, group, {A: raw.info})
+    await asyncio.sleep(1.0)
+    assert not group.is_synced(A)
+    assert 2 <= raw.num_asked <= 4  # 0.3 s patience and 0.02 s, 0.04 s, ... between
+    raw.answers = [GOOD_SNAPSHOT]
+    await until(lambda: group.is_synced(A))
+
+
+async def test_drift_is_found_by_the_digest_and_repaired(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup
+) -> None:
+    raw.answers = [GOOD_SNAPSHOT] * 50
+    follow(routing, group, {A: raw.info})
+    await until(lambda: group.is_synced(A))
+    wrong = encode(EventBatch(FORMAT_VERSION, 1, 4, (), (), Digest(2, 1 ^ 2), Load()))
+    await until(
+        lambda: routing.statistics().resyncs.get("drift", 0) >= 1,
+        lambda: raw.pub.send_multipart([b"kv", wrong]),
+    )
+    await until(lambda: group.is_synced(A) and digest(routing).count == 3)
+
+
+async def test_closing_twice_leaves_no_task(engine: Engine, routing: Routing) -> None:
+    group = SubscriberGroup(routing, FAST)
+    follow(routing, group, {A: engine.info})
+    before = asyncio.all_tasks()
+    assert len(before) > 1
+    await group.aclose()
+    await group.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    group.update({A: engine.info})
+    assert not group.is_synced(A)
