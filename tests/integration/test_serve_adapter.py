@@ -152,11 +152,12 @@ def _text(answer: httpx.Response) -> str:
     return text
 
 
-def _replica_states() -> list[dict[str, Any]]:
+async def _replica_states() -> list[dict[str, Any]]:
     from ray import serve
 
     handle = serve.get_deployment_handle("Replica", "adapter")
-    return [state for state in handle.broadcast("describe").results(timeout_s=10) if isinstance(state, dict)]
+    states = await handle.broadcast("describe").results_async(timeout_s=10, return_exceptions=True)
+    return [state for state in states if isinstance(state, dict)]
 
 
 def test_a_prompt_goes_where_it_went_before(ready: str) -> None:
@@ -215,23 +216,25 @@ def test_a_request_that_kills_replicas_is_refused_after_two(ready: str) -> None:
     assert answer.json()["error"]["code"] == "too_many_deaths"
 
 
+async def _read_all(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> bytes:
+    async with client.stream("POST", url, json=body) as answer:
+        return b"".join([content async for content in answer.aiter_bytes()])
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_stops_its_generation(ready: str, stream: bool) -> None:
-    before = await asyncio.to_thread(_replica_states)
+    before = sum(state["cancelled"] for state in await _replica_states())
     body = _body("x", SLOW, max_tokens=900, stream=stream)
     async with httpx.AsyncClient(timeout=60) as client:
         with pytest.raises((TimeoutError, httpx.HTTPError)):
-            async with asyncio.timeout(1.0):
-                async with client.stream("POST", f"{ready}/v1/completions", json=body) as answer:
-                    async for _ in answer.aiter_bytes():
-                        pass
-
-    def has_stopped() -> bool:
-        states = _replica_states()
-        cancelled = sum(state["cancelled"] for state in states) - sum(state["cancelled"] for state in before)
-        return cancelled == 1 and not any(state["running"] for state in states)
-
-    await asyncio.to_thread(_until, has_stopped, 5.0)
+            await asyncio.wait_for(_read_all(client, f"{ready}/v1/completions", body), timeout=1.0)
+    async with asyncio.timeout(5.0):
+        while True:
+            states = await _replica_states()
+            num_cancelled = sum(state["cancelled"] for state in states) - before
+            if num_cancelled == 1 and not any(state["running"] for state in states):
+                return
+            await asyncio.sleep(0.1)
 
 
 def test_nothing_is_left_in_flight(ready: str) -> None:

@@ -1,0 +1,79 @@
+"""Reading and parsing a request body: limits, strictness, and messages that quote nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from router.errors import BodyTooLarge, MalformedJson
+from router.openai_api.body import parse_object, read_limited
+
+
+async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def test_a_body_at_the_limit_is_read() -> None:
+    assert await read_limited(_chunks(b"ab", b"cd"), None, 4) == b"abcd"
+
+
+async def test_a_declared_length_above_the_limit_is_refused_unread() -> None:
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError("read")
+        yield b""
+
+    with pytest.raises(BodyTooLarge) as caught:
+        await read_limited(unread(), "5", 4)
+    assert caught.value.size_bytes == 5
+
+
+@pytest.mark.parametrize("declared", [None, "1", "x", "-1", "", "٣", "9" * 5000])
+async def test_a_body_that_grows_beyond_the_limit_is_refused_whatever_it_declared(
+    declared: str | None,
+) -> None:
+    with pytest.raises(BodyTooLarge):
+        await read_limited(_chunks(b"abc", b"de"), declared, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"", "empty"),
+        (b"secret", "not JSON"),
+        (b'{"secret": ', "too early"),
+        (b'{"secret": 1} secret', "after the end"),
+        (b'{"secret": 1,}', "trailing comma"),
+        (b'{"secret": NaN}', "NaN"),
+        (b'{"secret": Infinity}', "Infinity"),
+        (b'{"secret": -Infinity}', "malformed"),
+        (b"{secret: 1}", "key is not a string"),
+        (b'{"secret" 1}', "colon"),
+        (b'{"a": 1 "b": 2}', "comma"),
+        (b"[1 2]", "comma"),
+        (b'{"secret": "\xff"}', "UTF-8"),
+        (b'{"secret": "\x01"}', "control character"),
+        (b'{"secret": "\\q"}', "invalid escape"),
+        (b'{"secret": "\\ud800"}', "surrogate"),
+        (b'{"secret": "\\udc00"}', "surrogate"),
+        (b'{"secret": 01}', "number"),
+        (b'{"secret": ' + b"9" * 5000 + b"}", "out of range"),
+        (b'{"secret": ' + b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b'["secret"]', "must be an object"),
+        (b'"secret"', "must be an object"),
+        (b"null", "must be an object"),
+    ],
+)
+def test_what_is_not_a_json_object_is_refused_with_its_cause_and_not_its_content(
+    content: bytes, cause: str
+) -> None:
+    with pytest.raises(MalformedJson) as caught:
+        parse_object(content)
+    assert cause in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_an_object_is_returned_as_it_is() -> None:
+    assert parse_object('{"a": [1, 2.5, "ü", null, true]}'.encode()) == {"a": [1, 2.5, "ü", None, True]}

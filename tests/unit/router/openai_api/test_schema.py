@@ -1,0 +1,257 @@
+"""Every validation row: what is accepted becomes a value, what is not is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.errors import InvalidField, UnsupportedParameter
+from router.openai_api.fields import FIELDS, Endpoint, Field, Use, count_unknown, refuse_unsupported
+from router.openai_api.schema import TextPrompt, TokenPrompt, parse_chat, parse_completion
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def _chat(**fields: Any) -> Any:
+    return parse_chat({"model": "m", "messages": MESSAGES, **fields})
+
+
+def _completion(**fields: Any) -> Any:
+    return parse_completion({"model": "m", "prompt": "hello", **fields})
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("model", 1, "model"),
+    ("model", "", "model"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", -1, "max_tokens"),
+    ("max_tokens", 1.5, "max_tokens"),
+    ("max_tokens", "1", "max_tokens"),
+    ("max_tokens", True, "max_tokens"),
+    ("max_tokens", 10**30, "max_tokens"),
+    ("min_tokens", -1, "min_tokens"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", 2.1, "temperature"),
+    ("temperature", "1", "temperature"),
+    ("temperature", float("inf"), "temperature"),
+    ("temperature", float("nan"), "temperature"),
+    ("temperature", 10**400, "temperature"),
+    ("temperature", [], "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.01, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("top_k", 0.5, "top_k"),
+    ("seed", 1 << 63, "seed"),
+    ("seed", "a", "seed"),
+    ("seed", 1.0, "seed"),
+    ("stop", "", "stop"),
+    ("stop", ["a", ""], "stop"),
+    ("stop", [1], "stop"),
+    ("stop", 1, "stop"),
+    ("stop", {}, "stop"),
+    ("stop_token_ids", 1, "stop_token_ids"),
+    ("stop_token_ids", [-1], "stop_token_ids"),
+    ("stop_token_ids", [True], "stop_token_ids"),
+    ("stop_token_ids", [1 << 31], "stop_token_ids"),
+    ("ignore_eos", 1, "ignore_eos"),
+    ("ignore_eos", "true", "ignore_eos"),
+    ("stream", 1, "stream"),
+    ("stream_options", {}, "stream_options"),  # without stream
+    ("cache_salt", "", "cache_salt"),
+    ("cache_salt", "x" * 1025, "cache_salt"),
+    ("cache_salt", 1, "cache_salt"),
+]
+
+
+@pytest.mark.parametrize("parse", [_chat, _completion])
+@pytest.mark.parametrize(("name", "value", "param"), WRONG)
+def test_a_wrong_value_is_named(parse: Any, name: str, value: Any, param: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        parse(**{name: value})
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("temperature", 3, "a number between 0 and 2"),
+        ("top_p", 2, "a number above 0 and up to 1"),
+        ("max_tokens", 0, "an integer of at least 1"),
+        ("cache_salt", "", "a string of 1 to 1024 characters"),
+    ],
+)
+def test_the_accepted_range_is_in_the_message(name: str, value: Any, accepted: str) -> None:
+    with pytest.raises(InvalidField, match=accepted):
+        _chat(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"include_usage": 1}, "stream_options.include_usage"),
+        ({"continuous_usage_stats": "x"}, "stream_options.continuous_usage_stats"),
+        (5, "stream_options"),
+    ],
+)
+def test_stream_options_are_checked_inside(options: Any, param: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        _chat(stream=True, stream_options=options)
+    assert caught.value.param == param
+
+
+SECRET = "a secret prompt"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        (SECRET, "messages"),
+        ({}, "messages"),
+        ([SECRET], "messages[0]"),
+        ([{"content": SECRET}], "messages[0].role"),
+        ([{"role": SECRET, "content": SECRET}], "messages[0].role"),
+        ([{"role": 1, "content": SECRET}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([*MESSAGES, {"role": "user", "content": 5}], "messages[1].content"),
+        ([{"role": "user", "content": [SECRET]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"text": SECRET}]}], "messages[0].content[0]"),
+    ],
+)
+def test_a_wrong_message_is_named_and_never_quoted(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        _chat(messages=messages)
+    assert caught.value.param == param
+    assert SECRET not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "function", "content": "x"}, "messages[0].role"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "messages[0].content[0].type",
+        ),
+    ],
+)
+def test_a_message_of_a_kind_not_implemented_is_named(message: Any, param: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        _chat(messages=[message])
+    assert caught.value.param == param
+
+
+def test_content_parts_are_joined_and_developer_is_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = _chat(messages=[{"role": "developer", "content": parts}])
+    assert [(message.role, message.content) for message in body.messages] == [("system", "ab")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", [TextPrompt(text="a")]),
+        ("", [TextPrompt(text="")]),
+        ([1, 2], [TokenPrompt(token_ids=(1, 2))]),
+        (["a", "b"], [TextPrompt(text="a"), TextPrompt(text="b")]),
+        ([[1], [2, 3]], [TokenPrompt(token_ids=(1,)), TokenPrompt(token_ids=(2, 3))]),
+        (["a", [1]], [TextPrompt(text="a"), TokenPrompt(token_ids=(1,))]),
+    ],
+)
+def test_every_form_of_prompt_is_read(prompt: Any, expected: Any) -> None:
+    assert list(_completion(prompt=prompt).prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([], "prompt"),
+        (1, "prompt"),
+        ({}, "prompt"),
+        ([-1], "prompt"),
+        ([1, -1], "prompt"),
+        ([1, 2.0], "prompt"),
+        ([1, True], "prompt"),
+        ([1, "a"], "prompt"),
+        ([1 << 31], "prompt"),
+        ([True], "prompt[0]"),
+        ([[]], "prompt[0]"),
+        (["a", []], "prompt[1]"),
+        (["a", [1, "b"]], "prompt[1]"),
+        (["a"] * 65, "prompt"),
+    ],
+)
+def test_what_is_no_prompt_is_named(prompt: Any, param: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        _completion(prompt=prompt)
+    assert caught.value.param == param
+
+
+def test_null_counts_as_absent_and_absent_required_fields_are_named() -> None:
+    assert _chat(temperature=None, stop=None, max_tokens=None, n=None, logprobs=None).temperature == 1.0
+    for name in ("model", "messages"):
+        with pytest.raises(InvalidField, match="is required") as caught:
+            _chat(**{name: None})
+        assert caught.value.param == name
+
+
+def test_the_newer_name_of_the_limit_wins_and_completions_default_to_16() -> None:
+    assert _chat(max_tokens=3, max_completion_tokens=4).token_limit == 4
+    assert _chat(max_tokens=3).token_limit == 3
+    assert _chat().token_limit is None
+    assert _completion().token_limit == 16
+
+
+REFUSED = [field for field in FIELDS if field.use is Use.REFUSED]
+
+
+@pytest.mark.parametrize("field", REFUSED, ids=lambda field: field.name)
+def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Field) -> None:
+    for endpoint in field.endpoints:
+        with pytest.raises(UnsupportedParameter) as caught:
+            refuse_unsupported(endpoint, {field.name: ["not", "neutral"]})
+        assert caught.value.param == field.name
+        assert caught.value.code == "unsupported_parameter"
+        for neutral in (None, *field.neutral):
+            refuse_unsupported(endpoint, {field.name: neutral})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_neutral"),
+    [
+        ("n", 1, True),
+        ("n", 1.0, True),
+        ("n", 2, False),
+        ("n", True, False),
+        ("logprobs", False, True),
+        ("logprobs", True, False),
+        ("logprobs", 0, False),  # completions: the chosen token's own
+        ("logprobs", 3, False),
+        ("repetition_penalty", 1.0, True),
+        ("repetition_penalty", 1.1, False),
+        ("presence_penalty", 0.0, True),
+        ("response_format", {"type": "text"}, True),
+        ("response_format", {"type": "json_object"}, False),
+        ("min_p", 0.1, False),
+        ("echo", True, False),
+        ("best_of", 2, False),
+    ],
+)
+def test_neutral_means_what_happens_anyway(name: str, value: Any, is_neutral: bool) -> None:
+    if is_neutral:
+        refuse_unsupported(Endpoint.COMPLETIONS, {name: value})
+    else:
+        with pytest.raises(UnsupportedParameter):
+            refuse_unsupported(Endpoint.COMPLETIONS, {name: value})
+
+
+def test_unknown_fields_are_accepted_and_counted() -> None:
+    fields = {"model": "m", "messages": MESSAGES, "user": "u", "frobnicate": 1, "x": None}
+    assert count_unknown(Endpoint.CHAT, fields) == 2
+    assert parse_chat(fields).model == "m"
