@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
+from router.policies import NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class RouterConfig:
     seed: int | None = None  # of the Router's random draws; None = from the system
 
     def __post_init__(self) -> None:
+        if self.policy not in NAMES:
+            raise ConfigError("policy", self.policy, "must be one of " + ", ".join(NAMES))
         for name, low, high in (
             ("predicted_ttl_s", 0.0, 3600.0),
             ("reservation_ttl_s", 1.0, 86400.0),
