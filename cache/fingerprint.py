@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+# What the format itself allows: a corrupt length must not make us read the weights.
+_MAX_HEADER_BYTES = 100_000_000
+
 
 class HashAlgorithm(StrEnum):
     """How blocks are hashed. Both give 128 bits, stable across processes and restarts."""
@@ -69,4 +72,4 @@ def folder_revision(folder: Path) -> str:
 def _safetensors_header(path: Path) -> bytes:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return file.read(length)
+        return file.read(min(length, _MAX_HEADER_BYTES))

@@ -1,0 +1,64 @@
+"""Every error of the tree crosses a process border with its facts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+import cache.errors
+from cache.errors import (
+    BlocksAwaited,
+    BlocksInUse,
+    ConfigError,
+    DeadlineExceeded,
+    ForwardFailed,
+    NoFreeBlocks,
+    PromptTooLong,
+    QueueFull,
+    RequestRefused,
+    ServingError,
+    StaleHit,
+    WireError,
+)
+
+EXAMPLES = [
+    ServingError("something"),
+    ConfigError("num_blocks", 0, "at least 1"),
+    NoFreeBlocks(needed=12, free=3),
+    StaleHit(num_blocks=2),
+    BlocksAwaited(),
+    BlocksInUse(used=4),
+    WireError("malformed event batch"),
+    RequestRefused("no"),
+    QueueFull(waiting=8, limit=8),
+    PromptTooLong(prompt_tokens=9, limit=8),
+    DeadlineExceeded(deadline_s=1.0, waited_s=1.5),
+    ForwardFailed("CUDA error"),
+]
+
+
+def subclasses(kind: type[ServingError]) -> Iterator[type[ServingError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from subclasses(child)
+
+
+def test_every_error_has_an_example() -> None:
+    here = {kind for kind in subclasses(ServingError) if kind.__module__ == cache.errors.__name__}
+    assert {type(error) for error in EXAMPLES} == here
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_error_survives_pickling(error: ServingError, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert type(again) is type(error)
+    assert str(again) == str(error) != ""
+    assert vars(again) == vars(error)
+
+
+def test_an_error_names_the_situation() -> None:
+    assert str(NoFreeBlocks(needed=12, free=3)) == "needed 12 free blocks, have 3"
+    assert str(ConfigError("num_blocks", 0, "at least 1")) == "num_blocks = 0: at least 1"

@@ -1,0 +1,212 @@
+"""Events' edges: caps, versions, strict types, order; random input is in `tests/property/test_events.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from cache import events
+from cache.errors import WireError
+from cache.events import (
+    Digest,
+    EventBatch,
+    EventLog,
+    Load,
+    Snapshot,
+    StepTimeModel,
+    decode_batch,
+    decode_snapshot,
+    digest_of,
+    encode,
+)
+from cache.types import BlockHash, HashHint
+
+LOAD = Load(num_running=2, step_time=StepTimeModel(0.01, 1e-5, 1e-9, 1e-4))
+
+
+def hints(*names: int) -> tuple[HashHint, ...]:
+    return tuple(map(HashHint, names))
+
+
+def a_batch(**changes: Any) -> EventBatch:
+    fields: dict[str, Any] = {
+        "version": 1, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
+        "digest": Digest(2, 1), "load": LOAD,
+    }  # fmt: skip
+    return EventBatch(**{**fields, **changes})
+
+
+def a_snapshot(**changes: Any) -> Snapshot:
+    fields: dict[str, Any] = {"version": 1, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
+    return Snapshot(**{**fields, **changes})
+
+
+def spoilt(message: EventBatch | Snapshot, spoil: Callable[[dict[str, Any]], object]) -> bytes:
+    value = msgspec.msgpack.decode(encode(message))
+    spoil(value)
+    return msgspec.msgpack.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda value: value.update(surprise=1), "surprise"),
+        (lambda value: value.pop("epoch"), "epoch"),
+        (lambda value: value.update(seq="3"), r"\$\.seq"),
+        (lambda value: value.update(seq=-1), r"\$\.seq"),
+        (lambda value: value.update(stored=[1.0]), r"\$\.stored"),
+        (lambda value: value.update(stored=[-1]), r"\$\.stored"),
+        (lambda value: value.update(digest=[1, -1]), r"\$\.digest"),
+        (lambda value: value["load"].update(num_running=True), r"\$\.load\.num_running"),
+        (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
+        (lambda value: value["load"].update(step_time=[0.0, 0.0, math.inf, 0.0]), "step_time is not finite"),
+        (lambda value: value.update(stored=[6, 7]), "listed twice"),
+        (lambda value: value.update(stored=[7, 7]), "listed twice"),
+        (lambda value: value.update(removed=[7, 7]), "listed twice"),
+        (lambda value: value.update(version=2), "event batch of format version 2, not 1"),
+        (lambda value: value.update(version=2, news=[]), "event batch of format version 2, not 1"),
+        (lambda value: value.update(type="snapshot"), "type"),
+    ],
+)
+def test_a_malformed_batch_is_refused_by_name(spoil: Callable[[dict[str, Any]], object], named: str) -> None:
+    with pytest.raises(WireError, match=named):
+        decode_batch(spoilt(a_batch(), spoil))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda value: value.update(hashes=[7, 7]), "malformed snapshot: a hash is listed twice"),
+        (lambda value: value.update(version=0), "snapshot of format version 0, not 1"),
+        (lambda value: value["load"].update(admitted=["r"] * 65_537), "admitted"),
+    ],
+)
+def test_a_malformed_snapshot_is_refused_by_name(
+    spoil: Callable[[dict[str, Any]], object], named: str
+) -> None:
+    with pytest.raises(WireError, match=named):
+        decode_snapshot(spoilt(a_snapshot(), spoil))
+
+
+def test_one_kind_is_not_taken_for_the_other() -> None:
+    with pytest.raises(WireError):
+        decode_batch(encode(a_snapshot()))
+    with pytest.raises(WireError):
+        decode_snapshot(encode(a_batch()))
+
+
+def test_size_caps_hold_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, snapshot = encode(a_batch()), encode(a_snapshot())
+    monkeypatch.setattr(events, "MAX_BATCH_BYTES", len(batch) - 1)
+    monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", len(snapshot) - 1)
+    for call, argument in (
+        (decode_batch, batch),
+        (decode_snapshot, snapshot),
+        (encode, a_batch()),
+        (encode, a_snapshot()),
+    ):
+        with pytest.raises(WireError, match="bytes, at most"):
+            call(argument)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", [1 << 64, object(), "\ud800"])
+def test_what_cannot_be_sent_is_named(value: object) -> None:
+    with pytest.raises(WireError, match="cannot encode event batch"):
+        encode(a_batch(epoch=value))
+
+
+def test_the_largest_batch_fits_its_cap() -> None:
+    """As many changes as `flush` puts into one, as long as a hint can be, with a crowd of request ids."""
+    top = (1 << 64) - 1
+    stored = hints(*range(top - events.MAX_CHANGES_PER_BATCH, top))
+    load = Load(admitted=tuple(f"{number:032x}" for number in range(65_536)))  # type: ignore[arg-type]
+    assert len(encode(a_batch(stored=stored, removed=(), load=load))) < events.MAX_BATCH_BYTES
+
+
+def a_hash(name: int) -> BlockHash:
+    return BlockHash(name.to_bytes(8, "little") + bytes(8))
+
+
+def test_batches_are_net_and_numbered() -> None:
+    log = EventLog(epoch=9)
+    for name in (1, 2, 3):
+        log.stored(a_hash(name))
+    log.removed(a_hash(3))
+    first = log.flush(LOAD)
+    assert first == EventBatch(1, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD)
+    log.removed(a_hash(2))
+    log.stored(a_hash(2))
+    assert not log.has_changes
+    heartbeat = log.flush(Load())
+    assert (heartbeat.seq, heartbeat.stored, heartbeat.removed, heartbeat.digest) == (2, (), (), Digest(2, 3))
+    log.removed(a_hash(2))
+    assert log.has_changes
+    assert log.flush(LOAD).removed == (2,)
+
+
+def test_a_snapshot_shows_what_was_flushed() -> None:
+    log = EventLog(epoch=9)
+    log.stored(a_hash(1))
+    assert log.snapshot(LOAD) == Snapshot(1, 9, 0, (), LOAD)
+    log.flush(LOAD)
+    log.stored(a_hash(2))
+    log.removed(a_hash(1))
+    assert log.snapshot(LOAD) == Snapshot(1, 9, 1, hints(1), LOAD)
+    batch = log.flush(LOAD)
+    assert (batch.stored, batch.removed) == (hints(2), hints(1))
+
+
+def test_a_restored_hash_comes_after_its_parent_in_a_snapshot() -> None:
+    log = EventLog(epoch=9)
+    for name in (1, 2):
+        log.stored(a_hash(name))
+    log.flush(LOAD)
+    log.removed(a_hash(2))
+    log.removed(a_hash(1))
+    log.flush(LOAD)
+    log.stored(a_hash(3))
+    log.stored(a_hash(1))
+    log.stored(a_hash(2))
+    log.flush(LOAD)
+    assert log.snapshot(LOAD).hashes == (3, 1, 2)
+
+
+def test_a_hint_shared_by_two_hashes_stays_until_both_are_gone() -> None:
+    log = EventLog(epoch=9)
+    twin = BlockHash(a_hash(1)[:8] + b"\1" * 8)
+    log.stored(a_hash(1))
+    log.flush(LOAD)
+    log.stored(twin)
+    assert not log.has_changes
+    log.removed(a_hash(1))
+    assert not log.has_changes
+    log.removed(twin)
+    assert log.flush(LOAD).removed == (1,)
+    assert log.digest == Digest()
+
+
+def test_a_change_too_large_for_one_batch_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_CHANGES_PER_BATCH", 2)
+    log = EventLog(epoch=9)
+    for name in (1, 2):
+        log.stored(a_hash(name))
+    log.flush(LOAD)
+    log.removed(a_hash(2))
+    for name in (3, 4):
+        log.stored(a_hash(name))
+    first, second = log.flush(LOAD), log.flush(LOAD)
+    assert (first.removed, first.stored, second.stored) == (hints(2), hints(3), hints(4))
+    assert second.digest == digest_of(hints(1, 3, 4))
+    assert not log.has_changes
+
+
+def test_step_time_model() -> None:
+    model = StepTimeModel(base_s=1.0, per_token_s=0.1, per_attention_s=0.01, per_sequence_s=0.5)
+    assert model.step_s(new_tokens=10, attention=100.0, sequences=2) == pytest.approx(1 + 1 + 1 + 1)
+    assert model.prefill_s(uncached=0, cached=64, max_batched_tokens=8) == 0.0
+    # Three steps, each with its fixed costs; 20 queries see 10 cached keys and half of themselves.
+    assert model.prefill_s(uncached=20, cached=10, max_batched_tokens=8) == pytest.approx(3 * 1.5 + 2 + 4)
