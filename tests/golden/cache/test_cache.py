@@ -92,7 +92,10 @@ class Teller:
         return sequence, hit
 
     def _extra_keys(self, step: dict[str, Any], where: str) -> dict[int, tuple[bytes, ...]]:
-        images = [Placeholder(*place, name.encode()) for name, place in step.get("images", {}).items()]
+        images = [
+            Placeholder(first, count, name.encode())
+            for name, (first, count) in step.get("images", {}).items()
+        ]
         keys = placeholder_keys(images, self.block_size)
         for block, names in step.get("images_of_blocks", {}).items():
             assert [key[:-16].decode() for key in keys[int(block)]] == names, where

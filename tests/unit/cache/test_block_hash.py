@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
 import pytest
 import xxhash
 
-from cache.block_hash import BlockHasher, Placeholder, hint, placeholder_keys
+from cache.block_hash import BlockHasher, ExtraKeys, Placeholder, hint, placeholder_keys
 from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm, SaltMode
 from cache.types import BlockHash, pack_tokens
@@ -29,7 +31,7 @@ def field(text: bytes) -> bytes:
         (HashAlgorithm.XXH3_128, xxhash.xxh3_128_digest),
     ],
 )
-def test_the_rule_by_hand(algorithm: HashAlgorithm, digest) -> None:  # type: ignore[no-untyped-def]
+def test_the_rule_by_hand(algorithm: HashAlgorithm, digest: Callable[[bytes], bytes]) -> None:
     hasher = BlockHasher(a_fingerprint(hash_algorithm=algorithm))
     message = b"warmpath root" + b"".join(
         map(
@@ -45,24 +47,22 @@ def test_the_rule_by_hand(algorithm: HashAlgorithm, digest) -> None:  # type: ig
 
 
 def test_anything_about_a_request_changes_its_root() -> None:
-    roots = [
-        BlockHasher(a_fingerprint(**changes)).root(**request)
-        for changes, request in [
-            ({}, {}),
-            ({"model_id": "other"}, {}),
-            ({"revision": "r2"}, {}),
-            ({"kv_dtype": "bfloat16"}, {}),
-            ({"block_size": 8}, {}),
-            ({"model_id": "tinyr", "revision": "1"}, {}),
-            ({}, {"salt": "a"}),
-            ({}, {"adapter": "a"}),
-            ({}, {"adapter_digest": "a"}),
-            ({}, {"salt": "ab", "adapter": "c"}),
-            ({}, {"salt": "b", "adapter": "ca"}),
-            ({}, {"salt": "\ud800"}),  # JSON can spell a lone surrogate
-            ({}, {"salt": "?"}),
-        ]
+    cases: list[tuple[dict[str, Any], dict[str, str]]] = [
+        ({}, {}),
+        ({"model_id": "other"}, {}),
+        ({"revision": "r2"}, {}),
+        ({"kv_dtype": "bfloat16"}, {}),
+        ({"block_size": 8}, {}),
+        ({"model_id": "tinyr", "revision": "1"}, {}),
+        ({}, {"salt": "a"}),
+        ({}, {"adapter": "a"}),
+        ({}, {"adapter_digest": "a"}),
+        ({}, {"salt": "ab", "adapter": "c"}),
+        ({}, {"salt": "b", "adapter": "ca"}),
+        ({}, {"salt": "\ud800"}),  # JSON can spell a lone surrogate
+        ({}, {"salt": "?"}),
     ]
+    roots = [BlockHasher(a_fingerprint(**changes)).root(**request) for changes, request in cases]
     assert all(a != b for a, b in combinations(roots, 2))
     assert {len(root) for root in roots} == {16}
 
@@ -94,7 +94,14 @@ def test_equal_blocks_after_other_prefixes_differ() -> None:
 
 def test_extra_keys_cannot_run_together() -> None:
     hasher = BlockHasher(a_fingerprint())
-    keys = [{}, {0: (b"",)}, {0: (b"ab",)}, {0: (b"a", b"b")}, {0: (b"", b"ab")}, {0: (b"b", b"a")}]
+    keys: list[ExtraKeys] = [
+        {},
+        {0: (b"",)},
+        {0: (b"ab",)},
+        {0: (b"a", b"b")},
+        {0: (b"", b"ab")},
+        {0: (b"b", b"a")},
+    ]
     hashes = [hasher.chain(hasher.root(), TOKENS[:4], key)[0] for key in keys]
     assert len(set(hashes)) == len(keys)
     assert hasher.chain(hasher.root(), TOKENS[:4], {1: (b"a",)})[0] == hashes[0]
