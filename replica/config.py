@@ -74,13 +74,9 @@ class ReplicaConfig:
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> ReplicaConfig:
         """Build from plain values, as they cross a process border. Raises ConfigError, naming the key."""
-        known = [each.name for each in fields(cls)]
-        for key in settings:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                raise ConfigError(
-                    str(key), settings[key], f"no such setting{f'; nearest: {near[0]}' if near else ''}"
-                )
+        _check_keys("", settings, cls)
+        if isinstance(settings.get("sim"), Mapping):
+            _check_keys("sim.", settings["sim"], SimConfig)
         try:
             return msgspec.convert(dict(settings), cls, strict=True)
         except msgspec.ValidationError as error:
@@ -100,6 +96,12 @@ class ReplicaConfig:
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)
         _check_range("warm_up_time_limit_s", self.warm_up_time_limit_s, 1.0, 36000.0)
+        if self.event_host in ("", "*", "0.0.0.0", "::"):
+            raise ConfigError(
+                "event_host",
+                self.event_host,
+                "must be an address that Routers can connect to, not a wildcard",
+            )
         _check_range("event_port", self.event_port, 0, 65534)
         if self.num_blocks is not None:
             _check_range("num_blocks", self.num_blocks, 1, 1 << 31)
@@ -107,6 +109,15 @@ class ReplicaConfig:
             _check_range("max_model_len", self.max_model_len, 2, 1 << 31)
         if self.torch_threads is not None:
             _check_range("torch_threads", self.torch_threads, 1, 1024)
+
+
+def _check_keys(prefix: str, settings: Mapping[str, Any], kind: type) -> None:
+    known = [each.name for each in fields(kind)]
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; nearest: {prefix}{near[0]}" if near else ""
+            raise ConfigError(f"{prefix}{key}", settings[key], f"no such setting{hint}")
 
 
 def _check_one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:

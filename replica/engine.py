@@ -249,6 +249,7 @@ class Engine:
             for entry in progress:
                 self._record(entry)
             self._send_due()
+            self._load = self._core.load()
         self._stats = self._core.stats()
 
     def _record(self, progress: Progress) -> None:

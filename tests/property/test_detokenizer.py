@@ -52,6 +52,7 @@ def run(
 @given(TOKENS, st.lists(st.booleans(), max_size=60))
 @example(LONE_BYTES[:1] * 40, [])
 @example(DECODER.encode("👩\u200d👧🙂"), [])
+@example([*LONE_BYTES[:1] * 9, *DECODER.encode("🙂")[:1], 0, *DECODER.encode("🙂")[1:]], [])
 @settings(max_examples=400, deadline=None)
 def test_deltas_joined_are_the_full_decode(tokens: list[int], takes: list[bool]) -> None:
     """Whenever text is taken, and whatever bytes the tokens cut in two."""

@@ -1,0 +1,280 @@
+"""The engine's thread beside a real event loop: streaming, cancelling, failing, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cache.block_hash import BlockHasher
+from cache.events import EventBatch, EventLog
+from cache.messages import Delta, FinishReason, GenerateRequest
+from replica.config import SimConfig
+from replica.engine import Engine, EngineCore
+from replica.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    ForwardFailed,
+    InvalidRequest,
+    QueueFull,
+)
+from replica.sim_runner import SimRunner
+from tests.fakes_engine import TokenizersDecoder, fingerprint, make_request, sim_config, sim_core
+
+FAST = SimConfig(base_s=0.0005, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
+SLOW = SimConfig(base_s=0.02, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
+
+
+@asynccontextmanager
+async def engine(
+    num_blocks: int = 256,
+    *,
+    sim: SimConfig = FAST,
+    on_hang: Callable[[], None] | None = None,
+    hang: Callable[[], None] | None = None,
+    batches: list[EventBatch] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Engine]:
+    config = sim_config(num_blocks, sim=sim, **settings)
+    events = EventLog(epoch=1)
+    core = EngineCore(
+        SimRunner(config.sim, block_size=config.block_size, hang=hang),
+        config,
+        BlockHasher(fingerprint(config.block_size)),
+        decoder=TokenizersDecoder(),
+        sink=events,
+    )
+    publish = None if batches is None else batches.append
+    async with Engine(core, config, events=events, publish=publish, on_hang=on_hang) as running:
+        yield running
+
+
+async def collect(running: Engine, request: GenerateRequest) -> list[Delta]:
+    return [delta async for delta in running.generate(request)]
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what the engine thread reports has no event to wait for
+            await asyncio.sleep(0.002)
+
+
+async def test_streams_equal_the_synchronous_engine() -> None:
+    """Forty at once: each gets its own tokens and text, whole and in order."""
+    requests = [
+        make_request(f"r{i}", range(i, i + 30), max_tokens=20, seed=i, temperature=1.0) for i in range(40)
+    ]
+    alone = {r.request_id: sim_core(decoder=TokenizersDecoder()).complete([r])[0] for r in requests}
+    async with engine() as running:
+        streams = await asyncio.gather(*(collect(running, request) for request in requests))
+        assert running.stats().cache.used == 0
+    for request, deltas in zip(requests, streams, strict=True):
+        expected = alone[request.request_id]
+        assert tuple(t for d in deltas for t in d.token_ids) == expected.token_ids
+        assert "".join(d.text for d in deltas) == expected.text
+        assert [d.finish_reason for d in deltas[:-1]] == [None] * (len(deltas) - 1)
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_first_token_comes_at_once_and_the_rest_in_pieces() -> None:
+    """One delta for the first token, then few: each costs the whole way through a handle."""
+    async with engine(sim=SimConfig(base_s=0.002), stream_interval_s=0.05) as running:
+        deltas = await collect(running, make_request("r", range(9), max_tokens=100))
+    assert len(deltas[0].token_ids) == 1
+    assert sum(len(d.token_ids) for d in deltas) == 100
+    assert len(deltas) < 30
+    async with engine(sim=SLOW, stream_interval_s=0.0) as running:
+        deltas = await collect(running, make_request("r", range(9), max_tokens=5))
+    assert [len(d.token_ids) for d in deltas] == [1] * 5
+
+
+async def test_a_consumer_that_does_not_read_does_not_hold_up_the_others() -> None:
+    async with engine(stream_interval_s=0.0) as running:
+        lazy = running.generate(make_request("lazy", range(9), max_tokens=200))
+        first = await anext(lazy)
+        await collect(running, make_request("busy", range(20, 29), max_tokens=200))
+        rest = [delta async for delta in lazy]
+    assert len(first.token_ids) == 1
+    assert len(rest) == 1  # all that piled up
+    assert len(rest[0].token_ids) == 199
+
+
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decode"])
+async def test_a_client_that_goes_away_frees_its_blocks(when: str) -> None:
+    """Cancelled while waiting, in prefill or in decode: within a step, and nothing is left of it."""
+    settings: dict[str, Any] = {"max_running": 1, "max_batched_tokens": 8, "stream_interval_s": 0.0}
+    async with engine(sim=SLOW, **settings) as running:
+        if when == "waiting":
+            blocker = running.generate(make_request("blocker", [1], max_tokens=500))
+            await anext(blocker)
+        task = asyncio.create_task(
+            collect(running, make_request("victim", range(200 if when == "prefill" else 4), max_tokens=500))
+        )
+        waiting = 1 if when == "waiting" else 0
+        await eventually(lambda: (running.load().num_running, running.load().num_waiting) == (1, waiting))
+        if when == "decode":
+            await eventually(lambda: running.stats().output_tokens > 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        steps = running.stats().num_steps
+        if when == "waiting":
+            await eventually(lambda: running.load().num_waiting == 0)
+            await blocker.aclose()
+        await eventually(lambda: running.stats().cache.used == 0)
+        assert running.stats().num_steps <= steps + 3
+
+
+async def test_refusals_reach_the_caller_as_types() -> None:
+    async with engine(sim=SLOW, max_running=1, max_waiting=1) as running:
+        first = running.generate(make_request("first", [1], max_tokens=100))
+        await anext(first)
+        second = asyncio.create_task(collect(running, make_request("second", [2], max_tokens=1)))
+        await eventually(lambda: (running.load().num_running, running.load().num_waiting) == (1, 1))
+        with pytest.raises(QueueFull) as full:
+            await collect(running, make_request("third", [3]))
+        assert (full.value.waiting, full.value.limit) == (1, 1)
+        with pytest.raises(InvalidRequest):
+            await collect(running, make_request("bad", [-1]))
+        await first.aclose()
+        assert (await second)[-1].finish_reason is FinishReason.LENGTH
+        with pytest.raises(DeadlineExceeded):
+            await collect(running, make_request("late", [1], max_tokens=500, deadline_s=0.1))
+
+
+async def test_a_refused_twin_id_does_not_cancel_its_owner() -> None:
+    """The refused caller leaves; the request that bears the same id goes on."""
+    async with engine(sim=SLOW) as running:
+        owner = asyncio.create_task(collect(running, make_request("same", [1], max_tokens=10)))
+        await eventually(lambda: running.load().num_running == 1)
+        with pytest.raises(InvalidRequest):
+            await collect(running, make_request("same", [2]))
+        assert sum(len(d.token_ids) for d in await owner) == 10
+
+
+async def test_a_failing_forward_fails_its_requests_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        async with engine(sim=SimConfig(base_s=0.001, raise_every_steps=5)) as running:
+            with pytest.raises(ForwardFailed):
+                await collect(running, make_request("r", range(9), max_tokens=50))
+            assert running.stats().cache.used == 0
+            running.check_health()
+            assert len(await collect(running, make_request("short", range(9), max_tokens=2))) >= 1
+    assert len([r for r in caplog.records if r.exc_info]) == 1
+
+
+async def test_closing_ends_what_is_in_flight() -> None:
+    async with engine(sim=SLOW) as running:
+        task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=500)))
+        await eventually(lambda: running.load().num_running == 1)
+        await running.aclose()
+        with pytest.raises(EngineStopped):
+            await task
+        await running.aclose()
+        with pytest.raises(EngineStopped):
+            await collect(running, make_request("after", [1]))
+        with pytest.raises(EngineStopped):
+            running.check_health()
+
+
+async def test_a_bug_in_the_engine_thread_is_told_to_everyone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callers get an error, health fails, and the cause is logged: nobody waits for a dead thread."""
+    async with engine(sim=SLOW) as running:
+        task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=500)))
+        await eventually(lambda: running.load().num_running == 1)
+        with caplog.at_level(logging.CRITICAL):
+            monkeypatch.setattr(running, "_record", lambda progress: 1 / 0)
+            with pytest.raises(EngineStopped):
+                await task
+        with pytest.raises(EngineStopped, match="died"):
+            running.check_health()
+        with pytest.raises(EngineStopped):
+            await collect(running, make_request("after", [1]))
+    assert [r.message for r in caplog.records] == ["engine thread died"]
+
+
+async def test_a_runner_that_cannot_warm_up_stops_the_start() -> None:
+    config = sim_config(sim=FAST)
+
+    class Cold(SimRunner):
+        def warm_up(self) -> None:
+            raise RuntimeError("no such device")
+
+    core = EngineCore(Cold(config.sim, block_size=4), config, BlockHasher(fingerprint()))
+    broken = Engine(core, config)
+    with pytest.raises(RuntimeError, match="no such device"):
+        broken.start()
+    broken.close()
+    assert not any(t.name.startswith("warmpath") for t in threading.enumerate())
+
+
+async def test_batches_tell_admissions_changes_and_heartbeats() -> None:
+    batches: list[EventBatch] = []
+    async with engine(batches=batches, heartbeat_interval_s=0.05) as running:
+        await collect(running, make_request("a", range(21), max_tokens=4))
+        await eventually(lambda: bool(batches) and batches[-1].load.num_running == 0)
+        first_idle = len(batches)
+        await eventually(lambda: len(batches) >= first_idle + 3)
+        await collect(running, make_request("b", range(21), max_tokens=4))
+    assert [b.seq for b in batches] == list(range(1, len(batches) + 1))
+    assert [r for b in batches for r in b.load.admitted] == ["a", "b"]
+    beats = batches[first_idle : first_idle + 3]
+    assert all(not b.stored and not b.removed for b in beats)
+    stored = [h for b in batches for h in b.stored]
+    # 21 prompt tokens and the first 3 outputs are computed: 6 full blocks, the last one only by `b` or `a`.
+    assert len(stored) == len(set(stored)) == batches[-1].digest.count == 6
+    admitted_first = next(b for b in batches if b.load.admitted)
+    assert admitted_first.load.queued_uncached_tokens == 21  # told before its first step is computed
+
+
+async def test_a_hang_is_noticed_and_acted_on(caplog: pytest.LogCaptureFixture) -> None:
+    release, hung = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        release.wait()
+
+    sim = SimConfig(base_s=0.001, hang_after_steps=2)
+    with caplog.at_level(logging.CRITICAL):
+        async with engine(sim=sim, step_time_limit_s=0.2, hang=hang, on_hang=hung.set) as running:
+            task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=5)))
+            await eventually(hung.is_set)
+            release.set()
+            await task
+    [record] = [r for r in caplog.records if "stuck" in r.message]
+    assert "_inject_faults" in record.getMessage()
+
+
+def test_a_hung_engine_ends_its_process() -> None:
+    """Serve acts on a dead actor at once, so death is the signal; the cause is on stderr."""
+    program = """
+import asyncio
+from tests.fakes_engine import *
+from replica.engine import Engine
+config = sim_config(sim=SimConfig(hang_after_steps=1), step_time_limit_s=0.2)
+runner = SimRunner(config.sim, block_size=4)
+core = EngineCore(runner, config, BlockHasher(fingerprint()))
+async def main():
+    async with Engine(core, config) as engine:
+        async for _ in engine.generate(make_request("r", [1], max_tokens=5)): pass
+asyncio.run(main())
+"""
+    began_s = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 70
+    assert "engine thread is stuck" in ended.stderr
+    assert "_hang_forever" in ended.stderr
+    assert time.monotonic() - began_s < 50

@@ -1,0 +1,198 @@
+"""KV events over real sockets: order, gaps, snapshots at their seq, bad callers, taken ports."""
+
+from __future__ import annotations
+
+import socket
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from zmq.constants import DEALER, LINGER, NOBLOCK, RCVTIMEO, SUB, SUBSCRIBE
+from zmq.error import Again
+from zmq.sugar.context import Context
+
+from cache.block_hash import BlockHasher
+from cache.events import EventBatch, EventLog, Load, Snapshot, decode_batch, decode_snapshot
+from cache.types import BlockHash
+from replica.errors import EventSocketError
+from replica.publisher import Publisher, new_epoch
+from tests.fakes_engine import fingerprint
+
+EPOCH = 7
+HASHER = BlockHasher(fingerprint())
+CHAIN: list[BlockHash] = HASHER.chain(HASHER.root(), array("i", range(400)))
+
+
+class Listener:
+    """A router's two sockets."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.context: Any = Context()
+        self.sub = self._open(SUB, publisher.event_endpoint)
+        self.sub.setsockopt(SUBSCRIBE, b"kv")
+        self.dealer = self._open(DEALER, publisher.snapshot_endpoint)
+
+    def _open(self, kind: int, endpoint: str) -> Any:
+        opened = self.context.socket(kind)
+        opened.setsockopt(LINGER, 0)
+        opened.setsockopt(RCVTIMEO, 5000)
+        opened.connect(endpoint)
+        return opened
+
+    def batch(self) -> EventBatch:
+        topic, payload = self.sub.recv_multipart()
+        assert topic == b"kv"
+        return decode_batch(payload)
+
+    def ask(self, *frames: bytes) -> None:
+        self.dealer.send_multipart(list(frames or (b"snapshot",)))
+
+    def snapshot(self) -> Snapshot:
+        [payload] = self.dealer.recv_multipart()
+        return decode_snapshot(payload)
+
+
+@contextmanager
+def connected() -> Iterator[tuple[Publisher, EventLog, Listener]]:
+    """A publisher with one batch out, and a listener whose subscription has arrived."""
+    publisher = Publisher(host="127.0.0.1", port=0, epoch=EPOCH)
+    log = EventLog(EPOCH)
+    publisher.start()
+    listener = Listener(publisher)
+    try:
+        listener.sub.setsockopt(RCVTIMEO, 10)
+        for _ in range(500):  # a subscription takes a moment; earlier batches are the late joiner's gap
+            publisher.publish(log.flush(Load()))
+            try:
+                while listener.batch().seq < log.seq:
+                    pass
+                break
+            except Again:
+                continue
+        listener.sub.setsockopt(RCVTIMEO, 5000)
+        yield publisher, log, listener
+    finally:
+        publisher.close()
+        listener.context.destroy(linger=0)
+
+
+def test_batches_arrive_in_order_and_snapshots_match_their_seq() -> None:
+    with connected() as (publisher, log, listener):
+        first = log.seq
+        for block_hash in CHAIN[:50]:
+            log.stored(block_hash)
+            publisher.publish(log.flush(Load(num_running=1)))
+        for block_hash in CHAIN[49:39:-1]:
+            log.removed(block_hash)
+        publisher.publish(log.flush(Load(num_running=2)))
+        batches = [listener.batch() for _ in range(51)]
+        assert [b.seq for b in batches] == list(range(first + 1, first + 52))
+        listener.ask()
+        snapshot = listener.snapshot()
+        assert snapshot == log.snapshot(Load(num_running=2))
+        assert len(snapshot.hashes) == 40
+
+
+def test_snapshot_and_later_batches_together_are_the_cache() -> None:
+    """A late joiner: whatever moment its snapshot comes from, no change is lost or counted twice."""
+    with connected() as (publisher, log, listener):
+        for number, block_hash in enumerate(CHAIN):
+            log.stored(block_hash)
+            publisher.publish(log.flush(Load()))
+            if number == 20:
+                listener.ask()
+        snapshot = listener.snapshot()
+        known = list(snapshot.hashes)
+        while (batch := listener.batch()).seq < log.seq:
+            if batch.seq > snapshot.seq:
+                known += batch.stored
+        known += batch.stored if batch.seq > snapshot.seq else ()
+        assert tuple(known) == log.snapshot(Load()).hashes
+        assert snapshot.epoch == batch.epoch == EPOCH
+
+
+def test_snapshots_are_answered_while_the_engine_is_silent() -> None:
+    """The engine may be inside a step of seconds: nothing is asked of its thread."""
+    with connected() as (publisher, log, listener):
+        log.stored(CHAIN[0])
+        publisher.publish(log.flush(Load(free_blocks=3)))
+        listener.batch()
+        for _ in range(3):
+            listener.ask()
+            assert listener.snapshot() == log.snapshot(Load(free_blocks=3))
+
+
+@pytest.mark.parametrize(
+    "frames", [(b"snapshots",), (b"",), (b"snapshot", b"snapshot"), (b"\x80\x04pickle",)]
+)
+def test_anything_but_a_snapshot_request_gets_no_answer(frames: tuple[bytes, ...]) -> None:
+    with connected() as (_, _, listener):
+        listener.ask(*frames)
+        listener.ask()
+        listener.snapshot()  # the good request's answer is the only one
+        time.sleep(0.05)
+        with pytest.raises(Again):
+            listener.dealer.recv_multipart(NOBLOCK)
+
+
+def test_an_oversized_request_costs_only_its_own_connection() -> None:
+    with connected() as (publisher, _, listener):
+        listener.ask(b"x" * 100_000)
+        other = Listener(publisher)
+        other.ask()
+        assert other.snapshot().epoch == EPOCH
+        other.context.destroy(linger=0)
+
+
+def test_a_subscriber_that_does_not_read_blocks_nobody() -> None:
+    with connected() as (publisher, log, listener):
+        began_s = time.monotonic()
+        for _ in range(30_000):
+            publisher.publish(log.flush(Load()))
+        listener.ask()
+        assert listener.snapshot().epoch == EPOCH
+        assert time.monotonic() - began_s < 30
+
+
+def test_ports_follow_from_the_base_port() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    publisher = Publisher(host="127.0.0.1", port=port, epoch=EPOCH)
+    assert publisher.event_endpoint == f"tcp://127.0.0.1:{port}"
+    assert publisher.snapshot_endpoint == f"tcp://127.0.0.1:{port + 1}"
+    publisher.close()
+
+
+def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EventSocketError, match=f"event_port = {port}: cannot listen there"):
+            Publisher(host="127.0.0.1", port=port, epoch=EPOCH)
+        with pytest.raises(EventSocketError) as caught:
+            Publisher(host="127.0.0.1", port=port - 1, epoch=EPOCH)  # the snapshot socket's port
+        assert caught.value.port == port
+    Publisher(host="127.0.0.1", port=port, epoch=EPOCH).close()
+
+
+def test_close_may_be_called_twice_and_before_start() -> None:
+    publisher = Publisher(host="127.0.0.1", port=0, epoch=EPOCH)
+    publisher.close()
+    publisher.close()
+    log = EventLog(EPOCH)
+    started = Publisher(host="127.0.0.1", port=0, epoch=EPOCH)
+    started.start()
+    started.publish(log.flush(Load()))
+    started.close()
+    started.publish(log.flush(Load()))  # dropped
+    started.close()
+
+
+def test_epochs_differ() -> None:
+    assert len({new_epoch() for _ in range(100)}) == 100
+    assert all(0 <= new_epoch() < 1 << 64 for _ in range(100))

@@ -1,0 +1,103 @@
+"""A whole replica without Serve: what Serve would call, on the simulated runner."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from zmq.constants import SUB, SUBSCRIBE
+from zmq.sugar.context import Context
+
+from cache.errors import ConfigError
+from cache.events import decode_batch
+from cache.messages import FinishReason, ReplicaInfo
+from replica.config import ReplicaConfig, SimConfig
+from replica.errors import EngineStopped, InvalidRequest
+from replica.server import ReplicaServer
+from tests.fakes_engine import make_request
+
+CONFIG = ReplicaConfig(
+    runner="simulated",
+    model_name="sim",
+    num_blocks=100,
+    heartbeat_interval_s=0.05,
+    sim=SimConfig(base_s=0.001),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny_model_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMPATH_CACHE", str(tmp_path_factory.mktemp("models")))
+        yield
+
+
+@pytest.fixture
+def server(tiny_model_cache: None) -> Any:
+    replica = ReplicaServer(pickle.loads(pickle.dumps(CONFIG)))
+    yield replica
+    replica.shutdown()
+
+
+async def test_streams_text_and_counts_cached_tokens(server: ReplicaServer) -> None:
+    request = make_request("r", range(3, 60), max_tokens=10)
+    for cached in (0, 48):
+        deltas = [delta async for delta in server.generate(request)]
+        assert {delta.cached_tokens for delta in deltas} == {cached}
+        assert sum(len(delta.token_ids) for delta in deltas) == 10
+        assert "".join(delta.text for delta in deltas)
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
+    with pytest.raises(InvalidRequest):
+        await anext(server.generate(make_request("bad", [10**6])))
+
+
+def test_tells_what_it_is_in_json(server: ReplicaServer) -> None:
+    metadata = json.loads(json.dumps(server.record_replica_metadata()))
+    info = ReplicaInfo.from_json(metadata["warmpath"])
+    assert (info.num_blocks, info.max_model_len, info.device) == (100, 1600, "simulated")
+    assert (info.fingerprint.model_id, info.fingerprint.block_size) == ("tiny", 16)
+    assert info.fingerprint.template_digest
+    described = json.loads(json.dumps(server.describe()))
+    assert described.items() >= metadata["warmpath"].items()
+    assert (described["model_name"], described["runner"], described["replica_id"]) == (
+        "sim",
+        "simulated",
+        None,
+    )
+
+
+def test_a_request_may_reach_the_length_it_was_told(server: ReplicaServer) -> None:
+    """The router derives the default output length from `max_model_len`: it must fit the pool."""
+    limit = ReplicaInfo.from_json(server.record_replica_metadata()["warmpath"]).max_model_len
+    server._engine._core.submit(make_request("r", [5] * 10, max_tokens=limit - 10))
+
+
+def test_publishes_where_it_says(server: ReplicaServer) -> None:
+    context: Any = Context()
+    sub = context.socket(SUB)
+    sub.setsockopt(SUBSCRIBE, b"kv")
+    sub.connect(server.describe()["event_endpoint"])
+    assert sub.poll(5000)
+    batch = decode_batch(sub.recv_multipart()[1])
+    assert batch.load.total_blocks == 100
+    context.destroy(linger=0)
+
+
+def test_shutdown_is_final_and_may_be_called_twice(server: ReplicaServer) -> None:
+    server.check_health()
+    server.shutdown()
+    server.shutdown()
+    with pytest.raises(EngineStopped):
+        server.check_health()
+
+
+def test_a_failed_start_leaves_nothing_open(tiny_model_cache: None) -> None:
+    import threading
+
+    with pytest.raises(ConfigError, match="nearest: runner"):
+        ReplicaServer({"runer": "simulated"})
+    with pytest.raises(ConfigError, match="does not exist"):
+        ReplicaServer({"runner": "simulated", "model": "/no/such/folder"})
+    assert not any(t.name.startswith("warmpath") for t in threading.enumerate())

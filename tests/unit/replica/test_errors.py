@@ -1,0 +1,46 @@
+"""Errors keep type, message and facts across a process border."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from cache.errors import ServingError
+from replica import errors
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.EngineStopped("it was closed"),
+        errors.EventSocketError("127.0.0.1", 5555, "in use"),
+        errors.InvalidRequest("top_p", "is 2"),
+        errors.TooLargeForCache(10, 8, 4, 4),
+        errors.QueueFull(3, 3),
+        errors.PromptTooLong(10, 8),
+        errors.DeadlineExceeded(1.0, 1.5),
+        errors.ForwardFailed("RuntimeError"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_survive_pickling(error: ServingError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_what_crosses_to_the_router_is_a_refusal() -> None:
+    """The router decides by types it can import: all of these are RequestRefused to it."""
+    for kind in (errors.EngineStopped, errors.InvalidRequest, errors.TooLargeForCache):
+        assert issubclass(kind, errors.RequestRefused)
+    assert issubclass(errors.TooLargeForCache, errors.PromptTooLong)
+
+
+def test_too_large_names_all_numbers() -> None:
+    error = errors.TooLargeForCache(10, 8, 4, 4)
+    assert str(error) == (
+        "10 prompt tokens and up to 8 output tokens do not fit the KV cache of 16 tokens (4 blocks of 4)"
+    )
+    assert (error.prompt_tokens, error.limit) == (10, 16)
