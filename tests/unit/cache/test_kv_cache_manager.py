@@ -6,8 +6,9 @@ from array import array
 
 import pytest
 
-from cache.block_hash import BlockHasher, ExtraKeys
+from cache.block_hash import BlockHasher, ExtraKeys, hints
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
+from cache.events import EventLog, Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import BlockHash, pack_tokens
 from tests.fakes_cache import ForgedHasher, a_fingerprint, check_pool
@@ -214,6 +215,16 @@ class TestOneStep:
         manager.release(first)
         manager.release(twin)
         assert manager.match(twin).block_ids == (0,)
+
+    def test_a_failed_step_takes_back_children_before_parents(self) -> None:
+        """Its blocks may be announced already, and a large removal goes out in several batches."""
+        log = EventLog(epoch=1)
+        manager = KVCacheManager(10, BlockHasher(a_fingerprint()), block_size=4, sink=log)
+        sequence, _ = start(manager, "ABCDEFGHIJKLM")
+        stored = log.flush(Load()).stored
+        assert stored == tuple(hints(sequence.block_hashes))
+        manager.abort_step()
+        assert log.flush(Load()).removed == stored[::-1]
 
     def test_a_sequence_preempted_in_the_step_takes_its_promises_along(self) -> None:
         manager = a_manager()
