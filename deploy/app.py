@@ -6,7 +6,6 @@ Here Router and replicas get one fingerprint, so they cannot disagree about hash
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from cache.errors import ConfigError
 from deploy.config import AppConfig, router_config
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
-from replica.model_source import ResolvedModel, resolve
+from replica.model_source import ResolvedModel, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
 from router.prompt import chat_template_of
@@ -90,14 +89,8 @@ def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float
         raise ConfigError("args.replica.device", device, "this cluster has no GPU; set cpu or auto")
     dtype = config.dtype
     if dtype == "auto":
-        dtype = _stored_dtype(model) if device == "cuda" else "float32"
+        dtype = stored_dtype(model) if device == "cuda" else "float32"
     return replace(config, device=device, dtype=dtype)
-
-
-def _stored_dtype(model: ResolvedModel) -> str:
-    """What the checkpoint says it was saved as; bfloat16 where it does not."""
-    config = json.loads((model.folder / "config.json").read_text())
-    return str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
 
 
 def _on_node(config: ReplicaConfig) -> ReplicaConfig:

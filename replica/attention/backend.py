@@ -1,0 +1,51 @@
+"""What every attention backend does, and which one a device gets.
+
+Knows pages, a step's metadata and one layer's query; knows neither requests nor model families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from cache.errors import ConfigError
+from replica.kv_pages import LayerPages
+from replica.step_batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's attention over a whole step. T = the step's tokens, all packed.
+
+    `key` and `value` are the step's new ones, after the rotary embedding; the pages hold them already.
+    """
+
+    query: torch.Tensor  # (heads, T, key_dim)
+    key: torch.Tensor  # (kv_heads, T, key_dim)
+    value: torch.Tensor  # (kv_heads, T, value_dim)
+    scale: float  # factor on the scores
+    window: int | None  # a query sees its own and the `window - 1` tokens before; None = all
+    softcap: float | None  # scores become softcap * tanh(scores / softcap)
+    sinks: torch.Tensor | None  # (heads,): a score per head that takes weight and gives no value
+
+
+class AttentionBackend(Protocol):
+    """Attends over pages. Called once per layer and step, from the engine thread."""
+
+    @property
+    def name(self) -> str:
+        """Shown at start and in the metadata."""
+
+    def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
+        """(T, heads, value_dim). Reads pages, changes none; may reuse scratch memory between calls."""
+
+
+def choose_backend(name: str, device: torch.device) -> AttentionBackend:
+    """The backend called `name`, or for "auto" the best one for `device`. Raises ConfigError."""
+    from replica.attention.gather_sdpa import GatherSdpa
+
+    if name in ("auto", GatherSdpa.name):
+        return GatherSdpa(device)
+    raise ConfigError("attention_backend", name, f"must be one of auto, {GatherSdpa.name}")

@@ -1,0 +1,230 @@
+"""Attention from plain torch operations: gather the blocks, then scaled-dot-product attention.
+
+Runs on any device and for any block size, window, softcap or sinks; the backend of CPUs, and what
+others are measured against.
+
+- A decode attends as one row per query head, grouped by K/V head: the query heads that share a K/V
+  head become that head's query axis, so K and V are never repeated.
+- A prefill without context is plain causal attention over the K and V just computed.
+- A prefill with context is two attentions without any mask, over the context and over the new
+  tokens, merged by their log-sum-exp; where the kernel that returns it is missing, one attention
+  with the causal mask as a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from replica.attention.backend import AttentionCall
+from replica.kv_pages import LayerPages
+from replica.step_batch import DecodeGroup, PrefillPiece, StepBatch
+
+# The explicit formula keeps its scores under this many elements (256 MiB of float32) at a time.
+MAX_EXPLICIT_SCORES = 1 << 26
+
+FlashWithLogSumExp = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class GatherSdpa:
+    """Gather + SDPA. Not thread-safe: owns the scratch memory that gathers write into."""
+
+    name = "gather_sdpa"
+
+    def __init__(self, device: torch.device) -> None:
+        self._scratch: dict[tuple[str, tuple[int, ...], torch.dtype], torch.Tensor] = {}
+        self._flash = _flash_with_log_sum_exp(device)
+
+    def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
+        heads, num_tokens, _ = call.query.shape
+        out = call.query.new_empty(num_tokens, heads, call.value.shape[2])
+        for group in batch.decode_groups(call.window):
+            out[group.first_row : group.first_row + group.size] = self._decode(pages, group, call)
+        for piece in batch.prefill_pieces(call.window):
+            rows = slice(piece.first_row, piece.first_row + piece.num_tokens)
+            out[rows] = self._prefill(pages, batch, piece, call).transpose(0, 1)
+        return out
+
+    # -- decodes ----------------------------------------------------------------------------------
+
+    def _decode(self, pages: LayerPages, group: DecodeGroup, call: AttentionCall) -> torch.Tensor:
+        """(size, heads, value_dim)"""
+        heads, _, key_dim = call.query.shape
+        kv_heads, _, value_dim = call.value.shape
+        rows = slice(group.first_row, group.first_row + group.size)
+        length = group.num_blocks * pages.keys.shape[1]
+        keys, values = self._gather(pages, group.block_ids)
+        keys = keys.view(group.size, length, kv_heads, key_dim).transpose(1, 2)
+        values = values.view(group.size, length, kv_heads, value_dim).transpose(1, 2)
+        query = call.query[:, rows].transpose(0, 1).reshape(group.size, kv_heads, heads // kv_heads, key_dim)
+        bias = group.bias
+        if call.softcap is not None or call.sinks is not None:
+            bias = None if bias is None else bias.unsqueeze(1)
+            attended = _explicit(query.unsqueeze(3), keys, values, bias, call)
+        else:
+            attended = scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=call.scale)
+        return attended.reshape(group.size, heads, value_dim)
+
+    # -- prefills ---------------------------------------------------------------------------------
+
+    def _prefill(
+        self, pages: LayerPages, batch: StepBatch, piece: PrefillPiece, call: AttentionCall
+    ) -> torch.Tensor:
+        """(heads, num_tokens, value_dim)"""
+        heads, _, key_dim = call.query.shape
+        kv_heads, _, value_dim = call.value.shape
+        rows = slice(piece.first_row, piece.first_row + piece.num_tokens)
+        # K/V heads become the batch axis and the query heads of each its heads: K and V are then shared
+        # by stride 0 instead of being repeated.
+        query = call.query[:, rows].view(kv_heads, heads // kv_heads, piece.num_tokens, key_dim)
+        key, value = call.key[:, rows], call.value[:, rows]
+        context = self._context(pages, piece) if piece.block_ids is not None else None
+        is_plain = call.softcap is None and call.sinks is None and piece.bias is None
+        if is_plain and context is None:
+            attended = _attend_causally(query, key, value, call.scale)
+        elif is_plain and context is not None and self._flash is not None and key_dim == value_dim:
+            attended = _attend_in_two_parts(self._flash, query, context, (key, value), call.scale)
+        else:
+            if context is not None:
+                key, value = torch.cat([context[0], key], dim=1), torch.cat([context[1], value], dim=1)
+            bias = piece.bias if piece.bias is not None else batch.causal_bias(piece)
+            if call.softcap is not None or call.sinks is not None:
+                attended = _explicit(query[None], key[None], value[None], bias, call)[0]
+            else:
+                attended = _attend_with_bias(query, key, value, bias, call.scale)
+        return attended.reshape(heads, piece.num_tokens, value_dim)
+
+    def _context(self, pages: LayerPages, piece: PrefillPiece) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the piece's context, each (kv_heads, num_context, dim); views of scratch memory."""
+        assert piece.block_ids is not None
+        keys, values = self._gather(pages, piece.block_ids)
+        return (
+            keys.flatten(0, 1)[: piece.num_context].transpose(0, 1),
+            values.flatten(0, 1)[: piece.num_context].transpose(0, 1),
+        )
+
+    # -- scratch ----------------------------------------------------------------------------------
+
+    def _gather(self, pages: LayerPages, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks' K and V, (blocks, block_size, kv_heads, dim); valid until the next gather.
+
+        Scratch is reused: a fresh buffer of more than a few MB is mapped and unmapped by the kernel in
+        every layer, which costs more than the copy.
+        """
+        return (
+            torch.index_select(
+                pages.keys, 0, block_ids, out=self._buffer("keys", pages.keys, block_ids.numel())
+            ),
+            torch.index_select(
+                pages.values, 0, block_ids, out=self._buffer("values", pages.values, block_ids.numel())
+            ),
+        )
+
+    def _buffer(self, kind: str, like: torch.Tensor, count: int) -> torch.Tensor:
+        key = (kind, tuple(like.shape[1:]), like.dtype)
+        buffer = self._scratch.get(key)
+        if buffer is None or buffer.shape[0] < count:
+            rounded = 1 << max(6, (count - 1).bit_length())  # grows by doubling, not at every longer context
+            self._scratch.pop(key, None)
+            buffer = self._scratch[key] = like.new_empty(rounded, *like.shape[1:])
+        return buffer[:count]
+
+
+def _attend_causally(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Query i sees keys up to i. query (kv_heads, group, n, dim); key, value (kv_heads, n, dim)."""
+    shape = (*query.shape[:2], *key.shape[1:])
+    values = value[:, None].expand(*query.shape[:2], *value.shape[1:])
+    return scaled_dot_product_attention(
+        query, key[:, None].expand(shape), values, is_causal=True, scale=scale
+    )
+
+
+def _attend_with_bias(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """As `_attend_causally`, with bias (n, keys) added to the scores in place of the causal rule."""
+    keys = key[:, None].expand(*query.shape[:2], *key.shape[1:])
+    values = value[:, None].expand(*query.shape[:2], *value.shape[1:])
+    return scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scale)
+
+
+def _attend_in_two_parts(
+    flash: FlashWithLogSumExp,
+    query: torch.Tensor,
+    context: tuple[torch.Tensor, torch.Tensor],
+    new: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+) -> torch.Tensor:
+    """Attention over context and new tokens, each without a mask, merged by the weight each part had.
+
+    Every query sees the whole context, so all query heads of a K/V head fold into one long query axis:
+    the kernel then works on its largest tiles.
+    """
+    kv_heads, group, num_tokens, dim = query.shape
+    before, log_weight_before = flash(
+        query.reshape(1, kv_heads, group * num_tokens, dim), context[0][None], context[1][None], scale=scale
+    )
+    keys, values = (part[:, None].expand(kv_heads, group, num_tokens, dim) for part in new)
+    among, log_weight_among = flash(query, keys, values, is_causal=True, scale=scale)
+    share = torch.sigmoid(log_weight_before.reshape(log_weight_among.shape) - log_weight_among)
+    return torch.lerp(among, before.reshape(among.shape), share.unsqueeze(-1).to(among.dtype))
+
+
+def _explicit(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    call: AttentionCall,
+) -> torch.Tensor:
+    """The formula spelled out, for softcap and sinks, which SDPA does not have.
+
+    query (batch, kv_heads, group, n, dim), key and value (batch, kv_heads, keys, dim), bias broadcast
+    against (batch, 1, 1, n, keys). Query rows are tiled to bound the scores' memory.
+    """
+    batch, kv_heads, group, num_rows, _ = query.shape
+    num_keys = key.shape[2]
+    tile = max(1, MAX_EXPLICIT_SCORES // (batch * kv_heads * group * num_keys))
+    sinks = None if call.sinks is None else call.sinks.view(kv_heads, group, 1, 1)
+    tiles = []
+    for first in range(0, num_rows, tile):
+        part = query[:, :, :, first : first + tile]
+        rows = part.shape[3]
+        # Group and rows fold into one axis: a broadcast matmul would copy the keys once per query head.
+        scores = (
+            torch.matmul(part.reshape(batch, kv_heads, group * rows, -1), key.transpose(2, 3)) * call.scale
+        )
+        scores = scores.view(batch, kv_heads, group, rows, num_keys)
+        if call.softcap is not None:
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+        if bias is not None:
+            scores = scores + (bias[..., first : first + tile, :] if bias.shape[-2] == num_rows else bias)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.to(scores.dtype).expand(batch, -1, -1, rows, 1)], dim=-1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., :num_keys]
+        folded = weights.reshape(batch, kv_heads, group * rows, num_keys)
+        tiles.append(torch.matmul(folded, value).view(batch, kv_heads, group, rows, -1))
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=3)
+
+
+def _flash_with_log_sum_exp(device: torch.device) -> FlashWithLogSumExp | None:
+    """The CPU kernel behind SDPA, called directly because only it also returns the log-sum-exp.
+
+    Not a public name (seen in torch 2.11 and 2.13), so it is tried once on a tiny input and left alone
+    unless it behaves.
+    """
+    if device.type != "cpu":
+        return None
+    try:
+        kernel: FlashWithLogSumExp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        probe = torch.ones(1, 1, 2, 8)
+        attended, log_sum_exp = kernel(probe, probe, probe, is_causal=True, scale=0.0)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+    expected = torch.tensor([1.0, 2.0]).log()  # row 0 sees one key, row 1 two
+    agrees = torch.equal(attended, probe) and torch.allclose(log_sum_exp.flatten().float(), expected)
+    return kernel if agrees else None
