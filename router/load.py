@@ -107,13 +107,15 @@ class ReplicaLoad:
         return dropped
 
     def view(self, now: float, silent_after_s: float) -> LoadView:
+        # Once per replica and decision, so written for speed.
         load, unseen = self._load, len(self._unseen)
+        backlog_s = self._busy_until - now
         is_silent = now - self.last_heard_at > silent_after_s
         num_requests = load.num_running + load.num_waiting + unseen
         if is_silent:  # the report is stale; what this router has there now is the better guess
             num_requests = self.num_in_flight
         return LoadView(
-            backlog_s=max(0.0, self._busy_until - now),
+            backlog_s=backlog_s if backlog_s > 0.0 else 0.0,
             num_requests=num_requests,
             num_running=load.num_running,
             num_waiting=load.num_waiting + unseen,
@@ -138,7 +140,8 @@ class ReplicaLoad:
         total = self._load.total_blocks
         if not total:
             return 0.0
-        return min(1.0, (total - self._load.free_blocks + self._unseen_blocks) / total)
+        used = total - self._load.free_blocks + self._unseen_blocks
+        return used / total if 0 < used < total else float(used > 0)
 
     def _prefill_s(self, reservation: Reservation) -> float:
         uncached, cached = reservation.uncached_tokens, reservation.cached_tokens
@@ -240,6 +243,11 @@ class FleetLoad:
 
     def view(self, replica_id: ReplicaId) -> LoadView:
         return self._replicas[replica_id].view(self._clock(), self._silent_after_s)
+
+    def views(self) -> list[tuple[ReplicaId, LoadView]]:
+        """Every replica at this moment."""
+        now, silent_after_s = self._clock(), self._silent_after_s
+        return [(name, replica.view(now, silent_after_s)) for name, replica in self._replicas.items()]
 
     def placed(self, request_id: RequestId) -> ReplicaId | None:
         """Where a request is in flight; None if it is not."""

@@ -167,7 +167,8 @@ class Routing:
         if flight is None:
             flight = _InFlight([], RequestShape(1), frozenset(), self._policy)
         wanted = [replica_id for replica_id in candidates if replica_id not in flight.excluded]
-        known = [c for c in self._match(flight.hints, flight.shape.num_prompt_tokens) if c[0] in set(wanted)]
+        matched = self._match(flight.hints, flight.shape.num_prompt_tokens)
+        known = [c for c in matched if c.replica_id in wanted]
         open_ = [c for c in known if not (c.load.is_draining or c.load.is_full)]
         shut = [c for c in known if c.load.is_draining or c.load.is_full]
         ranks = [scored.replica_id for scored in flight.policy.rank(open_, flight.shape)] if open_ else []
@@ -263,8 +264,7 @@ class Routing:
         self._num_expired += self._loads.expire()
         held = self._trie.match(hints) if hints else {}
         candidates = []
-        for replica_id in self._replicas:
-            load = self._loads.view(replica_id)
+        for replica_id, load in self._loads.views():
             if load.is_silent is not (replica_id in self._silent):
                 self._note_silence(replica_id, load.is_silent)
             is_matched = replica_id in self._matched and not load.is_silent

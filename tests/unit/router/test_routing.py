@@ -439,3 +439,31 @@ def test_hints_are_what_events_carry(bench: Bench) -> None:
     placement = bench.routing.choose(RouteQuery(RequestId("x"), [twin], BLOCK_SIZE + 1))
     assert placement.overlap_blocks == 1
     assert to_hints([twin]) == [HashHint(int.from_bytes(block_hash[:8], "little"))]
+
+
+def test_membership_is_told_to_who_asked(bench: Bench) -> None:
+    told: list[set[ReplicaId]] = []
+    bench.routing.watch_membership(lambda replicas: told.append(set(replicas)))
+    bench.routing.update_replicas({A: bench.infos[A]})
+    bench.routing.replica_lost(A)
+    assert told == [{A}, set()]
+
+
+def test_who_accepted_is_known_even_after_it_died(bench: Bench) -> None:
+    placement = bench.routing.choose(query("q"))
+    assert bench.routing.accepted_by(placement.request_id) is None
+    bench.routing.routed(placement.request_id, placement.ranks[1])
+    bench.routing.replica_lost(placement.ranks[1])
+    assert bench.routing.accepted_by(placement.request_id) == placement.ranks[1]
+    bench.routing.release(placement.request_id)
+    assert bench.routing.accepted_by(placement.request_id) is None
+
+
+def test_two_routers_agree_through_the_engine_alone() -> None:
+    """Each adds only what the engine has not seen: after its word both know the same load."""
+    one, two = Bench(1), Bench(1)
+    ours, theirs = one.routing.choose(query("ours")), two.routing.choose(query("theirs"))
+    for bench in (one, two):
+        bench.say(A, admitted=(ours.request_id, theirs.request_id), num_running=2)
+    views = [bench.routing.statistics().replicas[0] for bench in (one, two)]
+    assert [(view.unseen, view.num_running, view.backlog_s) for view in views] == [(0, 2, 0.0)] * 2
