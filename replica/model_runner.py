@@ -214,8 +214,8 @@ class ModelRunner:
                 self.close()
                 raise ModelRefused(
                     resolved.source,
-                    f"cannot be served: its logits differ by {difference:.2g} (relative) through paged attention "
-                    f"from its own at position {row}; more than {tolerance} is not rounding",
+                    f"cannot be served: paged attention changes its logits by {difference:.2g} (relative) "
+                    f"at position {row}; more than {tolerance} is not rounding",
                 )
 
 

@@ -138,7 +138,9 @@ CHAT_TEMPLATE = """\
 {{- message['content'] -}}
 {%- else -%}
 {%- for part in message['content'] or [] -%}
-{%- if part['type'] != 'text' -%}{{- raise_exception('this model reads text only, not ' ~ part['type']) -}}{%- endif -%}
+{%- if part['type'] != 'text' -%}
+{{- raise_exception('this model reads text only, not ' ~ part['type']) -}}
+{%- endif -%}
 {{- part['text'] -}}
 {%- endfor -%}
 {%- endif -%}
@@ -149,7 +151,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(corpus: list[str], target: Path) -> int:
-    """Train the byte-level BPE tokenizer on `corpus` and write all committed files. Returns its vocabulary size.
+    """Train the byte-level BPE tokenizer on `corpus`, write all committed files, return the vocabulary size.
 
     Deterministic: the same corpus gives the same files, byte for byte.
     """
@@ -158,7 +160,8 @@ def train_tokenizer(corpus: list[str], target: Path) -> int:
     tokenizer = Tokenizer(models.BPE())
     # Digits one by one: ids and telephone numbers then cost tokens in proportion to their length.
     split = Regex(
-        r"'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -198,7 +201,7 @@ def _tokenizer_config() -> dict[str, Any]:
     }
 
 
-def _model_config(vocab_size: int, ids: dict[str, int]) -> dict[str, Any]:
+def _model_config(vocab_size: int, ids: dict[str, int | None]) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -213,7 +216,7 @@ def _model_config(vocab_size: int, ids: dict[str, int]) -> dict[str, Any]:
         "max_position_embeddings": 32768,
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-06,
-        "initializer_range": 0.02,
+        "initializer_range": 0.1,  # at the usual 0.02 an untrained network repeats one token for ever
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": False,  # tied and untrained, it would repeat its last token for ever
