@@ -115,8 +115,12 @@ class _Watch:
             task = progress.add_task("Starting Ray Serve")
             while not self._stopped.wait(POLL_S):
                 progress.update(task, description=self._describe())
-                if _get_json(f"{self._url}/health") is not None:
-                    return _get_json(f"{self._url}/version")
+                if _get_json(f"{self._url}/health") is None:
+                    continue
+                # /health speaks of the replicas known so far; the operator asked for all of them.
+                version = _get_json(f"{self._url}/version")
+                if version is not None and len(version["replicas"]) >= self._file.num_replicas:
+                    return version
         return None
 
     def _describe(self) -> str:
@@ -149,15 +153,14 @@ class _Watch:
         proxy = "fast proxy (HAProxy)" if self._fast_proxy else "Python proxy"
         out(f"  routing   {version.get('policy', '')}, {proxy}", soft_wrap=True)
         out("\nTry it:\n", soft_wrap=True)
-        out(_curl(self._url, name, chat=bool(version.get("chat_template", True))), soft_wrap=True, markup=False)
+        out(_curl(self._url, name, chat=bool(version.get("has_chat_template", True))), soft_wrap=True, markup=False)
         out("\nCtrl-C stops everything.", soft_wrap=True)
 
 
 def _replica_line(replica: dict[str, Any]) -> str:
     return (
-        f"{replica.get('replica_id', '')}  {replica.get('device')}, {replica.get('attention_backend')}, "
-        f"{replica.get('num_blocks')} blocks of {replica.get('block_size')} tokens, "
-        f"up to {replica.get('max_model_len')} tokens a request"
+        f"{replica['replica_id']}  {replica['device']}, {replica['kv_dtype']}, {replica['attention_backend']} attention, "
+        f"{replica['num_blocks']} blocks of {replica['block_size']} tokens"
     )
 
 

@@ -160,9 +160,9 @@ def _chunks(answer: httpx.Response) -> Iterator[dict[str, object]]:
 def _table(rounds: Rounds, num_questions: int) -> Table:
     prompt_tokens = rounds[ARMS[0]][0][0].prompt_tokens
     title = f"{num_questions} questions about one table ({prompt_tokens} prompt tokens), {len(rounds[ARMS[0]])} rounds"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("\nround", justify="right", no_wrap=True)
-    table.add_column("\nquestion", justify="right", no_wrap=True)
+    table.add_column("\nask", justify="right", no_wrap=True)
     for arm in ARMS:
         table.add_column(f"{TITLES[arm]}\nTTFT ms", justify="right", no_wrap=True)
         table.add_column("\ncached", justify="right", no_wrap=True)

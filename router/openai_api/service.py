@@ -19,6 +19,7 @@ from cache.block_hash import BlockHasher
 from cache.messages import SamplingParams
 from cache.types import RequestId
 from router.config import RouterConfig
+from router.decision import ReplicaStatistics
 from router.dispatch import Dispatcher, Generation, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel
 from router.metrics import RouterMetrics
@@ -269,13 +270,35 @@ class Service:
             raise UnknownModel(name, [self.config.model_name])
         return self._card()
 
-    def version(self) -> dict[str, str]:
+    def version(self) -> dict[str, Any]:
+        """What runs here: build and model, how requests are placed, each replica and what it is doing."""
         mark = self.config.fingerprint
         return {
             "version": self._version,
             "model": self.config.model_name,
             "revision": mark.revision,
             "fingerprint": mark.digest(),
+            "policy": self.config.policy,
+            "has_chat_template": self._encoder.has_chat_template,
+            "replicas": [self._replica(numbers) for numbers in self._routing.statistics().replicas],
+        }
+
+    def _replica(self, numbers: ReplicaStatistics) -> dict[str, Any]:
+        """One replica, without its addresses: they are nobody's business outside."""
+        info = self._routing.replicas[numbers.replica_id]
+        return {
+            "replica_id": numbers.replica_id,
+            "pid": info.pid,
+            "device": info.device,
+            "attention_backend": info.attention_backend,
+            "kv_dtype": info.fingerprint.kv_dtype,
+            "num_blocks": info.num_blocks,
+            "block_size": info.fingerprint.block_size,
+            "max_model_len": info.max_model_len,
+            "shares_fingerprint": numbers.is_matched,
+            "num_running": numbers.num_running,
+            "num_waiting": numbers.num_waiting,
+            "num_cached_blocks": numbers.num_blocks,
         }
 
     def _card(self) -> ModelCard:

@@ -218,14 +218,14 @@ def test_disconnect_stops_the_generation(server: Server) -> None:
             assert answer.status_code == 200
             next(answer.iter_lines())
     deadline = time.monotonic() + 10
-    while server.metric("warmpath_in_flight_requests") and time.monotonic() < deadline:
+    while server.metric("warmpath_requests_in_flight") and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert server.metric("warmpath_in_flight_requests") == 0
-    running = [replica["load"]["num_running"] for replica in server.version()["replicas"]]
+    assert server.metric("warmpath_requests_in_flight") == 0
+    running = [replica["num_running"] for replica in server.version()["replicas"]]
     deadline = time.monotonic() + 10
     while any(running) and time.monotonic() < deadline:
         time.sleep(0.1)
-        running = [replica["load"]["num_running"] for replica in server.version()["replicas"]]
+        running = [replica["num_running"] for replica in server.version()["replicas"]]
     assert running == [0, 0]
 
 
