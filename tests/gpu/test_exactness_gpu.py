@@ -1,0 +1,40 @@
+"""The exactness cases of `integration/test_exactness.py` on CUDA, in float32 without TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import model_families as families
+from tests.model_families import FAMILIES, MORE_FAMILIES, SETTINGS, Family, Runners, Setting
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+]
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> Iterator[None]:
+    """TF32 keeps 10 bits of mantissa: two ways to the same product would then differ by more than ties."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE_FAMILIES], ids=lambda family: family.name)
+def test_greedy_output_is_generates_on_cuda(family: Family, tmp_path: Path) -> None:
+    folder = families.save(family, tmp_path)
+    wanted = families.expected(folder, torch.device("cuda"))
+    families.check_variety(wanted)
+    runners = Runners(folder, "cuda")
+    try:
+        for setting in SETTINGS:
+            families.check_family(runners, setting, wanted)
+        families.check_conversation(runners, Setting("conversation", block_size=4))
+    finally:
+        runners.close()

@@ -1,0 +1,49 @@
+"""Greedy output is what transformers' own `generate` gives, token for token, whatever the engine does.
+
+Each family's network is saved to disk and comes back through the loader the service uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tests import model_families as families
+from tests.model_families import FAMILIES, MORE_FAMILIES, SETTINGS, Family, Runners, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A family's network on disk, with what it has to answer."""
+
+    runners: Runners
+    wanted: list[tuple[int, ...]]
+
+
+def _params() -> list[Any]:
+    usual = [pytest.param(family, id=family.name) for family in FAMILIES]
+    return usual + [pytest.param(f, id=f.name, marks=pytest.mark.long) for f in MORE_FAMILIES]
+
+
+@pytest.fixture(scope="module", params=_params())
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
+    family: Family = request.param
+    folder = families.save(family, tmp_path_factory.mktemp(family.name))
+    runners = Runners(folder, "cpu")
+    yield Saved(runners, families.expected(folder, torch.device("cpu")))
+    runners.close()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_greedy_output_is_generates(saved: Saved, setting: Setting) -> None:
+    """Cold, warm, with late arrivals; shared prefixes, twins, one token, whole blocks."""
+    families.check_variety(saved.wanted)
+    families.check_family(saved.runners, setting, saved.wanted)
+
+
+def test_a_second_turn_reuses_the_first_answer(saved: Saved) -> None:
+    families.check_conversation(saved.runners, Setting("conversation", block_size=4))

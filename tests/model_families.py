@@ -1,0 +1,421 @@
+"""Small networks of many families, saved to disk, and what our engine must reproduce of them exactly.
+
+Shared by the exactness tests on CPU and on CUDA: the families, the prompts, the settings and the
+comparison are the same; only the device differs. Needs neither Ray nor sockets.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cache.block_hash import BlockHasher
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.messages import GenerateRequest, SamplingParams
+from cache.types import RequestId
+from replica.config import ReplicaConfig
+from replica.engine_core import EngineCore
+from replica.model_runner import ModelRunner
+from replica.model_source import resolve
+from replica.request import Request
+from replica.tiny_model import SOURCE
+
+VOCABULARY = 1856  # at least the tiny tokenizer's
+MAX_NEW_TOKENS = 16
+ROOMY_BLOCKS = 1024  # holds everything any of these tests computes: nothing is ever evicted
+
+# Untied and wide: tied or narrow random networks repeat one token, and then any attention would do.
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,  # nothing ends a generation early, there or here
+    "pad_token_id": 0,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One model type and the settings that make it small; `settings` come on top of COMMON."""
+
+    name: str
+    model_type: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()  # settings of COMMON that this type does not know
+
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        common = {key: value for key, value in COMMON.items() if key not in self.without}
+        return AutoConfig.for_model(self.model_type, **common, **self.settings)
+
+
+FAMILIES = (
+    Family("llama", "llama"),
+    Family(
+        "qwen2",
+        "qwen2",
+        {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    Family("qwen3", "qwen3", {"head_dim": 32}),
+    Family("mistral", "mistral", {"sliding_window": 10}),  # smaller than the prompts, and than a block
+    Family(
+        "gemma2",
+        "gemma2",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": 18,
+            "layer_types": MIXED,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 20.0,
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+    Family(
+        "gemma3",
+        "gemma3_text",
+        {"num_hidden_layers": 3, "head_dim": 16, "sliding_window": 12, "layer_types": MIXED},
+    ),
+    Family("phi3", "phi3", {"sliding_window": 24}),
+    Family("gpt2", "gpt2", {"n_inner": 96}, without=("intermediate_size", "num_key_value_heads")),
+    Family(
+        "qwen3_moe",
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    Family(  # attention sinks
+        "gpt_oss",
+        "gpt_oss",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 18,
+            "layer_types": MIXED,
+        },
+    ),
+    Family(  # keys wider than values
+        "deepseek_v3",
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+        },
+        without=("num_key_value_heads",),
+    ),
+    Family("olmo2", "olmo2"),
+    Family(  # learned positions
+        "opt",
+        "opt",
+        {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.2},
+        without=("intermediate_size", "num_key_value_heads", "initializer_range"),
+    ),
+    Family("gpt_neox", "gpt_neox", {"rotary_pct": 0.5}, without=("num_key_value_heads",)),
+)
+
+MORE_FAMILIES = (
+    Family("mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    Family("gemma", "gemma", {"head_dim": 16}),
+    Family("phi", "phi"),
+    Family("granite", "granite"),
+    Family("smollm3", "smollm3"),
+    Family("starcoder2", "starcoder2", {"sliding_window": 14}),
+    Family("stablelm", "stablelm"),
+    Family("nemotron", "nemotron"),
+    Family("cohere2", "cohere2", {"sliding_window": 14, "num_hidden_layers": 3, "layer_types": MIXED}),
+    Family("glm4", "glm4", {"head_dim": 16}),
+    Family("exaone4", "exaone4", {"sliding_window": 14, "num_hidden_layers": 3, "layer_types": MIXED}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run the engine; none may change a single token."""
+
+    name: str
+    block_size: int = 16
+    num_blocks: int = ROOMY_BLOCKS
+    prefix_caching: bool = True
+    max_batched_tokens: int = 512
+    max_running: int = 64
+
+    @property
+    def is_roomy(self) -> bool:
+        return self.num_blocks == ROOMY_BLOCKS
+
+
+SETTINGS = (
+    Setting("cache-on"),
+    Setting("cache-on-blocks-of-4", block_size=4),
+    Setting("cache-off", prefix_caching=False),
+    Setting("chunked", max_batched_tokens=23),
+    Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
+    Setting("preempted", num_blocks=9),
+    Setting("preempted-blocks-of-4", block_size=4, num_blocks=30, max_batched_tokens=23),
+)
+
+
+def save(family: Family, folder: Path) -> Path:
+    """Draw the family's weights (seeded) and write a model folder as a user would have it."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(family.config(), dtype=torch.float32)
+        _stir(model)
+    model.save_pretrained(folder)
+    add_tokenizer(folder)
+    return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Put the embedded model's tokenizer beside a model: no folder is one without it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SOURCE / name, folder / name)
+
+
+def _stir(model: torch.nn.Module) -> None:
+    """Give what starts as a constant (norms, biases, sinks) values that matter."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter.data, mean=float(parameter.data.mean()), std=0.2)
+
+
+@lru_cache(maxsize=1)
+def prompts() -> tuple[tuple[int, ...], ...]:
+    """Shared prefixes, exact multiples of both block sizes, length 1, identical pairs, strangers."""
+
+    def text(seed: int, length: int) -> tuple[int, ...]:
+        return tuple((seed * 7919 + index * index * 31 + index * 101) % VOCABULARY for index in range(length))
+
+    long_prefix, short_prefix = text(1, 48), text(2, 33)
+    return (
+        long_prefix + text(3, 9),
+        text(4, 1),
+        short_prefix + text(5, 4),
+        text(6, 16),
+        long_prefix,
+        text(7, 70),
+        long_prefix + text(8, 16),
+        text(7, 70),  # an identical pair
+        short_prefix,
+        text(9, 32),
+        short_prefix + text(10, 31),
+        text(11, 5),
+        text(9, 32),  # and one whose length is a multiple of the block size
+        long_prefix[:20],
+        text(12, 17),
+        text(13, 2),
+    )
+
+
+def expected(folder: Path, device: torch.device) -> list[tuple[int, ...]]:
+    """What transformers itself answers: `generate`, greedy, eager attention, float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = model.to(device).eval()
+    answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for prompt in set(prompts()):
+        inputs = torch.tensor([prompt], device=device)
+        output = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=MAX_NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        answers[prompt] = tuple(output[0, len(prompt) :].tolist())
+    return [answers[prompt] for prompt in prompts()]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the engine made of one prompt."""
+
+    token_ids: tuple[int, ...]
+    cached_tokens: int
+    num_preemptions: int
+
+
+class Runners:
+    """Runners over one model folder, loaded as the service loads them; one per size of pool."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self._folder, self._device = folder, device
+        self._loaded: dict[tuple[int, int], ModelRunner] = {}
+
+    def get(self, block_size: int, num_blocks: int) -> ModelRunner:
+        key = (block_size, num_blocks)
+        if key not in self._loaded:
+            config = ReplicaConfig(
+                model=str(self._folder),
+                device=self._device,
+                dtype="float32",
+                block_size=block_size,
+                num_blocks=num_blocks,
+                torch_threads=1,
+            )
+            self._loaded[key] = ModelRunner.load(config, resolve(str(self._folder)))
+        return self._loaded[key]
+
+    def engine(self, setting: Setting) -> EngineCore:
+        """An engine with an empty cache, over pages that hold what earlier ones left."""
+        return engine_over(self.get(setting.block_size, setting.num_blocks), setting)
+
+    def close(self) -> None:
+        for runner in self._loaded.values():
+            runner.close()
+
+
+def engine_over(runner: ModelRunner, setting: Setting) -> EngineCore:
+    config = ReplicaConfig(
+        block_size=setting.block_size,
+        prefix_caching=setting.prefix_caching,
+        max_batched_tokens=setting.max_batched_tokens,
+        max_running=setting.max_running,
+    )
+    mark = Fingerprint("family", "saved", "float32", "", setting.block_size, HashAlgorithm.XXH3_128)
+    return EngineCore(runner, config, BlockHasher(mark))
+
+
+GREEDY = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+def answer_all(
+    engine: EngineCore,
+    questions: Sequence[tuple[int, ...]],
+    *,
+    sampling: SamplingParams = GREEDY,
+    at_once: int | None = None,
+    seed: int = 0,
+) -> list[Answer]:
+    """Run the prompts to their end. at_once: so many first, then one more with each step; None = all.
+
+    A prompt's seed is `seed` plus its index. Checks the pool's laws on the way and that nothing is
+    held at the end.
+    """
+    waiting = [
+        GenerateRequest(RequestId(f"q{index}"), array("i", prompt), len(prompt), sampling, seed + index)
+        for index, prompt in enumerate(questions)
+    ]
+    taken: list[Request] = []
+    first = len(waiting) if at_once is None else at_once
+    taken += [engine.submit(request) for request in waiting[:first]]
+    late = waiting[first:]
+    while engine.has_work or late:
+        if late:
+            taken.append(engine.submit(late.pop(0)))
+        for progress in engine.step():
+            if progress.error is not None:
+                raise progress.error
+        check_pool(engine)
+    assert engine.stats().cache.used == 0, "a finished request still holds blocks"
+    return [
+        Answer(tuple(r.token_ids[r.num_prompt_tokens :]), r.cached_tokens or 0, r.num_preemptions)
+        for r in taken
+    ]
+
+
+def check_pool(engine: EngineCore) -> None:
+    """free + used = total, at any time."""
+    cache = engine.stats().cache
+    assert cache.free + cache.used == cache.total, f"{cache.free} free + {cache.used} used != {cache.total}"
+
+
+def hit_tokens(prompt: tuple[int, ...], earlier: Sequence[tuple[int, ...]], block_size: int) -> int:
+    """Naive: the longest run of leading full blocks that an earlier prompt has too, one token left over."""
+    most = (len(prompt) - 1) // block_size
+    longest = 0
+    for other in earlier:
+        shared = 0
+        while (
+            shared < min(most, len(other) // block_size)
+            and prompt[: (shared + 1) * block_size] == other[: (shared + 1) * block_size]
+        ):
+            shared += 1
+        longest = max(longest, shared)
+    return longest * block_size
+
+
+def check_family(runners: Runners, setting: Setting, wanted: list[tuple[int, ...]]) -> None:
+    """Cold, warm and with late arrivals: token for token what was wanted, and cached exactly what could be."""
+    questions = prompts()
+    engine = runners.engine(setting)
+    cold = answer_all(engine, questions)
+    check_answers(cold, wanted, "cold")
+    warm = answer_all(engine, questions)
+    check_answers(warm, wanted, "warm")
+    late = answer_all(runners.engine(setting), questions, at_once=3)
+    check_answers(late, wanted, "with late arrivals")
+
+    preemptions = engine.stats().preemptions
+    if not setting.is_roomy:
+        assert preemptions > 0, "the pool was too large to prove anything"
+        return
+    assert preemptions == 0
+    size = setting.block_size
+    for index, prompt in enumerate(questions):
+        earlier = questions[:index] if setting.prefix_caching else ()
+        both = questions if setting.prefix_caching else ()
+        assert cold[index].cached_tokens == hit_tokens(prompt, earlier, size), f"cold prompt {index}"
+        assert warm[index].cached_tokens == hit_tokens(prompt, both, size), f"warm prompt {index}"
+        assert late[index].cached_tokens == cold[index].cached_tokens, f"late prompt {index}"
+
+
+def check_answers(answers: Sequence[Answer], wanted: Sequence[tuple[int, ...]], when: str) -> None:
+    for index, (answer, right) in enumerate(zip(answers, wanted, strict=True)):
+        assert answer.token_ids == right, f"{when}: prompt {index}: {answer.token_ids} is not {right}"
+
+
+def check_variety(wanted: Sequence[tuple[int, ...]]) -> None:
+    """Answers that say little could be right by accident."""
+    most_tokens_differ = [len(set(answer)) >= MAX_NEW_TOKENS // 2 for answer in wanted]
+    assert sum(most_tokens_differ) >= len(wanted) // 2, "the network repeats itself: choose other weights"
+    assert len(set(wanted)) >= len(set(prompts())) - 2, "the network does not look at its prompt"
+
+
+def check_conversation(runners: Runners, setting: Setting) -> None:
+    """A second turn on top of the first answer reuses the answer's blocks too, and says the same as cold."""
+    engine, size = runners.engine(setting), setting.block_size
+    for prompt in (prompts()[0], prompts()[3], prompts()[7]):
+        first = answer_all(engine, [prompt])[0]
+        second_prompt = prompt + first.token_ids + prompts()[11]
+        warm = answer_all(engine, [second_prompt])[0]
+        # The last token of an answer is never computed, so the block it would have filled has no K/V.
+        assert warm.cached_tokens == (len(prompt) + MAX_NEW_TOKENS - 1) // size * size
+        cold = answer_all(runners.engine(replace(setting, prefix_caching=False)), [second_prompt])[0]
+        assert warm.token_ids == cold.token_ids
+        assert cold.cached_tokens == 0
