@@ -1,0 +1,62 @@
+"""What building an engine imports, and what the simulated one takes from the settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replica.assembly import TokenizerDecoder, assemble
+from replica.config import ReplicaConfig, SimConfig
+from replica.model_source import load_tokenizer, resolve
+from replica.runner import Runner
+
+
+def test_everything_but_the_model_imports_without_torch_and_ray() -> None:
+    """The cluster simulation and the demo drive these on machines and in CI jobs without them."""
+    program = (
+        "import sys\n"
+        "import replica.assembly, replica.ask, replica.engine, replica.publisher, replica.sim_runner\n"
+        "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def model_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMPATH_CACHE", str(tmp_path))
+
+
+def test_simulated_engine_speaks_the_models_tokens(model_cache: None) -> None:
+    """Prompts are tokenized with the model's tokenizer: every id of it must be taken."""
+    config = ReplicaConfig(
+        runner="simulated", num_blocks=9, max_model_len=77, sim=SimConfig(vocab_size=3, num_blocks=5)
+    )
+    assembly = assemble(config)
+    runner: Runner = assembly.runner
+    assert (runner.info.num_blocks, runner.info.max_model_len) == (9, 77)
+    assert runner.info.vocab_size == len(assembly.tokenizer)
+    assert assembly.fingerprint.kv_dtype == "simulated"
+    assert assembly.core().max_model_len == 77
+
+
+def test_decoding_leaves_specials_out_and_cleans_nothing_up(model_cache: None) -> None:
+    tokenizer = load_tokenizer(resolve("tiny"))
+    decoder = TokenizerDecoder(tokenizer)
+    text = "A , b . do n't  🙂\n"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert decoder.decode([*ids, tokenizer.eos_token_id]) == text
+
+    class Slow:
+        """A tokenizer without a Rust backend."""
+
+        def decode(
+            self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+        ) -> str:
+            assert (skip_special_tokens, clean_up_tokenization_spaces) == (True, False)
+            return "slow"
+
+    assert TokenizerDecoder(Slow()).decode([1]) == "slow"
