@@ -62,11 +62,24 @@ class Family:
         from transformers import AutoConfig
 
         common = {key: value for key, value in COMMON.items() if key not in self.without}
-        return AutoConfig.for_model(self.model_type, **common, **self.settings)
+        return AutoConfig.for_model(self.model_type, **{**common, **self.settings})
 
 
 FAMILIES = (
-    Family("llama", "llama"),
+    Family(
+        "llama",
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
     Family(
         "qwen2",
         "qwen2",
@@ -133,7 +146,6 @@ FAMILIES = (
             "moe_intermediate_size": 32,
             "first_k_dense_replace": 1,
         },
-        without=("num_key_value_heads",),
     ),
     Family("olmo2", "olmo2"),
     Family(  # learned positions
@@ -146,6 +158,7 @@ FAMILIES = (
 )
 
 MORE_FAMILIES = (
+    Family("llama-plain-rope", "llama"),
     Family("mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     Family("gemma", "gemma", {"head_dim": 16}),
     Family("phi", "phi"),
