@@ -258,7 +258,7 @@ class Driver:
         for sequence in self.sequences:
             assert sequence.blocks.block_table == self.naive.tables.get(sequence.blocks, [])
 
-    # -- helpers --------------------------------------------------------------------------------
+    # -- shared by the acts --------------------------------------------------------------------------------
 
     def _idle(self) -> list[Tracked]:
         return [sequence for sequence in self.sequences if not sequence.blocks.block_table]
