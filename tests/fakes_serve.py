@@ -7,9 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
-
-from ray import serve
 
 from cache.errors import ForwardFailed, QueueFull
 from cache.events import EventLog, Load
@@ -33,13 +32,13 @@ def text_of(position: int) -> str:
 class OrderedReplica:
     """Counts tokens; `generate` and metadata as the real one has them."""
 
-    def __init__(self, fingerprint: Fingerprint) -> None:
+    def __init__(self, fingerprint: Fingerprint, journal: Path) -> None:
+        """journal: a file all replicas append to: a handle of the test's own would need its event loop."""
         epoch = new_epoch()
         self._log = EventLog(epoch)
         self._publisher = Publisher(host="127.0.0.1", port=0, epoch=epoch)
         self._publisher.start()
-        self._running = 0
-        self._cancelled = 0
+        self._journal = journal
         self._info = ReplicaInfo(
             fingerprint=fingerprint,
             event_endpoint=self._publisher.event_endpoint,
@@ -63,18 +62,13 @@ class OrderedReplica:
         return {"warmpath": self._info.to_json()}
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "replica_id": serve.get_replica_context().replica_id.unique_id,
-            "pid": os.getpid(),
-            "running": self._running,
-            "cancelled": self._cancelled,
-        }
+        return self._info.to_json()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         order, is_first = request.cache_salt, request.attempt == 0
         position = len(request.token_ids) - request.num_prompt_tokens
         assert request.sent_chars == sum(len(text_of(i)) for i in range(position))
-        self._running += 1
+        self._note("started")
         try:
             if order == DIE_ALWAYS or (order == DIE_BEFORE_FIRST and is_first):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -93,10 +87,14 @@ class OrderedReplica:
                 finish = FinishReason.LENGTH if is_last else None
                 yield Delta(text_of(position - 1), (100 + position % 50,), 0, finish)
         except (asyncio.CancelledError, GeneratorExit):
-            self._cancelled += 1
+            self._note("cancelled")
             raise
         finally:
-            self._running -= 1
+            self._note("ended")
+
+    def _note(self, word: str) -> None:
+        with self._journal.open("a") as file:
+            file.write(word + "\n")
 
     def __del__(self) -> None:
         if hasattr(self, "_stopping"):
