@@ -14,12 +14,15 @@ from typing import Any, get_type_hints
 import msgspec
 
 from cache.errors import ConfigError
+from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy.errors import UnknownKey
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 
 ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})
 """`RouterConfig` fields that follow from the replicas' settings: not to be set twice."""
+
+_ANY_FINGERPRINT = Fingerprint("", "", "", "", 1, HashAlgorithm.XXH3_128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,9 @@ class AppConfig:
         _refuse_unknown("args", args, {"replica", "router"})
         replica = _section("args.replica", args.get("replica"), ReplicaConfig, frozenset())
         router = _section("args.router", args.get("router"), RouterConfig, ROUTER_KEYS_FROM_DEPLOY)
-        return cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
+        config = cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
+        router_config(config, model_name="", tokenizer="", fingerprint=_ANY_FINGERPRINT)  # its ranges, now
+        return config
 
     @property
     def model_name(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import re
 import signal
 import threading
 import time
@@ -174,11 +175,12 @@ def _curl(url: str, model: str, *, chat: bool) -> str:
 
 
 def _root_cause(application: Any) -> str:
-    """The last line of the first failing deployment's message: Serve prints whole tracebacks."""
+    """The innermost error of the first failing deployment's message: Serve prints whole tracebacks."""
     messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
     text = (messages or [application.message])[0].strip()
-    errors = [line.strip() for line in text.splitlines() if "Error" in line or "errors." in line]
-    return errors[-1] if errors else text
+    # A traceback ends with its error, unindented: "replica.model_source.NotEnoughMemory: model = ...".
+    causes = re.findall(r"^(?:\w+\.)*([A-Z]\w*: (?!Traceback).+)$", text, flags=re.MULTILINE)
+    return causes[-1] if causes else text
 
 
 def _get_json(url: str) -> dict[str, Any] | None:

@@ -21,8 +21,10 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
+from cache.errors import ConfigError
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
+from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
 
@@ -51,6 +53,7 @@ class ServeFile:
             where = ".".join(str(part) for part in first["loc"])
             raise DeployFileError(path, f"{where}: {first['msg']}") from None
         application = _our_application(path, content)
+        _require_one_loop(application)
         return cls(
             path=path,
             content=content,
@@ -84,6 +87,21 @@ def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any
         raise DeployFileError(path, f"needs exactly one application with import_path {IMPORT_PATH}")
     application: Mapping[str, Any] = ours[0]
     return application
+
+
+def _require_one_loop(application: Mapping[str, Any]) -> None:
+    """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it a variable the Router needs."""
+    for deployment in application.get("deployments", []):
+        options = deployment.get("ray_actor_options")
+        if deployment.get("name") != "Router" or options is None:
+            continue
+        variables = {
+            **(application.get("runtime_env") or {}).get("env_vars", {}),
+            **(options.get("runtime_env") or {}).get("env_vars", {}),
+        }
+        if str(variables.get(ONE_LOOP_VARIABLE)) != "0":
+            where = "applications.deployments.Router.ray_actor_options.runtime_env.env_vars"
+            raise ConfigError(where, variables, f'must hold {ONE_LOOP_VARIABLE}: "0" where ray_actor_options is set')
 
 
 def _num_replicas(application: Mapping[str, Any]) -> int:

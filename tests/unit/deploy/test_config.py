@@ -74,7 +74,8 @@ def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None
     assert str(caught.value).startswith(field + " = ")
 
 
-def test_router_range_is_checked_when_built() -> None:
-    config = AppConfig.from_args({"router": {"near_tie": 3.0}})
+def test_router_range_is_checked_at_once() -> None:
     with pytest.raises(ConfigError, match=r"args\.router\.near_tie = 3\.0: must be between 0\.0 and 1\.0"):
-        router_config(config, model_name="m", tokenizer="t", fingerprint=FINGERPRINT)
+        AppConfig.from_args({"router": {"near_tie": 3.0}})
+    with pytest.raises(ConfigError, match=r"args\.router\.policy = 'fastest'"):
+        AppConfig.from_args({"router": {"policy": "fastest"}})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cache.errors import ServingError
+from cache.errors import ConfigError, ServingError
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.serve_file import ServeFile
 
@@ -60,6 +60,16 @@ def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) ->
     content["applications"][0]["deployments"][1]["max_ongoing_requests"] = -1
     with pytest.raises(DeployFileError, match="max_ongoing_requests"):
         read(tmp_path, content)
+
+
+def test_routers_own_actor_options_keep_the_one_loop(content: dict[str, Any], tmp_path: Path) -> None:
+    """Serve replaces `ray_actor_options` whole: the Router then refused to start, without saying so up front."""
+    router = content["applications"][0]["deployments"][0]
+    router["ray_actor_options"] = {"num_cpus": 1}
+    with pytest.raises(ConfigError, match="RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"):
+        read(tmp_path, content)
+    router["ray_actor_options"]["runtime_env"] = {"env_vars": {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}}
+    read(tmp_path, content)
 
 
 def test_needs_our_application(content: dict[str, Any], tmp_path: Path) -> None:
