@@ -28,11 +28,11 @@ class Unsupported(Exception):
 def length_limit(config: Any) -> int | None:
     """The longest sequence the model knows positions for, tokens; None if it names none."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit is not None else None
+    return int(limit) if limit is not None and limit > 0 else None
 
 
-def check_config(config: Any, max_model_len: int) -> None:
-    """Raises Unsupported for what a config already gives away."""
+def check_layers(config: Any) -> None:
+    """Raises Unsupported for layers that a config already tells we cannot compute."""
     if getattr(config, "is_encoder_decoder", False):
         raise Unsupported("it is an encoder-decoder model; only decoders are served")
     text = config.get_text_config()
@@ -43,10 +43,17 @@ def check_config(config: Any, max_model_len: int) -> None:
         )
     if getattr(text, "num_kv_shared_layers", 0):
         raise Unsupported("some of its layers share another layer's keys and values")
+
+
+def check_positions(config: Any, max_model_len: int) -> None:
+    """Raises Unsupported if positions up to `max_model_len` tokens depend on what else is in the batch."""
+    text = config.get_text_config()
     for parameters in _rope_parameters(text):
         kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind not in LENGTH_DEPENDENT_ROPE:
+            continue
         original = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
-        if kind in LENGTH_DEPENDENT_ROPE and max_model_len > original:
+        if max_model_len > original:
             raise Unsupported(
                 f"its {kind} rotary embedding changes with the longest sequence in a batch beyond {original} "
                 f"tokens; set max_model_len to {original} or less to serve it"

@@ -84,9 +84,10 @@ class ModelRunner:
         device = _choose_device(config.device)
         model_config = load_config(resolved)
         dtype = _choose_dtype(config.dtype, device, model_config)
-        max_model_len = _choose_length(config, resolved, model_config)
         try:
-            model_probe.check_config(model_config, max_model_len)
+            model_probe.check_layers(model_config)
+            max_model_len = _choose_length(config, resolved, model_config)
+            model_probe.check_positions(model_config, max_model_len)
             fetch_weights(resolved)
             _check_memory_for_weights(resolved, device, dtype)
             model = load_model(resolved, device, dtype)

@@ -180,12 +180,19 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name; transformers only points at its log
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelRefused(resolved.source, f"cannot be loaded: {_first_line(error)}") from error
-    lacking = sorted(report.get("missing_keys") or ()) + sorted(
-        str(key) for key in report.get("mismatched_keys") or ()
+    misfits = sorted(
+        f"{name}: {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"]
     )
+    if misfits:
+        raise ModelRefused(
+            resolved.source,
+            f"{len(misfits)} parameters have other shapes than its config.json says ({misfits[0]}, ...)",
+        )
+    lacking = sorted(report["missing_keys"])
     if lacking:
         raise ModelRefused(
             resolved.source,

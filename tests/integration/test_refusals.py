@@ -1,0 +1,279 @@
+"""What cannot be served exactly is refused at start, with the reason: families, checkpoints, memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cache.errors import ConfigError
+from replica import kv_pages
+from replica.config import ReplicaConfig
+from replica.model_runner import ModelRunner
+from replica.model_source import ModelRefused, NotEnoughMemory, resolve
+from tests import model_families
+from tests.model_families import COMMON, FAMILIES, Family
+
+UNSIZED = ("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "intermediate_size")
+LONGROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+}
+DYNAMIC = {
+    "rope_parameters": {
+        "rope_type": "dynamic",
+        "factor": 2.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+QWEN3_NEXT = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
+REFUSED = [
+    (Family("linear-attention", "qwen3_next", QWEN3_NEXT), r"layers of type linear_attention"),
+    (Family("recurrent", "mamba", without=UNSIZED), r"layers of type linear_attention"),
+    (
+        Family("recurrent-unmarked", "rwkv", {"max_position_embeddings": 64}, UNSIZED[:2]),
+        r"recurrent|Attention",
+    ),
+    (
+        Family(
+            "convolutions",
+            "lfm2",
+            {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+        ),
+        r"layers of type conv",
+    ),
+    (
+        Family("chunked-attention", "llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 64}),
+        r"layers of type chunked_attention",
+    ),
+    (Family("longrope", "phi3", LONGROPE), r"longrope .* beyond 64 tokens; set max_model_len to 64 or less"),
+    (
+        Family("dynamic-rope", "llama", DYNAMIC),
+        r"dynamic .* beyond 64 tokens; set max_model_len to 64 or less",
+    ),
+    (
+        Family("not-on-the-interface", "falcon", without=("num_key_value_heads", "intermediate_size")),
+        r"does not go through transformers' AttentionInterface",
+    ),
+    (Family("a-mask-of-its-own", "doge"), r"builds an attention mask of its own"),
+    (Family("attends-twice", "diffllama"), r"attends more than once per layer"),
+    (
+        Family("not-causal", "bert", {"is_decoder": False}, without=("num_key_value_heads",)),
+        r"is not causal",
+    ),
+]
+
+
+def load(folder: Path, **settings: Any) -> ModelRunner:
+    config = ReplicaConfig(**{"model": str(folder), "device": "cpu", "num_blocks": 32, **settings})
+    return ModelRunner.load(config, resolve(str(folder)))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that can be served; tests damage copies of it."""
+    return model_families.save(FAMILIES[0], tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(llama, tmp_path / "model")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# -- families -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "reason"), REFUSED, ids=[family.name for family, _ in REFUSED])
+def test_a_family_that_would_not_be_exact_is_refused_with_the_reason(
+    family: Family, reason: str, tmp_path: Path
+) -> None:
+    folder = model_families.save(family, tmp_path / "model")
+    with pytest.raises(ModelRefused, match=reason) as refusal:
+        load(folder)
+    assert refusal.value.field == "model"
+    assert refusal.value.value == str(folder)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        Family("bloom", "bloom", {"n_layer": 2, "n_head": 4}, without=(*UNSIZED, "num_hidden_layers")),
+        Family(
+            "mpt",
+            "mpt",
+            {"d_model": 64, "n_heads": 4, "n_layers": 2},
+            without=tuple(COMMON.keys() - {"vocab_size", "eos_token_id"}),
+        ),
+    ],
+    ids=lambda family: family.name,
+)
+def test_a_family_without_a_length_limit_is_asked_for_one_and_then_refused(
+    family: Family, tmp_path: Path
+) -> None:
+    """With max_model_len set these once failed on a config attribute that they do not have."""
+    folder = model_families.save(family, tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"max_model_len = None: .* does not say its limit"):
+        load(folder)
+    with pytest.raises(ModelRefused, match="does not go through transformers' AttentionInterface"):
+        load(folder, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    "settings", [LONGROPE, {**DYNAMIC, "max_position_embeddings": 64}], ids=["long", "dynamic"]
+)
+def test_length_dependent_rope_is_served_where_it_does_not_depend_on_length(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model_type = "phi3" if "rope_scaling" in settings else "llama"
+    folder = model_families.save(Family("short", model_type, settings), tmp_path / "model")
+    assert load(folder, max_model_len=64).info.max_model_len == 64
+
+
+def test_more_positions_than_the_model_knows_are_refused_with_both_numbers(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_model_len = 257: .* knows 256 positions"):
+        load(llama, max_model_len=257)
+
+
+def test_logits_that_differ_from_the_models_own_are_refused(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line of defence: a family whose attention we only believe to compute."""
+    monkeypatch.setattr("replica.attention.interface.AttentionCall", _scaled_wrongly)
+    with pytest.raises(ModelRefused, match=r"paged attention changes its logits by .* more than 0.001"):
+        load(llama)
+
+
+def _scaled_wrongly(**values: Any) -> Any:
+    from replica.attention.backend import AttentionCall
+
+    return AttentionCall(**{**values, "scale": values["scale"] * 1.1})
+
+
+def test_without_a_cuda_device_cuda_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device = 'cuda': torch sees no CUDA device"):
+        load(llama, device="cuda")
+
+
+# -- checkpoints --------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="this folder does not exist"):
+        load(tmp_path / "nowhere")
+
+
+def test_pickled_weights_are_refused_with_the_way_out(copy: Path) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelRefused, match=r"pickles \(pytorch_model.bin\).*safetensors only; convert"):
+        load(copy)
+
+
+@pytest.mark.parametrize("kept", [0.999, 0.5, 0.0001], ids=["end", "half", "header"])
+def test_a_truncated_file_is_refused(copy: Path, kept: float) -> None:
+    path = copy / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(ModelRefused, match=r"model\.safetensors is damaged"):
+        load(copy)
+
+
+def test_missing_parameters_are_refused_and_named(copy: Path) -> None:
+    """transformers would leave them at random and only warn."""
+    weights = load_file(copy / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=r"lack 1 parameters .*model.layers.1.mlp.up_proj.weight"):
+        load(copy)
+
+
+def test_parameters_of_another_shape_are_refused(copy: Path) -> None:
+    edit_config(copy, intermediate_size=80)
+    with pytest.raises(
+        ModelRefused, match=r"6 parameters have other shapes .*down_proj.weight: \[64, 96\], not \[64, 80\]"
+    ):
+        load(copy)
+
+
+def test_code_from_the_models_own_repository_is_refused(copy: Path) -> None:
+    (copy / "modeling_own.py").write_text("raise SystemExit('remote code was run')\n")
+    edit_config(copy, model_type="own", auto_map={"AutoConfig": "modeling_own.OwnConfig"})
+    with pytest.raises(
+        ModelRefused, match="needs code from its own repository, and remote code is never run"
+    ):
+        load(copy)
+
+
+def test_a_known_family_that_also_brings_code_is_served_with_transformers_own(copy: Path) -> None:
+    (copy / "modeling_own.py").write_text("raise SystemExit('remote code was run')\n")
+    edit_config(copy, auto_map={"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"})
+    assert load(copy).info.num_blocks == 32
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+def _only_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(kv_pages, "free_bytes", lambda device: free)
+
+
+def test_too_little_memory_for_the_weights_names_both_numbers(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only_free(monkeypatch, 200 * 1024)
+    with pytest.raises(
+        NotEnoughMemory, match=r"needs 1\.\d MiB of memory on cpu for its weights, 200\.0 KiB are"
+    ) as no:
+        load(llama)
+    assert no.value.needed_bytes > no.value.free_bytes == 200 * 1024
+
+
+def test_too_little_memory_for_the_blocks_asked_for_names_both_numbers(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only_free(monkeypatch, 4 * 1024**2)
+    # A block: 16 tokens, 2 layers, keys and values, 2 heads of 16, 4 bytes = 8 KiB.
+    with pytest.raises(NotEnoughMemory, match=r"needs 7\.8 MiB .* for 1000 KV blocks, 4\.0 MiB are free"):
+        load(llama, num_blocks=1000)
+
+
+def test_too_little_memory_for_one_step_names_both_numbers(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only_free(monkeypatch, 2 * 1024**2)
+    with pytest.raises(
+        NotEnoughMemory, match=r"needs 128\.0 KiB .*kv_memory_fraction is 0.05.*102\.4 KiB are free"
+    ):
+        load(llama, num_blocks=None, kv_memory_fraction=0.05)
+
+
+def test_blocks_come_from_the_allowed_share_of_free_memory(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only_free(monkeypatch, 8 * 1024**2)
+    info = load(llama, num_blocks=None, kv_memory_fraction=0.5).info
+    assert (info.num_blocks, info.kv_bytes_per_block) == (512, 8192)
