@@ -138,14 +138,10 @@ class ModelRunner:
         started_s = self._clock()
         with torch.inference_mode():
             logits, batch = self._forward(sequences)
-            drawn = sample(logits, [_draw_row(sequences[i]) for i in batch.sampled], self._info.eos_token_ids)
+            drawn = sample(logits, [_draw_row(sequences[i]) for i in batch.order], self._info.eos_token_ids)
         next_tokens: list[int | None] = [None] * len(sequences)
-        for index, token_id in zip(batch.sampled, drawn, strict=True):
+        for index, token_id in zip(batch.order, drawn, strict=True):
             next_tokens[index] = token_id
-        if self._device.type == "cuda" and not drawn:
-            torch.cuda.synchronize(
-                self._device
-            )  # drawing waits for the device; without it the time is not over
         return StepResult(tuple(next_tokens), self._clock() - started_s)
 
     def warm_up(self) -> None:
@@ -165,16 +161,16 @@ class ModelRunner:
     # -- a step -----------------------------------------------------------------------------------
 
     def _forward(self, sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, StepBatch]:
-        """Logits of the rows that draw, (rows, vocabulary), and the batch that says whose they are."""
+        """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch."""
         self._set_torch_threads()
         batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
         self._pages.batch = batch
         try:
-            options = {"logits_to_keep": batch.sample_rows} if self._takes_rows else {}
+            options = {"logits_to_keep": batch.last_rows} if self._takes_rows else {}
             logits = model_probe.run(self._model, batch.input_ids, batch.positions, **options)[0]
         finally:
             self._pages.batch = None
-        return (logits if self._takes_rows else logits[batch.sample_rows]), batch
+        return (logits if self._takes_rows else logits[batch.last_rows]), batch
 
     def _set_torch_threads(self) -> None:
         # The count belongs to the thread that set it (OpenMP): the engine's is not the one that loaded.
@@ -237,7 +233,9 @@ def _check_tokens(length: int, vocabulary: int) -> list[int]:
     return [(7919 * index + 13) % vocabulary for index in range(length)]
 
 
-def _draw_row(sequence: ScheduledSequence) -> DrawRow:
+def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:
+    if not sequence.samples:
+        return None
     position = len(sequence.token_ids)
     return DrawRow(sequence.sampling, sequence.seed, position, position - sequence.num_prompt_tokens)
 

@@ -45,27 +45,33 @@ class InvalidLogits(RuntimeError):
     """The model returned NaN: the step's requests fail instead of answering noise."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[DrawRow], eos_token_ids: frozenset[int]) -> list[int]:
+def sample(
+    logits: torch.Tensor, rows: Sequence[DrawRow | None], eos_token_ids: frozenset[int]
+) -> list[int | None]:
     """One token per row. logits: (rows, vocabulary), any float type; not changed.
 
+    A row that is None draws nothing and is only checked: the prompt's chunk it ends is about to be cached.
     Raises InvalidLogits for NaN. Blocks until the device has finished.
     """
     assert logits.shape[0] == len(rows)
     if not rows:
         return []
     logits = _without_early_stops(logits, rows, eos_token_ids)
-    drawn = [index for index, row in enumerate(rows) if row.sampling.temperature >= GREEDY_TEMPERATURE]
+    places = [i for i, row in enumerate(rows) if row and row.sampling.temperature >= GREEDY_TEMPERATURE]
     best, tokens = logits.max(dim=-1)  # the maximum also carries NaN, so it is checked without another pass
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        tokens = tokens.index_copy(0, index, _draw(logits[index], [rows[i] for i in drawn]))
+    if places:
+        index = torch.tensor(places, device=logits.device)
+        drawing = [row for row in (rows[i] for i in places) if row is not None]
+        tokens = tokens.index_copy(0, index, _draw(logits[index], drawing))
     results = torch.stack([tokens, torch.isnan(best).to(tokens.dtype)]).tolist()  # one transfer for both
     if any(results[1]):
         raise InvalidLogits(f"NaN in the logits of {sum(results[1])} of {len(rows)} sequences")
-    return [int(token) for token in results[0]]
+    return [None if row is None else int(token) for row, token in zip(rows, results[0], strict=True)]
 
 
-def _without_early_stops(logits: torch.Tensor, rows: Sequence[DrawRow], eos: frozenset[int]) -> torch.Tensor:
+def _without_early_stops(
+    logits: torch.Tensor, rows: Sequence[DrawRow | None], eos: frozenset[int]
+) -> torch.Tensor:
     """Rows below their `min_tokens` cannot draw what would stop them.
 
     `ignore_eos` only means that end-of-sequence does not stop: it may then be drawn at any time.
@@ -73,7 +79,7 @@ def _without_early_stops(logits: torch.Tensor, rows: Sequence[DrawRow], eos: fro
     row_index: list[int] = []
     token_ids: list[int] = []
     for index, row in enumerate(rows):
-        if row.num_output_tokens >= row.sampling.min_tokens:
+        if row is None or row.num_output_tokens >= row.sampling.min_tokens:
             continue
         stops = set(row.sampling.stop_token_ids) | (frozenset() if row.sampling.ignore_eos else eos)
         stops = {token for token in stops if 0 <= token < logits.shape[1]}

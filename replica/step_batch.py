@@ -80,23 +80,22 @@ class StepBatch:
         self.block_size = block_size
         self._device, self._dtype = device, dtype
         self._sequences: list[_Sequence] = []
-        self.sampled: list[int] = []  # indices into `sequences` of those that draw a token, in row order
-        sample_rows: list[int] = []
+        self.order = order  # indices into `sequences`, in row order
+        last_rows: list[int] = []
         row = 0
         for index in order:
             item = sequences[index]
             self._sequences.append(_Sequence(item.start, item.num_new_tokens, row, item.block_table))
             row += item.num_new_tokens
-            if item.samples:
-                self.sampled.append(index)
-                sample_rows.append(row - 1)
+            last_rows.append(row - 1)
         self.num_tokens = row
         self.num_decodes = sum(sequence.num_new == 1 for sequence in self._sequences)
         packed = np.empty((3, row), dtype=np.int64)
         self._fill(packed, [sequences[index] for index in order])
         on_device = torch.from_numpy(packed).to(device, non_blocking=True)
         self.input_ids, self.positions, self.slots = on_device[0:1], on_device[1:2], on_device[2]
-        self.sample_rows = torch.tensor(sample_rows, dtype=torch.int64).to(device, non_blocking=True)
+        # Each sequence's last row, drawn from or not: NaN anywhere in its new tokens shows there.
+        self.last_rows = torch.tensor(last_rows, dtype=torch.int64).to(device, non_blocking=True)
         opened = self._opened_blocks()
         self.opened_blocks = torch.tensor(opened).to(device, non_blocking=True) if opened else None
         self._decode_groups: dict[int | None, list[DecodeGroup]] = {}

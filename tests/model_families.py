@@ -384,7 +384,7 @@ def hit_tokens(prompt: tuple[int, ...], earlier: Sequence[tuple[int, ...]], bloc
 
 
 def check_family(runners: Runners, setting: Setting, wanted: list[tuple[int, ...]]) -> None:
-    """Cold, warm and with late arrivals: token for token what was wanted, and cached exactly what could be."""
+    """Cold, warm, with late arrivals: token for token what was wanted, and cached exactly what could be."""
     questions = prompts()
     engine = runners.engine(setting)
     cold = answer_all(engine, questions)
