@@ -99,6 +99,7 @@ class ReplicaInfo:
     pid: int = field(default=0)
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # beyond this the engine refuses: the router does not send it more
+    has_prefix_cache: bool = True  # False: it keeps nothing, so there is nothing to match or to predict
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="start deploy.yaml on a Ray cluster of its own")
     for command in (check, serve):
         command.add_argument("file", type=Path, nargs="?", default=Path("deploy.yaml"))
-    serve.add_argument("--port", type=int, help="base port [port, port + 100); default: the file's http_options.port")
+    serve.add_argument(
+        "--port", type=int, help="base of ports [port, port + 100); default: the file's http_options.port"
+    )
     serve.add_argument(
         "--proxy",
         choices=("auto", "fast", "python"),

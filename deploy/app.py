@@ -31,7 +31,9 @@ def build(args: dict[str, Any]) -> serve.Application:
     config = AppConfig.from_args(args)
     model = resolve(config.replica.model, config.replica.revision)
     replica = _on_hardware(config.replica, model, num_gpus=ray.cluster_resources().get("GPU", 0.0))
-    tokenizer, tokenizer_revision = (model.hub_id, model.revision) if model.hub_id else (str(model.folder), None)
+    tokenizer, tokenizer_revision = str(model.folder), None
+    if model.hub_id is not None:  # every node fetches it by name
+        tokenizer, tokenizer_revision = model.hub_id, model.revision
     router = router_config(
         config,
         model_name=config.model_name,

@@ -49,7 +49,8 @@ class AppConfig:
 
 def router_config(config: AppConfig, **derived: Any) -> RouterConfig:
     """The Router's whole config, once model and fingerprint are known."""
-    return _build("args.router", RouterConfig, {**config.router, **derived})
+    built: RouterConfig = _build("args.router", RouterConfig, {**config.router, **derived})
+    return built
 
 
 def _section(

@@ -1,12 +1,12 @@
 """What can be wrong before anything starts. Part of the tree in `cache/errors.py`:
 
-    ConfigError                one setting: field, value, accepted range
-    └── UnknownKey             a key nobody reads; names the nearest one that is
-    ServingError
-    └── DeployError            the deployment as a whole
-        ├── PortTaken          a port this deployment needs is in use
-        ├── DeployFileError    deploy.yaml is missing or not what Serve reads
-        └── DeployFailed       Serve could not bring the application up
+ConfigError                one setting: field, value, accepted range
+└── UnknownKey             a key nobody reads; names the nearest one that is
+ServingError
+└── DeployError            the deployment as a whole
+    ├── PortTaken          a port this deployment needs is in use
+    ├── DeployFileError    deploy.yaml is missing or not what Serve reads
+    └── DeployFailed       Serve could not bring the application up
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeployError(ServingError):
 
 class PortTaken(DeployError):
     def __init__(self, port: int, use: str) -> None:
-        super().__init__(f"port {port} ({use}) is in use; choose another base port: make serve PORT={port + 100}")
+        super().__init__(f"port {port} ({use}) is in use; choose another base: make serve PORT={port + 100}")
         self.port = port
 
 

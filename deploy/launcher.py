@@ -81,7 +81,9 @@ def _stop_on_signals() -> None:
 class _Watch:
     """Shows progress until the service is ready, then says how to use it; ends a start that failed."""
 
-    def __init__(self, file: ServeFile, ports: Ports, console: Console, *, fast_proxy: bool, began: float) -> None:
+    def __init__(
+        self, file: ServeFile, ports: Ports, console: Console, *, fast_proxy: bool, began: float
+    ) -> None:
         self.failure: DeployFailed | None = None
         self._file = file
         self._url = f"http://{file.host if file.host != '0.0.0.0' else '127.0.0.1'}:{ports.http}"
@@ -137,30 +139,31 @@ class _Watch:
         }
         if running.get("Replica", 0) < self._file.num_replicas or not running.get("Router"):
             counts = ", ".join(f"{name} {count}" for name, count in sorted(running.items()))
-            return f"Loading the model on {self._file.num_replicas} replicas (running: {counts or 'none yet'})"
+            return f"Loading the model (running: {counts or 'nothing yet'})"
         return "Waiting for every replica's cache snapshot"
 
     def _say_ready(self, version: dict[str, Any]) -> None:
-        out = self._console.print
-        took = time.monotonic() - self._began
         name = self._file.app.model_name
-        out(f"\n[bold green]Ready[/] after {took:.0f} s: [bold]{self._url}/v1[/]", soft_wrap=True)
-        out(f"  model     {name}", soft_wrap=True)
+        lines = [
+            f"\nReady after {time.monotonic() - self._began:.0f} s: {self._url}/v1",
+            f"  model     {name}",
+        ]
         if self._file.app.replica.model == "tiny":
-            out("            random weights: it speaks nonsense. For a real one, in deploy.yaml:", soft_wrap=True)
-            out("            model: <local dir or hub id>", soft_wrap=True, markup=False)
-        for replica in version.get("replicas", []):
-            out(f"  replica   {_replica_line(replica)}", soft_wrap=True)
-        proxy = "fast proxy (HAProxy)" if self._fast_proxy else "Python proxy"
-        out(f"  routing   {version.get('policy', '')}, {proxy}", soft_wrap=True)
-        out("\nTry it:\n", soft_wrap=True)
-        out(_curl(self._url, name, chat=bool(version.get("has_chat_template", True))), soft_wrap=True, markup=False)
-        out("\nCtrl-C stops everything.", soft_wrap=True)
+            lines.append("            random weights, so it speaks nonsense; for a real one, in deploy.yaml:")
+            lines.append("            model: <local dir or hub id>")
+        lines += [f"  replica   {_replica_line(replica)}" for replica in version["replicas"]]
+        lines.append(f"  routing   {version['policy']}")
+        lines.append(f"  proxy     {'HAProxy' if self._fast_proxy else 'Serve, Python'}")
+        lines.append(f"\nTry it:\n\n{_curl(self._url, name, chat=version['has_chat_template'])}")
+        lines.append("\nCtrl-C stops everything.")
+        # One write, and no wrapping: the command must survive a narrow terminal's copy and paste.
+        self._console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
 def _replica_line(replica: dict[str, Any]) -> str:
     return (
-        f"{replica['replica_id']}  {replica['device']}, {replica['kv_dtype']}, {replica['attention_backend']} attention, "
+        f"{replica['replica_id']}  {replica['device']}, {replica['kv_dtype']}, "
+        f"{replica['attention_backend']} attention, "
         f"{replica['num_blocks']} blocks of {replica['block_size']} tokens"
     )
 
@@ -179,8 +182,8 @@ def _root_cause(application: Any) -> str:
     messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
     text = (messages or [application.message])[0].strip()
     # A traceback ends with its error, unindented: "replica.model_source.NotEnoughMemory: model = ...".
-    causes = re.findall(r"^(?:\w+\.)*([A-Z]\w*: (?!Traceback).+)$", text, flags=re.MULTILINE)
-    return causes[-1] if causes else text
+    causes: list[str] = re.findall(r"^(?:\w+\.)*([A-Z]\w*: (?!Traceback).+)$", text, flags=re.MULTILINE)
+    return causes[-1] if causes else str(text)
 
 
 def _get_json(url: str) -> dict[str, Any] | None:

@@ -101,7 +101,8 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
         }
         if str(variables.get(ONE_LOOP_VARIABLE)) != "0":
             where = "applications.deployments.Router.ray_actor_options.runtime_env.env_vars"
-            raise ConfigError(where, variables, f'must hold {ONE_LOOP_VARIABLE}: "0" where ray_actor_options is set')
+            needed = f'must hold {ONE_LOOP_VARIABLE}: "0" where ray_actor_options is set'
+            raise ConfigError(where, variables, needed)
 
 
 def _num_replicas(application: Mapping[str, Any]) -> int:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import Any
 
 import httpx
 from rich.box import SIMPLE_HEAD
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from replica.sample_table import people_table, questions
+from replica.sample_table import Question, prompt, questions
 
 ARMS = ("round_robin", "expected_time")
 TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}
@@ -69,11 +70,14 @@ def _parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (default %(default)s)")
-    parser.add_argument("--questions", type=_positive, default=4, help="questions per round (default %(default)s)")
-    parser.add_argument("--rounds", type=_positive, default=3, help="repetitions, arms in turn (default %(default)s)")
-    parser.add_argument("--max-tokens", type=_positive, default=8, help="length of an answer (default %(default)s)")
-    parser.add_argument("--timeout-s", type=float, default=120.0, help="for one answer (default %(default)s)")
+    for name, kind, default, text in (
+        ("--url", str, "http://127.0.0.1:8000", "where the server listens"),
+        ("--questions", _positive, 4, "questions per round"),
+        ("--rounds", _positive, 3, "repetitions; the two policies take turns in going first"),
+        ("--max-tokens", _positive, 8, "length of an answer, tokens"),
+        ("--timeout-s", float, 120.0, "for one answer, seconds"),
+    ):
+        parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
     return parser
 
 
@@ -90,7 +94,9 @@ def _served_model(client: httpx.Client) -> str:
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-        raise DemoError(f"no server answers at {client.base_url} ({error}); start one with `make serve`") from None
+        raise DemoError(
+            f"no server answers at {client.base_url} ({error}); start one with `make serve`"
+        ) from None
 
 
 Rounds = dict[str, list[list[Answer]]]  # arm -> round -> question
@@ -114,10 +120,12 @@ def _ask_all(client: httpx.Client, model: str, arguments: argparse.Namespace, co
     return rounds
 
 
-def _ask(client: httpx.Client, model: str, question: str, policy: str, salt: str, max_tokens: int) -> Answer:
+def _ask(
+    client: httpx.Client, model: str, question: Question, policy: str, salt: str, max_tokens: int
+) -> Answer:
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": f"{people_table()}\n\n{question}"}],
+        "messages": [{"role": "user", "content": prompt(question)}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -138,19 +146,21 @@ def _ask(client: httpx.Client, model: str, question: str, policy: str, salt: str
             usage = chunk.get("usage") or usage
     replica = answer.headers.get("x-warmpath-replica")
     if replica is None:
-        raise DemoError("no x-warmpath-replica header: set `expose_routing: true` under `router` in deploy.yaml")
+        raise DemoError(
+            "no x-warmpath-replica header: in deploy.yaml, under `router`, set expose_routing: true"
+        )
     if first_s is None or usage is None:
         raise DemoError("the stream ended without a token or without usage")
     return Answer(first_s, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"], replica)
 
 
-def _chunks(answer: httpx.Response) -> Iterator[dict[str, object]]:
+def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
     """The stream's JSON chunks; a stream that does not end in [DONE] is an error."""
     for line in answer.iter_lines():
         if line == "data: [DONE]":
             return
         if line.startswith("data: "):
-            chunk: dict[str, object] = json.loads(line[len("data: ") :])
+            chunk: dict[str, Any] = json.loads(line[len("data: ") :])
             if "error" in chunk:
                 raise DemoError(f"the stream failed: {chunk['error']}")
             yield chunk
@@ -159,7 +169,9 @@ def _chunks(answer: httpx.Response) -> Iterator[dict[str, object]]:
 
 def _table(rounds: Rounds, num_questions: int) -> Table:
     prompt_tokens = rounds[ARMS[0]][0][0].prompt_tokens
-    title = f"{num_questions} questions about one table ({prompt_tokens} prompt tokens), {len(rounds[ARMS[0]])} rounds"
+    title = (
+        f"{num_questions} questions about one table of {prompt_tokens} tokens, {len(rounds[ARMS[0]])} rounds"
+    )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("\nround", justify="right", no_wrap=True)
     table.add_column("\nask", justify="right", no_wrap=True)
@@ -171,13 +183,17 @@ def _table(rounds: Rounds, num_questions: int) -> Table:
         for index, answers in enumerate(zip(*pair, strict=True), start=1):
             cells = [cell for answer in answers for cell in _cells(answer)]
             table.add_row(str(number), str(index), *cells, end_section=index == num_questions)
-    means = [cell for arm in ARMS for cell in (f"{_mean_ttft_s(rounds[arm]) * 1000:.0f}", _mean_cached(rounds[arm]), "")]
+    means = [cell for arm in ARMS for cell in (_ms(_mean_ttft_s(rounds[arm])), _mean_cached(rounds[arm]), "")]
     table.add_row("mean", "", *means, style="bold")
     return table
 
 
 def _cells(answer: Answer) -> tuple[str, str, str]:
-    return f"{answer.ttft_s * 1000:.0f}", str(answer.cached_tokens), answer.replica
+    return _ms(answer.ttft_s), str(answer.cached_tokens), answer.replica
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}"
 
 
 def _mean_ttft_s(answers: list[list[Answer]]) -> float:
@@ -195,7 +211,7 @@ def _summary(rounds: Rounds) -> str:
         for one, other in zip(rounds["round_robin"], rounds["expected_time"], strict=True)
     ]
     return (
-        f"mean time to first token: round robin {robin * 1000:.0f} ms, prefix-aware {aware * 1000:.0f} ms; "
+        f"mean time to first token: round robin {_ms(robin)} ms, prefix-aware {_ms(aware)} ms; "
         f"ratio per round: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
     )
 

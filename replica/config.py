@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm, SaltMode
@@ -71,17 +67,6 @@ class ReplicaConfig:
     step_time_limit_s: float = 30.0  # a longer step means a dead engine: the watchdog ends the process
     warm_up_time_limit_s: float = 600.0  # the same, while loading and compiling
 
-    @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> ReplicaConfig:
-        """Build from plain values, as they cross a process border. Raises ConfigError, naming the key."""
-        _check_keys("", settings, cls)
-        if isinstance(settings.get("sim"), Mapping):
-            _check_keys("sim.", settings["sim"], SimConfig)
-        try:
-            return msgspec.convert(dict(settings), cls, strict=True)
-        except msgspec.ValidationError as error:
-            raise ConfigError("replica", dict(settings), str(error)) from None
-
     def __post_init__(self) -> None:
         _check_one_of("runner", self.runner, ("model", "simulated"))
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -109,15 +94,6 @@ class ReplicaConfig:
             _check_range("max_model_len", self.max_model_len, 2, 1 << 31)
         if self.torch_threads is not None:
             _check_range("torch_threads", self.torch_threads, 1, 1024)
-
-
-def _check_keys(prefix: str, settings: Mapping[str, Any], kind: type) -> None:
-    known = [each.name for each in fields(kind)]
-    for key in settings:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; nearest: {prefix}{near[0]}" if near else ""
-            raise ConfigError(f"{prefix}{key}", settings[key], f"no such setting{hint}")
 
 
 def _check_one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:

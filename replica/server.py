@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray import serve
@@ -31,11 +31,9 @@ logger = logging.getLogger("ray.serve")
 class ReplicaServer:
     """Serves from the moment it is built: `__init__` loads the model and warms it up."""
 
-    def __init__(self, config: ReplicaConfig | Mapping[str, Any]) -> None:
+    def __init__(self, config: ReplicaConfig) -> None:
         """Raises ConfigError for what cannot be served and EventSocketError for ports that are taken."""
         with contextlib.ExitStack() as undo:
-            if not isinstance(config, ReplicaConfig):
-                config = ReplicaConfig.from_mapping(config)
             _log_through_serve()
             logger.info("loading %s (%s runner)", config.model, config.runner)
             assembly = assemble(config)
@@ -75,7 +73,6 @@ class ReplicaServer:
             **self._info.to_json(),
             "model_name": self._config.model_name or self._config.model,
             "runner": self._config.runner,
-            "prefix_caching": self._config.prefix_caching,
             "replica_id": _replica_id(),
         }
 
@@ -113,6 +110,7 @@ def _replica_info(assembly: Assembly, publisher: Publisher, max_model_len: int) 
         pid=os.getpid(),
         max_running=config.max_running,
         max_waiting=config.max_waiting,
+        has_prefix_cache=config.prefix_caching,
     )
 
 

@@ -87,7 +87,7 @@ class Routing:
         self._policy = self._policy_named(config.policy)
         self._block_size = config.fingerprint.block_size
         self._replicas: dict[ReplicaId, ReplicaInfo] = {}
-        self._matched: set[ReplicaId] = set()  # those that carry this Router's fingerprint
+        self._matched: set[ReplicaId] = set()  # those that carry this Router's fingerprint and keep prefixes
         self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
         self._silent: set[ReplicaId] = set()  # already warned about
         self._trie = HashTrie()
@@ -354,6 +354,8 @@ class Routing:
         self._replicas[replica_id] = info
         self._loads.add_replica(replica_id, info)
         self._trie.add_replica(replica_id)
+        if not info.has_prefix_cache:
+            return  # by its own choice: routed by load alone, without a warning
         if info.fingerprint == self._config.fingerprint:
             self._matched.add(replica_id)
         else:

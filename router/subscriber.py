@@ -165,7 +165,7 @@ class Subscriber:
 
     async def _fetch_snapshot(self) -> bytes:
         """One request on a socket of its own: a late answer to an earlier one cannot be taken for it."""
-        options = {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
+        options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
         dealer = _open(self._context, DEALER, self._info.snapshot_endpoint, options)
         try:
             async with asyncio.timeout(self._settings.snapshot_timeout_s):

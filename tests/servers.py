@@ -46,7 +46,11 @@ class Server:
 
 
 def deploy_file(
-    folder: Path, *, replicas: int = 2, replica: dict[str, Any] | None = None, router: dict[str, Any] | None = None
+    folder: Path,
+    *,
+    replicas: int = 2,
+    replica: dict[str, Any] | None = None,
+    router: dict[str, Any] | None = None,
 ) -> Path:
     """The project's own deploy.yaml with a few settings changed, written to `folder`."""
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
@@ -84,7 +88,7 @@ def running_server(*, proxy: str = "auto", **settings: Any) -> Iterator[Server]:
         yield server
     finally:
         stop(process)
-        _assert_nothing_left(temp)
+        assert_nothing_left(temp)
         shutil.rmtree(temp, ignore_errors=True)
 
 
@@ -124,7 +128,7 @@ def _wait_until_ready(server: Server) -> None:
     raise AssertionError(f"the server did not become ready:\n{server.log.read_text()[-4000:]}")
 
 
-def _assert_nothing_left(folder: Path) -> None:
+def assert_nothing_left(folder: Path) -> None:
     deadline = time.monotonic() + 10.0
     while (left := processes_below(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)

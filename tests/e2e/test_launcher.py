@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from deploy.ports import free_base
-from tests.servers import ROOT, deploy_file, processes_below, running_server, stop
+from tests.servers import ROOT, assert_nothing_left, deploy_file, processes_below, running_server, stop
 
 
 def deploy(command: str, file: Path, *options: str, temp: Path) -> subprocess.CompletedProcess[str]:
@@ -106,13 +106,16 @@ def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
     assert done.returncode == 2
     assert "NotEnoughMemory" in done.stderr
     assert "are free" in done.stderr
-    assert not processes_below(short_folder)
+    assert_nothing_left(short_folder)
 
 
 def test_two_deployments_side_by_side_and_the_simulated_runner() -> None:
     """Neither meets the other's ports, cluster or proxy; both answer; each stops alone."""
     simulated = {"runner": "simulated"}
-    with running_server(replicas=1, replica=simulated) as one, running_server(replicas=1, replica=simulated) as two:
+    with (
+        running_server(replicas=1, replica=simulated) as one,
+        running_server(replicas=1, replica=simulated) as two,
+    ):
         assert len(one.version()["replicas"]) == len(two.version()["replicas"]) == 1
         assert one.version()["replicas"][0]["device"] == "simulated"
         assert stop(two.process) == 0
@@ -122,10 +125,18 @@ def test_two_deployments_side_by_side_and_the_simulated_runner() -> None:
 def test_ready_text_says_what_runs_and_how_to_ask() -> None:
     with running_server(replicas=1) as server:
         text = server.log.read_text()
-        for part in (f"{server.url}/v1", "nonsense", "model: <local dir or hub id>", "gather_sdpa", "1024 blocks of 16"):
+        for part in (
+            f"{server.url}/v1",
+            "nonsense",
+            "model: <local dir or hub id>",
+            "gather_sdpa",
+            "1024 blocks of 16",
+        ):
             assert part in text
         command = text[text.index("curl ") : text.index("\nCtrl-C")]
-        answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True).stdout
+        answer = subprocess.run(
+            command, shell=True, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
         assert answer.rstrip().endswith("data: [DONE]")
 
 

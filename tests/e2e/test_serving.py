@@ -185,9 +185,14 @@ def test_models_and_health(server: Server, client: openai.OpenAI) -> None:
 def test_bad_input_is_refused_with_the_field_named(
     server: Server, body: bytes | dict[str, Any], status: int, param: str | None
 ) -> None:
-    content = body if isinstance(body, bytes) else json.dumps({"model": "tiny", "max_tokens": 4, **body}).encode()
+    content = (
+        body if isinstance(body, bytes) else json.dumps({"model": "tiny", "max_tokens": 4, **body}).encode()
+    )
     answer = httpx.post(
-        f"{server.url}/v1/chat/completions", content=content, headers={"content-type": "application/json"}, timeout=30
+        f"{server.url}/v1/chat/completions",
+        content=content,
+        headers={"content-type": "application/json"},
+        timeout=30,
     )
     assert answer.status_code == status
     error = answer.json()["error"]
@@ -229,7 +234,9 @@ def test_disconnect_stops_the_generation(server: Server) -> None:
     assert running == [0, 0]
 
 
-def test_replica_killed_mid_stream_continues_with_the_same_text(server: Server, client: openai.OpenAI) -> None:
+def test_replica_killed_mid_stream_continues_with_the_same_text(
+    server: Server, client: openai.OpenAI
+) -> None:
     """Last in the module: it costs a replica, which Serve replaces."""
     prompt = unique_prompt(10)
     whole, _ = ask(client, prompt, max_tokens=400)

@@ -96,8 +96,6 @@ def test_shutdown_is_final_and_may_be_called_twice(server: ReplicaServer) -> Non
 def test_a_failed_start_leaves_nothing_open(tiny_model_cache: None) -> None:
     import threading
 
-    with pytest.raises(ConfigError, match="nearest: runner"):
-        ReplicaServer({"runer": "simulated"})
     with pytest.raises(ConfigError, match="does not exist"):
-        ReplicaServer({"runner": "simulated", "model": "/no/such/folder"})
+        ReplicaServer(ReplicaConfig(runner="simulated", model="/no/such/folder"))
     assert not any(t.name.startswith("warmpath") for t in threading.enumerate())

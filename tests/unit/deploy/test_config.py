@@ -17,7 +17,12 @@ FINGERPRINT = Fingerprint("m", "r", "float32", "", 16, HashAlgorithm.XXH3_128)
 def test_values_reach_their_fields() -> None:
     config = AppConfig.from_args(
         {
-            "replica": {"block_size": 32, "stream_interval_s": 1, "hash_algorithm": "sha256", "sim": {"base_s": 0.5}},
+            "replica": {
+                "block_size": 32,
+                "stream_interval_s": 1,
+                "hash_algorithm": "sha256",
+                "sim": {"base_s": 0.5},
+            },
             "router": {"policy": "round_robin"},
         }
     )

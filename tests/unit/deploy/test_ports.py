@@ -13,11 +13,13 @@ from deploy.ports import SPAN, Ports, free_base
 def test_all_ports_lie_in_the_span_and_differ() -> None:
     ports = Ports(8000)
     environment = {key: int(value) for key, value in ports.environment().items()}
-    low = environment.pop("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"), environment.pop(
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"
+    low = (
+        environment.pop("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"),
+        environment.pop("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"),
     )
-    high = environment.pop("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"), environment.pop(
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"
+    high = (
+        environment.pop("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"),
+        environment.pop("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"),
     )
     ranges = [port for start, end in zip(low, high, strict=True) for port in range(start, end + 1)]
     every = [ports.http, ports.dashboard, *environment.values(), *ranges]

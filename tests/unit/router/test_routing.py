@@ -227,6 +227,17 @@ def test_another_fingerprint_is_routed_by_load_and_never_sees_our_hashes(
     assert bench.routing.statistics().degraded == 1
 
 
+def test_a_replica_that_keeps_no_prefixes_attracts_no_twins(caplog: pytest.LogCaptureFixture) -> None:
+    """With prefix caching off, predictions would send twins to one replica for nothing."""
+    bench, c = Bench(1), replica_id(2)
+    with caplog.at_level(logging.WARNING):
+        bench.routing.update_replicas({B: info(has_prefix_cache=False), c: info(has_prefix_cache=False)})
+    assert not caplog.records
+    chosen = [bench.routing.choose(query("twin", request_id=RequestId(str(n)))).replica_id for n in range(4)]
+    assert sorted(chosen) == [B, B, c, c]
+    assert bench.routing.statistics().index_entries == 0
+
+
 def test_hashes_stay_home_while_any_rank_could_misread_them() -> None:
     bench = Bench(1)
     bench.routing.update_replicas({**bench.infos, B: info(fingerprint=OTHER_FINGERPRINT)})
