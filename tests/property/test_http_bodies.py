@@ -1,0 +1,101 @@
+"""Whatever a client sends, the answer is never a 5xx, and every refusal has the one error shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.openai_api.fields import FIELDS
+from tests.fakes_http import MODEL, RouterUnderTest
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 300)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from([10**30, -(10**30), 1e308, "", "\u2028", MODEL])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool"]) | scalars}
+    ).flatmap(lambda message: values.map(lambda content: {**message, "content": content})),
+    max_size=3,
+)
+prompts = (
+    st.text(max_size=30)
+    | st.lists(st.integers(-1, 300), max_size=5)
+    | st.lists(st.text(max_size=4) | st.lists(st.integers(-1, 300), max_size=3), max_size=3)
+)
+plausible = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.just(MODEL) | scalars,
+        "messages": messages | values,
+        "prompt": prompts | values,
+        "stream": st.booleans() | scalars,
+        "max_tokens": st.integers(-1, 10) | scalars,
+        **{
+            field.name: st.sampled_from([*field.neutral, None]) | values
+            for field in FIELDS
+            if field.name not in ("model", "messages", "prompt", "stream", "max_tokens")
+        },
+    },
+)
+
+
+def _post(path: str, content: bytes) -> tuple[int, Any, str]:
+    async def call() -> tuple[int, Any, str]:
+        async with RouterUnderTest() as router:
+            answer = await router.client.post(path, content=content)
+            assert router.calls.running == 0
+            assert router.parts.routing.statistics().in_flight == 0
+            return answer.status_code, answer.content, answer.headers["content-type"]
+
+    return asyncio.run(call())
+
+
+paths = st.sampled_from(["/v1/chat/completions", "/v1/completions"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(path=paths, body=st.dictionaries(st.text(max_size=8), values, max_size=3) | plausible | values)
+def test_arbitrary_json_is_never_a_5xx(path: str, body: Any) -> None:
+    _check(*_post(path, json.dumps(body).encode()))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(path=paths, name=st.sampled_from([field.name for field in FIELDS]), value=values)
+def test_one_odd_field_in_a_good_body_is_never_a_5xx(path: str, name: str, value: Any) -> None:
+    good = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "x"}],
+        "prompt": "x",
+        "max_tokens": 3,
+    }
+    _check(*_post(path, json.dumps({**good, name: value}).encode()))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(path=paths, content=st.binary(max_size=200))
+def test_arbitrary_bytes_are_never_a_5xx(path: str, content: bytes) -> None:
+    _check(*_post(path, content))
+
+
+def _check(status: int, content: bytes, kind: str) -> None:
+    assert status in (200, 400, 404), content
+    if status != 200:
+        error = json.loads(content)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+    elif kind.startswith("text/event-stream"):
+        assert content.endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,55 @@
+"""The table from error types to answers: every shared type has its row, nothing leaks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cache import errors as shared
+from cache.errors import ServingError
+from router import errors
+from router.openai_api.errors import OUTCOMES, answer_to, outcome_of
+
+SECRET = "a secret prompt"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "outcome"),
+    [
+        (errors.MalformedJson("x."), 400, "malformed_json", "invalid"),
+        (errors.InvalidField("stop", "no"), 400, "invalid_value", "invalid"),
+        (errors.UnsupportedParameter("n"), 400, "unsupported_parameter", "invalid"),
+        (errors.PromptTooLong(9, 1, 8), 400, "context_length_exceeded", "invalid"),
+        (errors.NoChatTemplate("t"), 400, "no_chat_template", "invalid"),
+        (errors.UnknownModel("m"), 404, "model_not_found", "not_found"),
+        (errors.BodyTooLarge(1), 413, "body_too_large", "invalid"),
+        (errors.AllBusy(2, 3.2), 429, "server_busy", "busy"),
+        (shared.QueueFull(1, 1), 429, "server_busy", "busy"),
+        (errors.NoReplica(), 503, "no_replica", "no_replica"),
+        (shared.RequestRefused(SECRET), 503, "refused", "failed"),
+        (shared.DeadlineExceeded(1, 2), 504, "deadline_exceeded", "deadline"),
+        (errors.TooManyDeaths("r", 2), 500, "too_many_deaths", "failed"),
+        (shared.ForwardFailed(SECRET), 500, "forward_failed", "failed"),
+        (ServingError(SECRET), 500, "internal_error", "failed"),
+        (KeyError(SECRET), 500, "internal_error", "failed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_every_kind_of_error_has_its_answer(error: Exception, status: int, code: str, outcome: str) -> None:
+    answer = answer_to(error)
+    assert (answer.status, answer.code, outcome_of(error)) == (status, code, outcome)
+    assert set(json.loads(answer.content())["error"]) == {"message", "type", "param", "code"}
+    assert SECRET not in answer.content().decode()
+    assert outcome in OUTCOMES
+
+
+def test_retry_after_is_whole_seconds_and_at_least_one() -> None:
+    assert answer_to(errors.AllBusy(2, 3.2)).headers == {"retry-after": "4"}
+    assert answer_to(errors.AllBusy(2, 0.0)).headers == {"retry-after": "1"}
+    assert answer_to(errors.NoReplica()).headers == {"retry-after": "1"}
+    assert answer_to(shared.ForwardFailed("x")).headers == {}
+
+
+def test_the_field_is_named() -> None:
+    assert answer_to(errors.InvalidField("stop", "no")).param == "stop"

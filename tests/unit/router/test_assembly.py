@@ -1,0 +1,88 @@
+"""The parts put together: when a Router is ready, and what its metrics say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cache.types import ReplicaId
+from router.assembly import RouterParts
+from router.config import RouterConfig
+from router.prompt import PromptEncoder
+from tests.fakes_http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
+
+REPLICAS = {ReplicaId(name): a_replica_info() for name in ("a", "b")}
+
+
+class FakeSubscribers:
+    """Says who is synced."""
+
+    def __init__(self) -> None:
+        self.synced: set[str] = set()
+
+    def is_synced(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self.synced
+
+
+@pytest.fixture
+async def parts(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterParts]:
+    made = RouterParts(
+        RouterConfig(model_name=MODEL, tokenizer="bytes", fingerprint=FINGERPRINT),
+        calls=ScriptedReplicas(),
+        encoder=PromptEncoder(ByteTokenizer(), name="bytes"),
+        version="0",
+    )
+    monkeypatch.setattr(made.routing, "_membership_listeners", [])  # no sockets
+    subscribers = made.subscribers
+    made.subscribers = FakeSubscribers()  # type: ignore[assignment]
+    yield made
+    made.subscribers = subscribers
+    await made.aclose()
+
+
+def _synced(parts: RouterParts) -> set[str]:
+    assert isinstance(parts.subscribers, FakeSubscribers)
+    return parts.subscribers.synced
+
+
+async def test_it_is_ready_when_every_known_cache_is_known(parts: RouterParts) -> None:
+    assert parts.readiness().reason == "no replica is known"
+    parts.routing.update_replicas(REPLICAS)
+    assert "2 of 2" in (parts.readiness().reason or "")
+    _synced(parts).add("a")
+    assert "1 of 2" in (parts.readiness().reason or "")
+    _synced(parts).add("b")
+    assert parts.readiness().reason is None
+
+
+async def test_a_resync_or_a_newcomer_does_not_take_it_out_of_service(parts: RouterParts) -> None:
+    parts.routing.update_replicas(REPLICAS)
+    _synced(parts).update("ab")
+    assert parts.readiness().reason is None
+    _synced(parts).clear()
+    parts.routing.update_replicas({**REPLICAS, ReplicaId("c"): a_replica_info()})
+    assert parts.readiness().reason is None
+    parts.routing.update_replicas({})
+    assert parts.readiness().reason is not None
+
+
+async def test_a_replica_that_left_leaves_no_series(parts: RouterParts) -> None:
+    parts.routing.update_replicas(REPLICAS)
+    assert b'warmpath_replica_in_flight{replica="b"} 0.0' in parts.metrics.text()
+    parts.routing.update_replicas({ReplicaId("a"): a_replica_info()})
+    text = parts.metrics.text()
+    assert b'replica="a"' in text
+    assert b'replica="b"' not in text
+
+
+async def test_every_series_is_there_before_its_first_sample(parts: RouterParts) -> None:
+    """A counter that appears with its first error cannot be alerted on."""
+    text = parts.metrics.text().decode()
+    for series in (
+        'warmpath_requests_total{endpoint="completions",outcome="busy"} 0.0',
+        'warmpath_retries_total{phase="mid_stream",why="replica_lost"} 0.0',
+        'warmpath_event_resyncs_total{reason="gap"} 0.0',
+        "warmpath_index_entries 0.0",
+    ):
+        assert series in text

@@ -1,0 +1,214 @@
+"""One generation over several attempts: what is retried, where, and what its caller sees."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+
+from cache.block_hash import BlockHasher
+from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFull, RequestRefused
+from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.types import ReplicaId, RequestId
+from router.dispatch import Generation, Job
+from router.errors import NoReplica, ReplicaLost, TooManyDeaths
+from tests.fakes_http import BLOCK_SIZE, FINGERPRINT, RouterUnderTest, counting, text_of
+
+PROMPT = array("i", range(1, 14))
+HASHER = BlockHasher(FINGERPRINT)
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[RouterUnderTest]:
+    async with RouterUnderTest(num_replicas=3, max_attempts=4, max_deaths=3) as under_test:
+        yield under_test
+
+
+def _generation(router: RouterUnderTest, **fields: Any) -> Generation:
+    hashes = tuple(HASHER.chain(HASHER.root(), PROMPT))
+    job = Job(RequestId("r"), PROMPT, hashes, SamplingParams(max_tokens=8), seed=1, **fields)
+    return router.parts.service._dispatcher.start(job)
+
+
+async def _run(generation: Generation) -> str:
+    return "".join([delta.text async for delta in generation.deltas()])
+
+
+def _failing(error: Exception, after_deltas: int = 0) -> Any:
+    """Counts for a while, then raises."""
+
+    async def script(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        sent = 0
+        async for delta in counting(request, replica_id):
+            if sent == after_deltas:
+                raise error
+            yield delta
+            sent += 1
+
+    return script
+
+
+def _first_only(router: RouterUnderTest, script: Any) -> None:
+    """Whoever is asked first follows the script, everybody else counts."""
+
+    async def once(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        chosen = script if request.attempt == 0 else counting
+        async for delta in chosen(request, replica_id):
+            yield delta
+
+    router.calls.scripts = dict.fromkeys(router.replicas, once)
+
+
+def _always(router: RouterUnderTest, script: Any) -> None:
+    router.calls.scripts = dict.fromkeys(router.replicas, script)
+
+
+EXPECTED = "".join(map(text_of, range(8)))
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ReplicaLost("gone"), "replica_lost"),
+        (QueueFull(1, 1), "busy"),
+        (ForwardFailed("x"), "forward_failed"),
+        (RequestRefused("stopping"), "replica_lost"),
+    ],
+)
+@pytest.mark.parametrize(("after", "phase"), [(0, "before_first_token"), (2, "mid_stream")])
+async def test_it_continues_elsewhere_with_the_same_text(
+    router: RouterUnderTest, error: Exception, why: str, after: int, phase: str
+) -> None:
+    _first_only(router, _failing(error, after))
+    assert await _run(_generation(router)) == EXPECTED
+    (first, _), (second, request) = router.calls.requests
+    assert first != second
+    assert request.excluded_replicas == {first}
+    assert request.num_prompt_tokens == len(PROMPT)
+    assert len(request.token_ids) == len(PROMPT) + 2 * after
+    assert request.sent_chars == sum(len(text_of(i)) for i in range(2 * after))
+    assert router.metric("warmpath_retries_total", why=why, phase=phase) == 1
+
+
+async def test_the_next_attempt_is_matched_on_prompt_and_tokens_so_far(router: RouterUnderTest) -> None:
+    _first_only(router, _failing(ReplicaLost("gone"), 2))
+    await _run(_generation(router))
+    _, request = router.calls.requests[1]
+    assert list(request.block_hashes) == HASHER.chain(HASHER.root(), request.token_ids)
+    assert len(request.block_hashes) == (len(PROMPT) + 4) // BLOCK_SIZE
+
+
+async def test_a_stream_that_ends_without_finish_reason_is_a_lost_replica(router: RouterUnderTest) -> None:
+    async def short(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        yield Delta(text_of(0), (100,), 0)
+
+    _first_only(router, short)
+    assert await _run(_generation(router)) == EXPECTED
+
+
+async def test_a_request_under_which_too_many_replicas_die_is_refused(router: RouterUnderTest) -> None:
+    _always(router, _failing(ReplicaLost("gone")))
+    with pytest.raises(TooManyDeaths):
+        await _run(_generation(router))
+    assert len(router.calls.requests) == 3
+
+
+async def test_attempts_are_bounded(router: RouterUnderTest) -> None:
+    async with RouterUnderTest(num_replicas=5, max_attempts=2, max_deaths=5) as small:
+        _always(small, _failing(ReplicaLost("gone")))
+        with pytest.raises(NoReplica):
+            await _run(_generation(small))
+        assert len(small.calls.requests) == 2
+
+
+async def test_when_all_are_busy_the_client_hears_busy(router: RouterUnderTest) -> None:
+    _always(router, _failing(QueueFull(1, 1)))
+    with pytest.raises(QueueFull):
+        await _run(_generation(router))
+    assert len({replica_id for replica_id, _ in router.calls.requests}) == 3
+
+
+async def test_a_failing_forward_is_tried_once_more(router: RouterUnderTest) -> None:
+    _always(router, _failing(ForwardFailed("x")))
+    with pytest.raises(ForwardFailed):
+        await _run(_generation(router))
+    assert len(router.calls.requests) == 2
+
+
+@pytest.mark.parametrize("error", [PromptTooLong(9, 8), DeadlineExceeded(1, 2)])
+async def test_what_no_replica_would_do_better_is_not_retried(
+    router: RouterUnderTest, error: RequestRefused
+) -> None:
+    _always(router, _failing(error))
+    with pytest.raises(type(error)):
+        await _run(_generation(router))
+    assert len(router.calls.requests) == 1
+
+
+async def test_without_another_replica_a_lost_one_means_no_replica() -> None:
+    async with RouterUnderTest(num_replicas=1) as alone:
+        _always(alone, _failing(ReplicaLost("gone")))
+        with pytest.raises(NoReplica):
+            await _run(_generation(alone))
+
+
+async def test_who_accepted_is_excluded_even_if_it_was_not_the_first_rank(router: RouterUnderTest) -> None:
+    async def accepted_by_the_last(request: GenerateRequest, _: ReplicaId) -> AsyncGenerator[Delta, None]:
+        router.parts.routing.routed(request.request_id, request.ranks[-1])
+        router.parts.routing.replica_lost(request.ranks[-1])  # Serve tells of the death before we see it
+        raise ReplicaLost("gone")
+        yield
+
+    _first_only(router, accepted_by_the_last)
+    assert await _run(_generation(router)) == EXPECTED
+    (_, first), (_, second) = router.calls.requests
+    assert second.excluded_replicas == {first.ranks[-1]}
+
+
+@pytest.mark.parametrize("deltas_taken", [0, 1, 3])
+async def test_closing_it_cancels_the_call_and_releases_the_booking(
+    router: RouterUnderTest, deltas_taken: int
+) -> None:
+    deltas = _generation(router).deltas()
+    for _ in range(deltas_taken):
+        await anext(deltas)
+    await deltas.aclose()
+    assert router.calls.running == 0
+    assert router.calls.cancelled == (1 if deltas_taken else 0)
+    _assert_nothing_in_flight(router)
+
+
+@pytest.mark.parametrize(
+    "error", [ReplicaLost("gone"), QueueFull(1, 1), ForwardFailed("x"), ValueError("bug")]
+)
+async def test_whatever_happens_nothing_stays_booked(router: RouterUnderTest, error: Exception) -> None:
+    _always(router, _failing(error, 1))
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        await _run(_generation(router))
+    _assert_nothing_in_flight(router)
+
+
+def _assert_nothing_in_flight(router: RouterUnderTest) -> None:
+    statistics = router.parts.routing.statistics()
+    assert statistics.in_flight == 0
+    assert [replica.in_flight for replica in statistics.replicas] == [0] * len(statistics.replicas)
+    assert router.metric("warmpath_requests_in_flight") == 0
+
+
+async def test_expected_and_actual_hits_are_counted(router: RouterUnderTest) -> None:
+    async def cached(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        async for delta in counting(request, replica_id):
+            yield Delta(delta.text, delta.token_ids, 8, delta.finish_reason)
+
+    _always(router, cached)
+    first, second = _generation(router), _generation(router)
+    await _run(first)
+    await _run(second)
+    assert first.overlap_blocks == 0
+    assert second.overlap_blocks == 3  # predicted when the first was routed
+    assert second.cached_tokens == 8
+    assert second.replica_id == first.replica_id
+    assert router.metric("warmpath_matched_tokens_total") == 12
+    assert router.metric("warmpath_cached_tokens_total") == 16
