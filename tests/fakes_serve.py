@@ -22,6 +22,7 @@ DIE_MID_STREAM = "die after three tokens, once"
 DIE_ALWAYS = "die before the first token"
 BUSY = "refuse as busy, once"
 FORWARD_FAILED = "fail in the forward"
+FAIL_MID_STREAM = "fail in the forward after three more tokens"
 SLOW = "a token every 50 ms"
 
 
@@ -76,7 +77,10 @@ class OrderedReplica:
                 raise QueueFull(waiting=3, limit=3)
             if order == FORWARD_FAILED:
                 raise ForwardFailed("on purpose")
+            start = position
             while position < request.sampling.max_tokens:
+                if order == FAIL_MID_STREAM and position == start + 3:
+                    raise ForwardFailed("on purpose")
                 if order == DIE_MID_STREAM and is_first and position == 3:
                     await asyncio.sleep(0.3)  # the tokens before it are on their way
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -27,6 +27,7 @@ from tests.fakes_serve import (
     DIE_ALWAYS,
     DIE_BEFORE_FIRST,
     DIE_MID_STREAM,
+    FAIL_MID_STREAM,
     FORWARD_FAILED,
     SLOW,
     OrderedReplica,
@@ -215,20 +216,37 @@ def test_a_request_that_kills_replicas_is_refused_after_two(ready: str) -> None:
     assert answer.json()["error"]["code"] == "too_many_deaths"
 
 
+def test_a_stream_that_fails_for_good_ends_in_an_error_event_and_a_cut_connection(ready: str) -> None:
+    """Not in a clean end, which clients would take for the end of the answer."""
+    got = b""
+    body = _body("x", FAIL_MID_STREAM, max_tokens=20, stream=True)
+    with httpx.Client(timeout=30) as client, pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012
+        with client.stream("POST", f"{ready}/v1/completions", json=body) as answer:
+            for content in answer.iter_bytes():
+                got += content
+    *chunks, error = [json.loads(line.removeprefix("data: ")) for line in got.decode().split("\n\n") if line]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == _expected(6)  # two attempts
+    assert error["error"]["code"] == "forward_failed"
+
+
 async def _read_all(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> bytes:
     async with client.stream("POST", url, json=body) as answer:
         return b"".join([content async for content in answer.aiter_bytes()])
 
 
+@pytest.mark.parametrize("prompt", ["x", ["x", "y", "z"]])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_stops_its_generation(ready: str, journal: Path, stream: bool) -> None:
+async def test_a_client_that_leaves_stops_its_generations(
+    ready: str, journal: Path, stream: bool, prompt: Any
+) -> None:
     await asyncio.to_thread(journal.write_text, "")
-    body = _body("x", SLOW, max_tokens=900, stream=stream)
+    body = _body(prompt, SLOW, max_tokens=900, stream=stream)
     async with httpx.AsyncClient(timeout=60) as client:
         with pytest.raises((TimeoutError, httpx.HTTPError)):
             await asyncio.wait_for(_read_all(client, f"{ready}/v1/completions", body), timeout=1.0)
-    ended = "started\ncancelled\nended\n"
-    await asyncio.to_thread(_until, lambda: journal.read_text() == ended, 5.0)
+    count = 1 if prompt == "x" else len(prompt)
+    expected = sorted(["started", "cancelled", "ended"] * count)
+    await asyncio.to_thread(_until, lambda: sorted(journal.read_text().split()) == expected, 5.0)
 
 
 def test_nothing_is_left_in_flight(ready: str) -> None:
