@@ -22,7 +22,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     """Variables for a cluster of our own on this machine. `run_folder`: short path, ours alone, exists.
 
     With fast_proxy writes one file there, the wrapper around the proxy's binary.
-    Source: docs/design/serving-on-ray.md.
+    Source: docs/design/001-serving-on-ray.md.
     """
     environment = {
         "RAY_ADDRESS": "local",  # never a cluster that happens to run here
