@@ -121,9 +121,14 @@ class PromptEncoder:
                 tokenizer_kwargs={"verbose": False},
                 **(template_kwargs or {}),
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            # The template is code over the client's messages: what it chokes on is theirs to change.
+        except jinja2.TemplateError as error:  # the template's own words, such as "roles must alternate"
             raise InvalidField("messages", f"The chat template refuses these messages: {error}") from error
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            # The template is code over the client's messages: what it chokes on is theirs to change. The
+            # error's text may quote them, and error messages never do.
+            raise InvalidField(
+                "messages", f"The chat template cannot render these messages ({type(error).__name__})."
+            ) from error
         return self._packed(ids, "messages")
 
     def text(self, text: str, *, param: str = "prompt") -> array[int]:
