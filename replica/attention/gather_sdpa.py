@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention.backend import AttentionCall
 from replica.kv_pages import LayerPages
+from replica.attention.resident import ResidentDecodes
 from replica.step_batch import DecodeGroup, PrefillPiece, StepBatch
 
 # The explicit formula keeps its scores under this many elements (256 MiB of float32) at a time.
@@ -36,12 +37,14 @@ class GatherSdpa:
     def __init__(self, device: torch.device) -> None:
         self._scratch: dict[tuple[str, tuple[int, ...], torch.dtype], torch.Tensor] = {}
         self._flash = _flash_with_log_sum_exp(device)
+        self._resident = ResidentDecodes()
 
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         heads, num_tokens, _ = call.query.shape
         out = call.query.new_empty(num_tokens, heads, call.value.shape[2])
-        for group in batch.decode_groups(call.window):
-            out[group.first_row : group.first_row + group.size] = self._decode(pages, group, call)
+        for index, group in enumerate(batch.decode_groups(call.window)):
+            keys, values = self._decoded_keys_and_values(pages, batch, index, group, call)
+            out[group.first_row : group.first_row + group.size] = _decode(group, call, keys, values)
         for piece in batch.prefill_pieces(call.window):
             rows = slice(piece.first_row, piece.first_row + piece.num_tokens)
             out[rows] = self._prefill(pages, batch, piece, call).transpose(0, 1)
@@ -49,23 +52,25 @@ class GatherSdpa:
 
     # -- decodes ----------------------------------------------------------------------------------
 
-    def _decode(self, pages: LayerPages, group: DecodeGroup, call: AttentionCall) -> torch.Tensor:
-        """(size, heads, value_dim)"""
-        heads, _, key_dim = call.query.shape
-        kv_heads, _, value_dim = call.value.shape
-        rows = slice(group.first_row, group.first_row + group.size)
-        length = group.num_blocks * pages.keys.shape[1]
-        keys, values = self._gather(pages, group.block_ids)
-        keys = keys.view(group.size, length, kv_heads, key_dim).transpose(1, 2)
-        values = values.view(group.size, length, kv_heads, value_dim).transpose(1, 2)
-        query = call.query[:, rows].transpose(0, 1).reshape(group.size, kv_heads, heads // kv_heads, key_dim)
-        bias = group.bias
-        if call.softcap is not None or call.sinks is not None:
-            bias = None if bias is None else bias.unsqueeze(1)
-            attended = _explicit(query.unsqueeze(3), keys, values, bias, call)
-        else:
-            attended = scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=call.scale)
-        return attended.reshape(group.size, heads, value_dim)
+    def _decoded_keys_and_values(
+        self, pages: LayerPages, batch: StepBatch, index: int, group: DecodeGroup, call: AttentionCall
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values in sight of a group's sequences, (size, kv_heads, length, dim) each."""
+        resident, rows = self._resident, slice(group.first_row, group.first_row + group.size)
+        keeps = resident.is_worth_keeping(batch, call.window, index, pages)
+        age = resident.age_of(batch, call.window, index)
+        if keeps:
+            new_key, new_value = call.key[:, rows].transpose(0, 1), call.value[:, rows].transpose(0, 1)
+            kept = resident.added(pages, age, index, new_key, new_value)
+            if kept is not None:
+                return kept
+        keys, values = (
+            gathered.view(group.size, -1, *gathered.shape[2:]).transpose(1, 2)[:, :, : group.length]
+            for gathered in self._gather(pages, group.block_ids)
+        )
+        if keeps:
+            resident.keep(pages, age, index, keys, values, batch.block_size)
+        return keys, values
 
     # -- prefills ---------------------------------------------------------------------------------
 
@@ -130,6 +135,24 @@ class GatherSdpa:
             self._scratch.pop(key, None)
             buffer = self._scratch[key] = like.new_empty(rounded, *like.shape[1:])
         return buffer[:count]
+
+
+def _decode(
+    group: DecodeGroup, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """(size, heads, value_dim). The query heads of one K/V head are its query axis: K and V are not repeated."""
+    heads, _, key_dim = call.query.shape
+    kv_heads = keys.shape[1]
+    rows = slice(group.first_row, group.first_row + group.size)
+    query = call.query[:, rows].transpose(0, 1).reshape(group.size, kv_heads, heads // kv_heads, key_dim)
+    if call.softcap is not None or call.sinks is not None:
+        bias = None if group.bias is None else group.bias.unsqueeze(1)
+        attended = _explicit(query.unsqueeze(3), keys, values, bias, call)
+    else:
+        attended = scaled_dot_product_attention(
+            query, keys, values, attn_mask=group.bias, scale=call.scale
+        )
+    return attended.reshape(group.size, heads, values.shape[3])
 
 
 def _attend_causally(
@@ -222,9 +245,10 @@ def _flash_with_log_sum_exp(device: torch.device) -> FlashWithLogSumExp | None:
     try:
         kernel: FlashWithLogSumExp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         probe = torch.ones(1, 1, 2, 8)
-        attended, log_sum_exp = kernel(probe, probe, probe, is_causal=True, scale=0.0)
+        # Not scale 0, which would be simpler: the kernel scales after masking, and 0 * -inf is NaN.
+        attended, log_sum_exp = kernel(probe, probe, probe, is_causal=True, scale=1.0)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None
-    expected = torch.tensor([1.0, 2.0]).log()  # row 0 sees one key, row 1 two
-    agrees = torch.equal(attended, probe) and torch.allclose(log_sum_exp.flatten().float(), expected)
+    expected = 8 + torch.tensor([1.0, 2.0]).log()  # row 0 sees one key, row 1 two, each with a score of 8
+    agrees = torch.allclose(attended, probe) and torch.allclose(log_sum_exp.flatten().float(), expected)
     return kernel if agrees else None

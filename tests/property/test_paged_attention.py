@@ -299,3 +299,29 @@ def test_many_decodes_of_very_different_lengths(window: int | None) -> None:
     lengths = [1, 2, 3, 5, 8, 40, 41, 90, 200, 201]
     sequences = [Sequence((0, length, length + 1)) for length in lengths]
     check(Layer(2, 2, 8, 8, window, None, False), 4, sequences, 5, GatherSdpa(CPU))
+
+
+@given(
+    batch=batches(),
+    seed=st.integers(0, 1000),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    dim=st.sampled_from([4, 8, 16]),
+    has_flash=st.booleans(),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_plain_layer_by_every_route(
+    batch: tuple[int, list[Sequence]], seed: int, kv_heads: int, group: int, dim: int, has_flash: bool
+) -> None:
+    """No window, softcap or sinks, as in most models: context and new tokens apart, or with a causal bias."""
+    backend = GatherSdpa(CPU)
+    if not has_flash:
+        backend._flash = None
+    check(Layer(kv_heads, group, dim, dim, None, None, False), *batch, seed, backend)
+
+
+def test_the_kernel_that_returns_its_log_sum_exp_is_found_where_torch_has_it() -> None:
+    """Its trial once asked for a scale of 0, got NaN, and so the faster of two routes was never taken."""
+    if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+        pytest.skip("this torch has no such kernel")
+    assert GatherSdpa(CPU)._flash is not None
