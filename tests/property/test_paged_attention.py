@@ -153,12 +153,12 @@ def block_tables(block_size: int, sequences: list[Sequence], seed: int) -> tuple
 
 def steps(sequences: list[Sequence]) -> list[list[tuple[int, int, int]]]:
     """Per step the pieces (sequence, start, stop); everyone's last piece is in the last step."""
-    planned: list[list[tuple[int, int, int]]] = [[] for _ in range(MAX_PIECES)]
+    planned: list[list[tuple[int, int, int]]] = [[] for _ in range(max(len(s.cuts) for s in sequences) - 1)]
     for index, sequence in enumerate(sequences):
         pieces = list(pairwise(sequence.cuts))
         for step, (start, stop) in zip(planned[-len(pieces) :], pieces, strict=True):
             step.append((index, start, stop))
-    return [step for step in planned if step]
+    return planned
 
 
 def scheduled(sequence: Sequence, index: int, table: list[int], start: int, stop: int) -> ScheduledSequence:
@@ -200,14 +200,21 @@ def check_metadata(
     return rows
 
 
-def check(layer: Layer, block_size: int, sequences: list[Sequence], seed: int, backend: GatherSdpa) -> None:
+def check(
+    layer: Layer,
+    block_size: int,
+    sequences: list[Sequence],
+    seed: int,
+    backend: GatherSdpa,
+    table_seed: int | None = None,
+) -> None:
     tensors = draw_tensors(layer, sequences, seed)
     scale = layer.key_dim**-0.5
     sinks = (
         torch.randn(layer.heads, generator=torch.Generator().manual_seed(seed)) if layer.has_sinks else None
     )
     wanted = [dense(layer, each, sinks, scale) for each in tensors]
-    num_blocks, tables = block_tables(block_size, sequences, seed)
+    num_blocks, tables = block_tables(block_size, sequences, seed if table_seed is None else table_seed)
     shape = LayerShape(layer.kv_heads, layer.key_dim, layer.value_dim)
     pages = LayerPages(None, shape, num_blocks, block_size, torch.float32, CPU)  # type: ignore[arg-type]
     pages.keys.fill_(float("nan"))  # what an earlier request's failed step may have left
@@ -318,6 +325,35 @@ def test_a_plain_layer_by_every_route(
     if not has_flash:
         backend._flash = None
     check(Layer(kv_heads, group, dim, dim, None, None, False), *batch, seed, backend)
+
+
+def decoding(prompt: int, num_decodes: int) -> Sequence:
+    return Sequence((0, *range(prompt, prompt + num_decodes + 1)))
+
+
+@given(
+    layer=layers(),
+    block_size=st.sampled_from([1, 4, 16]),
+    shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_many_steps_of_decoding_while_others_join(
+    layer: Layer, block_size: int, shapes: list[tuple[int, int]], seed: int
+) -> None:
+    """Whatever a backend keeps from one step to the next: members come, blocks are opened, windows move."""
+    check(layer, block_size, [decoding(*shape) for shape in shapes], seed, GatherSdpa(CPU))
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_same_request_ids_and_blocks_come_back_with_other_contents(window: int | None) -> None:
+    """A client repeats a request id; another engine starts over the same runner."""
+    layer, backend = Layer(2, 2, 8, 8, window, None, False), GatherSdpa(CPU)
+    for seed in (1, 2, 3):
+        check(layer, 4, [decoding(5, 6), decoding(11, 6), decoding(3, 2)], seed, backend, table_seed=0)
+    # Straight on: what was the last step before is continued by the first step here, with other tokens.
+    for seed in (4, 5):
+        check(layer, 4, [decoding(1, 3 * seed)], seed, backend, table_seed=0)
 
 
 def test_the_kernel_that_returns_its_log_sum_exp_is_found_where_torch_has_it() -> None:
