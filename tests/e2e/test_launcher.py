@@ -17,7 +17,15 @@ import pytest
 import yaml
 
 from deploy.ports import free_base
-from tests.servers import ROOT, assert_nothing_left, deploy_file, processes_below, running_server, stop
+from tests.servers import (
+    ROOT,
+    Server,
+    assert_nothing_left,
+    deploy_file,
+    processes_below,
+    running_server,
+    stop,
+)
 
 
 def deploy(command: str, file: Path, *options: str, temp: Path) -> subprocess.CompletedProcess[str]:
@@ -110,16 +118,26 @@ def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
 
 
 def test_two_deployments_side_by_side_and_the_simulated_runner() -> None:
-    """Neither meets the other's ports, cluster or proxy; both answer; each stops alone."""
-    simulated = {"runner": "simulated"}
-    with (
-        running_server(replicas=1, replica=simulated) as one,
-        running_server(replicas=1, replica=simulated) as two,
-    ):
-        assert len(one.version()["replicas"]) == len(two.version()["replicas"]) == 1
+    """Neither meets the other's ports, cluster or proxy; both answer; each stops alone. Router and four
+    replicas start on two cores."""
+    settings = {"replica": {"runner": "simulated"}}
+    with running_server(replicas=1, **settings) as one, running_server(replicas=4, **settings) as two:
+        assert len(one.version()["replicas"]) == 1
+        assert len(two.version()["replicas"]) == 4
         assert one.version()["replicas"][0]["device"] == "simulated"
+        _assert_only_on_loopback(one)
         assert stop(two.process) == 0
         assert len(one.version()["replicas"]) == 1
+
+
+def _assert_only_on_loopback(server: Server) -> None:
+    """127.0.0.2 reaches what listens on every address, and nothing that listens on 127.0.0.1."""
+    base = int(server.url.rsplit(":", 1)[1])
+    for offset, use in ((0, "HTTP"), (3, "fallback"), (5, "dashboard"), (10, "Router")):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", base + offset)) == 0, use
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.2", base + offset)) != 0, use
 
 
 def test_ready_text_says_what_runs_and_how_to_ask() -> None:
