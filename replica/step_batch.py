@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cache.types import RequestId
 from replica.runner import ScheduledSequence
 
 # A group's gathered K/V per layer stays around the size of a cache-friendly scratch buffer.
@@ -27,17 +28,41 @@ SHORT_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedSequence:
+    """One decode, as the next step needs it to tell whether it sees the same again."""
+
+    request_id: RequestId
+    start: int  # position of its newest token
+    first_block: int  # index of the first block in sight
+    block_ids: list[int]  # blocks in sight
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Decodes of similar length, attended to as one padded batch.
 
-    Rows [first_row, first_row + size) of the step; each sequence's blocks padded to `num_blocks`.
+    Rows [first_row, first_row + size) of the step; each sequence's blocks padded to `num_blocks`, of
+    whose slots the first `length` are attended to.
     """
 
     first_row: int
     size: int
     num_blocks: int  # per sequence, after padding
+    length: int  # keys of the longest
     block_ids: torch.Tensor  # (size * num_blocks,) int64
-    bias: torch.Tensor | None  # (size, 1, 1, num_blocks * block_size): 0 or -inf; None = every slot counts
+    places: torch.Tensor  # (size,) int64: where each newest key stands among its sequence's
+    bias: torch.Tensor | None  # (size, 1, 1, length): 0 or -inf; None = every key counts
+    sequences: tuple[DecodedSequence, ...]  # who they are, in row order
+
+    def continues(self, before: DecodeGroup) -> bool:
+        """Whether these are the sequences of `before`, in the same rows and blocks, one token later."""
+        return len(self.sequences) == len(before.sequences) and all(
+            new.request_id == old.request_id
+            and new.start == old.start + 1
+            and new.first_block == old.first_block
+            and new.block_ids[: len(old.block_ids)] == old.block_ids
+            for new, old in zip(self.sequences, before.sequences, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +82,7 @@ class PrefillPiece:
 
 @dataclass(slots=True)
 class _Sequence:
+    request_id: RequestId
     start: int
     num_new: int
     first_row: int
@@ -85,7 +111,9 @@ class StepBatch:
         row = 0
         for index in order:
             item = sequences[index]
-            self._sequences.append(_Sequence(item.start, item.num_new_tokens, row, item.block_table))
+            self._sequences.append(
+                _Sequence(item.request_id, item.start, item.num_new_tokens, row, item.block_table)
+            )
             row += item.num_new_tokens
             last_rows.append(row - 1)
         self.num_tokens = row
@@ -193,22 +221,28 @@ class StepBatch:
         size, block_size = last - first, self.block_size
         num_blocks = max(end - begin for begin, end in spans[first:last])
         padded: list[int] = []
+        members: list[DecodedSequence] = []
         low, high = np.empty((size, 1), dtype=np.int64), np.empty((size, 1), dtype=np.int64)
         for index, (sequence, (begin, end)) in enumerate(
             zip(decodes[first:last], spans[first:last], strict=True)
         ):
             blocks = sequence.block_table[begin:end]
+            members.append(DecodedSequence(sequence.request_id, sequence.start, begin, blocks))
             padded += blocks
             padded += blocks[-1:] * (num_blocks - len(blocks))  # masked; its own, so never another's NaN
             high[index] = sequence.start + 1 - begin * block_size
             low[index] = max(0, sequence.start + 1 - window - begin * block_size) if window else 0
-        slots = np.arange(num_blocks * block_size)[None]
+        length = int(high.max())
+        slots = np.arange(length)[None]
         keep = (slots < high) & (slots >= low)
         everything = bool(keep.all())
         return DecodeGroup(
             first_row=first,
             size=size,
             num_blocks=num_blocks,
+            length=length,
+            places=torch.from_numpy(high[:, 0] - 1).to(self._device, non_blocking=True),
+            sequences=tuple(members),
             block_ids=torch.tensor(padded, dtype=torch.int64).to(self._device, non_blocking=True),
             bias=None
             if everything

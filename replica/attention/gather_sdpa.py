@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention.backend import AttentionCall
-from replica.kv_pages import LayerPages
 from replica.attention.resident import ResidentDecodes
+from replica.kv_pages import LayerPages
 from replica.step_batch import DecodeGroup, PrefillPiece, StepBatch
 
 # The explicit formula keeps its scores under this many elements (256 MiB of float32) at a time.
@@ -56,20 +56,17 @@ class GatherSdpa:
         self, pages: LayerPages, batch: StepBatch, index: int, group: DecodeGroup, call: AttentionCall
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values in sight of a group's sequences, (size, kv_heads, length, dim) each."""
-        resident, rows = self._resident, slice(group.first_row, group.first_row + group.size)
-        keeps = resident.is_worth_keeping(batch, call.window, index, pages)
-        age = resident.age_of(batch, call.window, index)
-        if keeps:
-            new_key, new_value = call.key[:, rows].transpose(0, 1), call.value[:, rows].transpose(0, 1)
-            kept = resident.added(pages, age, index, new_key, new_value)
-            if kept is not None:
-                return kept
+        rows = slice(group.first_row, group.first_row + group.size)
+        age = self._resident.age_of(batch, call.window, index)
+        new_key, new_value = call.key[:, rows].transpose(0, 1), call.value[:, rows].transpose(0, 1)
+        kept = self._resident.added(pages, age, index, new_key, new_value)
+        if kept is not None:
+            return kept
         keys, values = (
             gathered.view(group.size, -1, *gathered.shape[2:]).transpose(1, 2)[:, :, : group.length]
             for gathered in self._gather(pages, group.block_ids)
         )
-        if keeps:
-            resident.keep(pages, age, index, keys, values, batch.block_size)
+        self._resident.keep(pages, age, index, keys, values)
         return keys, values
 
     # -- prefills ---------------------------------------------------------------------------------
@@ -140,7 +137,7 @@ class GatherSdpa:
 def _decode(
     group: DecodeGroup, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """(size, heads, value_dim). The query heads of one K/V head are its query axis: K and V are not repeated."""
+    """(size, heads, value_dim). One K/V head's query heads are its query axis: K and V are not repeated."""
     heads, _, key_dim = call.query.shape
     kv_heads = keys.shape[1]
     rows = slice(group.first_row, group.first_row + group.size)
@@ -149,9 +146,7 @@ def _decode(
         bias = None if group.bias is None else group.bias.unsqueeze(1)
         attended = _explicit(query.unsqueeze(3), keys, values, bias, call)
     else:
-        attended = scaled_dot_product_attention(
-            query, keys, values, attn_mask=group.bias, scale=call.scale
-        )
+        attended = scaled_dot_product_attention(query, keys, values, attn_mask=group.bias, scale=call.scale)
     return attended.reshape(group.size, heads, values.shape[3])
 
 
