@@ -5,8 +5,11 @@ Each family's network is saved to disk and comes back through the loader the ser
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +50,13 @@ def test_greedy_output_is_generates(saved: Saved, setting: Setting) -> None:
 
 def test_a_second_turn_reuses_the_first_answer(saved: Saved) -> None:
     families.check_conversation(saved.runners, Setting("conversation", block_size=4))
+
+
+def test_the_cases_need_neither_ray_nor_sockets() -> None:
+    """A GPU machine may have torch and transformers and nothing else."""
+    program = (
+        "import sys\n"
+        "for name in ('ray', 'zmq', 'fastapi', 'prometheus_client'): sys.modules[name] = None\n"
+        "import tests.gpu.test_exactness_gpu"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

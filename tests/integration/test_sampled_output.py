@@ -1,0 +1,103 @@
+"""Sampled output depends on prompt, seed and sampling alone: not on batch, chunks, cache or preemption."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from cache.messages import GenerateRequest, SamplingParams
+from cache.types import RequestId
+from tests import model_families as families
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS, SETTINGS, Runners, Setting
+
+PROMPTS = families.prompts()
+# Hot enough that any slip in a draw's seed or position would show.
+SAMPLING = {
+    "plain": SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=1.0, ignore_eos=True),
+    "filtered": SamplingParams(
+        max_tokens=MAX_NEW_TOKENS, temperature=1.5, top_p=0.9, top_k=40, ignore_eos=True
+    ),
+}
+ALONE = Setting("alone", prefix_caching=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    runners: Runners
+    sampling: SamplingParams
+    alone: list[tuple[int, ...]]  # each prompt's answer in an engine of its own
+
+
+def by_name(name: str) -> Any:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["llama", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma2", "qwen3_moe"))],
+)
+def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runners]:
+    folder = families.save(by_name(request.param), tmp_path_factory.mktemp(request.param))
+    runners = Runners(folder, "cpu")
+    yield runners
+    runners.close()
+
+
+@pytest.fixture(scope="module", params=SAMPLING)
+def case(request: pytest.FixtureRequest, runners: Runners) -> Case:
+    sampling = SAMPLING[request.param]
+    engine = runners.engine(ALONE)
+    alone = [
+        families.answer_all(engine, [prompt], sampling=sampling, seed=100 + index)[0].token_ids
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    return Case(runners, sampling, alone)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_the_same_seed_says_the_same_however_it_is_computed(case: Case, setting: Setting) -> None:
+    engine = case.runners.engine(setting)
+    for when, at_once in (("cold", None), ("warm", None), ("late", 2)):
+        answers = families.answer_all(engine, PROMPTS, sampling=case.sampling, at_once=at_once, seed=100)
+        families.check_answers(answers, case.alone, when)
+    if not setting.is_roomy:
+        assert engine.stats().preemptions > 0
+
+
+def test_seeds_tell_identical_prompts_apart(case: Case) -> None:
+    twins = [index for index, prompt in enumerate(PROMPTS) if PROMPTS.count(prompt) == 2]
+    assert len(twins) == 4
+    answers = {case.alone[index] for index in twins}
+    assert len(answers) == 4
+
+
+def test_a_continued_stream_draws_what_the_lost_replica_would_have_drawn(case: Case) -> None:
+    """The router sends prompt and tokens so far to another replica: same seed, same positions."""
+    for index in (0, 3, 7):
+        prompt, whole = PROMPTS[index], case.alone[index]
+        for so_far in (1, 5, MAX_NEW_TOKENS - 1):
+            engine = case.runners.engine(SETTINGS[0])
+            request = GenerateRequest(
+                RequestId("again"),
+                array("i", prompt + whole[:so_far]),
+                len(prompt),
+                case.sampling,
+                seed=100 + index,
+                attempt=1,
+            )
+            assert engine.complete([request])[0].token_ids == whole
+
+
+def test_min_tokens_hold_across_chunks_and_batches(runners: Runners) -> None:
+    """A stop id is masked until enough was said; whoever runs beside does not matter."""
+    first = families.answer_all(runners.engine(ALONE), [PROMPTS[0]])[0].token_ids
+    sampling = replace(SAMPLING["plain"], temperature=0.0, stop_token_ids=tuple(set(first[:8])), min_tokens=8)
+    alone = families.answer_all(runners.engine(ALONE), [PROMPTS[0]], sampling=sampling)[0].token_ids
+    assert len(alone) >= 8
+    assert not set(alone[:8]) & set(first[:8])
+    crowd = families.answer_all(runners.engine(SETTINGS[-1]), PROMPTS, sampling=sampling)
+    assert crowd[0].token_ids == alone
