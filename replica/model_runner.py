@@ -32,6 +32,7 @@ from replica.model_source import (
     load_model,
     weight_bytes,
 )
+from replica.packed_linear import pack_linears
 from replica.runner import RunnerInfo, ScheduledSequence, StepResult
 from replica.sampler import DrawRow, sample
 from replica.step_batch import StepBatch
@@ -93,6 +94,7 @@ class ModelRunner:
             model = load_model(resolved, device, dtype)
             reference = _reference_logits(model, max_model_len)
             layers = model_probe.probe_layers(model)
+            pack_linears(model)
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]

@@ -1,0 +1,122 @@
+"""Linear layers laid out for oneDNN: the same product, and only where it is known to be the same."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from replica import packed_linear
+from replica.packed_linear import PackedLinear, pack_linears
+
+HAS_KERNELS = packed_linear._kernels() is not None
+needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this torch has no oneDNN")
+
+
+class Shared(nn.Module):
+    """A linear layer used in two places, beside one whose weight an embedding shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 24)
+        self.second = self.first
+        self.embedding = nn.Embedding(40, 24)
+        self.head = nn.Linear(24, 40, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.second(self.first(self.embedding(ids))))
+        return out
+
+
+class Doubled(nn.Linear):
+    """A subclass that does something else with its weight."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@needs_kernels
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 33, 512, 600])
+def test_the_product_is_the_same_for_any_number_of_rows(num_rows: int, bias: bool) -> None:
+    torch.manual_seed(num_rows)
+    model = nn.Sequential(nn.Linear(96, 160, bias=bias)).eval()
+    rows = torch.randn(1, num_rows, 96)
+    with torch.inference_mode():
+        expected = model(rows)
+        assert pack_linears(model) == 1
+        assert isinstance(model[0], PackedLinear)
+        torch.testing.assert_close(model(rows), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_a_shared_module_stays_one_and_a_shared_weight_stays_whole() -> None:
+    torch.manual_seed(0)
+    model = Shared().eval()
+    ids = torch.arange(11)[None]
+    with torch.inference_mode():
+        expected = model(ids)
+        assert pack_linears(model) == 2
+        assert model.first is model.second
+        assert model.embedding.weight.shape == (40, 24)
+        torch.testing.assert_close(model(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_code_that_asks_a_layer_for_its_dtype_and_sizes_still_gets_them() -> None:
+    model = nn.Sequential(nn.Linear(8, 4)).eval()
+    pack_linears(model)
+    packed = model[0]
+    assert isinstance(packed, PackedLinear)
+    assert isinstance(packed.weight, torch.Tensor)
+    assert packed.weight.dtype == torch.float32
+    assert packed.weight.device.type == "cpu"
+    assert packed.in_features == 8
+    assert packed.out_features == 4
+
+
+@needs_kernels
+def test_each_weight_is_freed_before_the_next_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's weights are never in memory twice."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).eval()
+    alive = [weakref.ref(layer) for layer in model]
+    seen: list[int] = []
+    pack, multiply = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+
+    def counting(weight: torch.Tensor, num_rows: int) -> torch.Tensor:
+        seen.append(sum(ref() is not None for ref in alive))
+        packed: torch.Tensor = pack(weight, num_rows)
+        return packed
+
+    monkeypatch.setattr(packed_linear, "_kernels", lambda: (counting, multiply))
+    assert pack_linears(model) == 4
+    assert seen == [4, 3, 2, 1]
+
+
+def test_subclasses_other_dtypes_and_hooked_layers_stay_as_they_are() -> None:
+    hooked = nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda _module, _args, output: output + 1)
+    model = nn.Sequential(Doubled(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16), hooked)
+    before = list(model)
+    assert pack_linears(model) == 0
+    assert list(model) == before
+
+
+def test_without_the_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    model = nn.Sequential(nn.Linear(8, 8))
+    assert pack_linears(model) == 0
+    assert type(model[0]) is nn.Linear
+
+
+@needs_kernels
+def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A private name may change its meaning: the trial notices."""
+    real = torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_linear_pointwise", lambda *arguments: real(*arguments) + 1, raising=False
+    )
+    assert packed_linear._kernels() is None
