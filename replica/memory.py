@@ -11,6 +11,7 @@ from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+NO_LIMIT = 1 << 60  # bytes; version 1 of control groups writes "none" as a number beyond this
 
 
 def free_host_bytes(meminfo: Path = MEMINFO, cgroup_root: Path = CGROUP_ROOT) -> int:
@@ -44,17 +45,18 @@ def _left_in_cgroup(root: Path) -> int | None:
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            limit = (root / limit_file).read_text().strip()
+            text = (root / limit_file).read_text().strip()
+            limit = NO_LIMIT if text == "max" else int(text)
             usage = int((root / usage_file).read_text())
             statistics = (root / limit_file).parent.joinpath("memory.stat").read_text()
         except (OSError, ValueError):
             continue
-        if limit == "max" or int(limit) >= 1 << 60:  # cgroup v1 writes "no limit" as a huge number
+        if limit >= NO_LIMIT:
             return None
         reclaimable = sum(
             int(line.split()[1]) for line in statistics.splitlines() if line.split()[0] == cache_key
         )
-        return max(0, int(limit) - usage + reclaimable)
+        return max(0, limit - usage + reclaimable)
     return None
 
 

@@ -135,11 +135,17 @@ def load_tokenizer(resolved: ResolvedModel) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelRefused(
             resolved.source, f"its tokenizer cannot be loaded: {_first_line(error)}"
         ) from error
+    # Without tokenizer files some families get an empty one, which would read every prompt as nothing.
+    if set(tokenizer.encode("any text", add_special_tokens=False)) <= set(tokenizer.all_special_ids):
+        raise ModelRefused(
+            resolved.source, "its tokenizer knows no words: are the tokenizer's files missing?"
+        )
+    return tokenizer
 
 
 def load_config(resolved: ResolvedModel) -> Any:
