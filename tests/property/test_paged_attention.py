@@ -200,13 +200,22 @@ def check_metadata(
     return rows
 
 
+def empty_pages(layer: Layer, num_blocks: int, block_size: int) -> LayerPages:
+    """Pages full of NaN: what an earlier request's failed step may have left."""
+    shape = LayerShape(layer.kv_heads, layer.key_dim, layer.value_dim)
+    pages = LayerPages(None, shape, num_blocks, block_size, torch.float32, CPU)  # type: ignore[arg-type]
+    pages.keys.fill_(float("nan"))
+    pages.values.fill_(float("nan"))
+    return pages
+
+
 def check(
     layer: Layer,
     block_size: int,
     sequences: list[Sequence],
     seed: int,
     backend: GatherSdpa,
-    table_seed: int | None = None,
+    pages: LayerPages | None = None,
 ) -> None:
     tensors = draw_tensors(layer, sequences, seed)
     scale = layer.key_dim**-0.5
@@ -214,11 +223,8 @@ def check(
         torch.randn(layer.heads, generator=torch.Generator().manual_seed(seed)) if layer.has_sinks else None
     )
     wanted = [dense(layer, each, sinks, scale) for each in tensors]
-    num_blocks, tables = block_tables(block_size, sequences, seed if table_seed is None else table_seed)
-    shape = LayerShape(layer.kv_heads, layer.key_dim, layer.value_dim)
-    pages = LayerPages(None, shape, num_blocks, block_size, torch.float32, CPU)  # type: ignore[arg-type]
-    pages.keys.fill_(float("nan"))  # what an earlier request's failed step may have left
-    pages.values.fill_(float("nan"))
+    num_blocks, tables = block_tables(block_size, sequences, seed if pages is None else 0)
+    pages = pages or empty_pages(layer, num_blocks, block_size)
     for step in steps(sequences):
         items = [scheduled(sequences[i], i, tables[i], start, stop) for i, start, stop in step]
         batch = StepBatch(items, block_size, CPU, torch.float32)
@@ -349,11 +355,12 @@ def test_many_steps_of_decoding_while_others_join(
 def test_the_same_request_ids_and_blocks_come_back_with_other_contents(window: int | None) -> None:
     """A client repeats a request id; another engine starts over the same runner."""
     layer, backend = Layer(2, 2, 8, 8, window, None, False), GatherSdpa(CPU)
-    for seed in (1, 2, 3):
-        check(layer, 4, [decoding(5, 6), decoding(11, 6), decoding(3, 2)], seed, backend, table_seed=0)
-    # Straight on: what was the last step before is continued by the first step here, with other tokens.
-    for seed in (4, 5):
-        check(layer, 4, [decoding(1, 3 * seed)], seed, backend, table_seed=0)
+    pages = empty_pages(layer, num_blocks=6, block_size=4)
+    check(layer, 4, [decoding(5, 6)], 1, backend, pages)
+    # Prefilled to where the decodes above ended, in the same blocks: its next token continues nothing.
+    check(layer, 4, [Sequence((0, 11, 12))], 2, backend, pages)
+    check(layer, 4, [decoding(5, 6)], 3, backend, pages)
+    check(layer, 4, [Sequence((0, 4, 11, 12))], 4, backend, pages)
 
 
 def test_the_kernel_that_returns_its_log_sum_exp_is_found_where_torch_has_it() -> None:
