@@ -62,7 +62,7 @@ class ModelRunner:
     ) -> None:
         """Use `load`. model: in eval mode, its attention modules bound to `pages`."""
         self._model = model
-        self._pages = pages
+        self._pages: KVPages | None = pages
         self._info = info
         self._torch_threads = torch_threads
         self._max_batched_tokens = max_batched_tokens
@@ -155,7 +155,9 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the pages and the model's memory back. Idempotent; the runner is of no use afterwards."""
-        self._pages.detach()
+        if self._pages is not None:
+            self._pages.detach()
+        self._pages = None  # with the backend's scratch memory
         self._model = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -166,12 +168,14 @@ class ModelRunner:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch."""
         self._set_torch_threads()
         batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
-        self._pages.batch = batch
+        pages = self._pages
+        assert pages is not None, "closed"
+        pages.batch = batch
         try:
             options = {"logits_to_keep": batch.last_rows} if self._takes_rows else {}
             logits = model_probe.run(self._model, batch.input_ids, batch.positions, **options)[0]
         finally:
-            self._pages.batch = None
+            pages.batch = None
         return (logits if self._takes_rows else logits[batch.last_rows]), batch
 
     def _set_torch_threads(self) -> None:

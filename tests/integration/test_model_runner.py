@@ -1,0 +1,124 @@
+"""The real runner around its steps: what it tells, warming up, giving memory back, threads, number types."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cache.messages import SamplingParams
+from replica.config import ReplicaConfig
+from replica.model_runner import ModelRunner
+from replica.model_source import resolve
+from tests import model_families as families
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS, Runners, Setting, answer_all, engine_over
+
+PROMPTS = families.prompts()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return families.save(FAMILIES[0], tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def opened() -> Iterator[list[ModelRunner]]:
+    runners: list[ModelRunner] = []
+    yield runners
+    for runner in runners:
+        runner.close()
+
+
+def load(folder: Path, opened: list[ModelRunner], **settings: Any) -> ModelRunner:
+    config = ReplicaConfig(**{"device": "cpu", "block_size": 4, "num_blocks": 128, **settings})
+    opened.append(ModelRunner.load(config, resolve(str(folder))))
+    return opened[-1]
+
+
+def test_info_tells_what_was_loaded(folder: Path, opened: list[ModelRunner]) -> None:
+    info = load(folder, opened, max_model_len=100).info
+    assert (info.device, info.attention_backend, info.kv_dtype) == ("cpu", "gather_sdpa", "float32")
+    assert (info.num_blocks, info.block_size, info.max_model_len) == (128, 4, 100)
+    assert info.vocab_size == families.VOCABULARY
+    assert info.kv_bytes_per_block == 4 * 2 * 2 * 2 * 16 * 4  # tokens, layers, K and V, heads, dim, bytes
+    assert info.eos_token_ids == frozenset()
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(5, {5}), ([5, 9], {5, 9})])
+def test_end_of_sequence_ids_come_from_the_generation_config(
+    tmp_path: Path, opened: list[ModelRunner], eos: int | list[int], expected: set[int]
+) -> None:
+    folder = families.save(FAMILIES[0], tmp_path / "model")
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    assert load(folder, opened).info.eos_token_ids == expected
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 300])
+def test_warming_up_fits_any_pool_and_leaves_no_trace(
+    folder: Path, opened: list[ModelRunner], num_blocks: int
+) -> None:
+    runner = load(folder, opened, num_blocks=num_blocks)
+    setting = Setting("warm", block_size=4, num_blocks=num_blocks)
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    before = answer_all(engine_over(runner, setting), [PROMPTS[13][:2]], sampling=sampling)
+    runner.warm_up()
+    runner.warm_up()
+    assert answer_all(engine_over(runner, setting), [PROMPTS[13][:2]], sampling=sampling) == before
+
+
+def test_close_gives_pages_and_model_back(folder: Path) -> None:
+    """A refused model, or one that is replaced, must not keep its gigabytes."""
+    config = ReplicaConfig(device="cpu", block_size=4, num_blocks=128)
+    runner = ModelRunner.load(config, resolve(str(folder)))
+    answer_all(engine_over(runner, Setting("close", block_size=4, num_blocks=128)), PROMPTS)
+    layer = runner._model.model.layers[0]
+    held = [weakref.ref(layer), weakref.ref(layer.self_attn._warmpath_pages.keys)]
+    del layer
+    runner.close()
+    runner.close()
+    gc.collect()
+    assert [reference() for reference in held] == [None, None]
+
+
+def test_the_thread_that_steps_uses_the_threads_asked_for(folder: Path, opened: list[ModelRunner]) -> None:
+    """torch keeps the count per thread: the engine's is not the one that loaded."""
+    runner = load(folder, opened, torch_threads=1)
+    seen: list[int] = []
+
+    def step() -> None:
+        torch.set_num_threads(2)
+        answer_all(engine_over(runner, Setting("threads", block_size=4, num_blocks=128)), PROMPTS[:1])
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_answers_warm_as_cold(folder: Path, opened: list[ModelRunner], dtype: str) -> None:
+    """Not exactly `generate`'s answers (rounding differs with the shapes), but complete and repeatable."""
+    runner = load(folder, opened, dtype=dtype)
+    assert runner.info.kv_dtype == dtype
+    assert runner.info.kv_bytes_per_block == 4 * 2 * 2 * 2 * 16 * 2
+    setting = Setting("half", block_size=4, num_blocks=128)
+    first, second = (answer_all(engine_over(runner, setting), PROMPTS) for _ in range(2))
+    assert first == second
+    assert {len(answer.token_ids) for answer in first} == {MAX_NEW_TOKENS}
+
+
+def test_the_embedded_model_is_exact_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMPATH_CACHE", str(tmp_path))
+    folder = resolve("tiny").folder
+    runners = Runners(folder, "cpu")
+    wanted = families.expected(folder, torch.device("cpu"))
+    families.check_variety(wanted)
+    families.check_family(runners, Setting("tiny", block_size=4, max_batched_tokens=23), wanted)
+    runners.close()
