@@ -41,8 +41,13 @@ class GatherSdpa:
 
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         heads, num_tokens, _ = call.query.shape
+        self._resident.begin(batch)
+        groups = batch.decode_groups(call.window)
+        if len(groups) == 1 and groups[0].size == num_tokens:  # decodes only: nothing to put together
+            keys, values = self._decoded_keys_and_values(pages, batch, 0, groups[0], call)
+            return _decode(groups[0], call, keys, values)
         out = call.query.new_empty(num_tokens, heads, call.value.shape[2])
-        for index, group in enumerate(batch.decode_groups(call.window)):
+        for index, group in enumerate(groups):
             keys, values = self._decoded_keys_and_values(pages, batch, index, group, call)
             out[group.first_row : group.first_row + group.size] = _decode(group, call, keys, values)
         for piece in batch.prefill_pieces(call.window):

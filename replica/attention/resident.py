@@ -44,6 +44,7 @@ class _Resident:
 
     keys: torch.Tensor
     values: torch.Tensor
+    rows: torch.Tensor  # 0, 1, .. size - 1
     lineage: int = 0
     age: int = 0  # of the group when the newest row was added
 
@@ -64,11 +65,18 @@ class ResidentDecodes:
         self._kept: dict[tuple[LayerPages, int], _Resident] = {}
         self._kept_bytes = 0
 
-    def age_of(self, batch: StepBatch, window: int | None, index: int) -> GroupAge:
-        """The age of the step's group number `index` in layers with this window."""
+    def begin(self, batch: StepBatch) -> None:
+        """Told of every step, decodes or not, before anything else; again for each layer.
+
+        Only the step right before counts: a group that reappears after a pause may be other requests
+        under the same ids, in blocks that were written anew.
+        """
         if batch is not self._batch:
             self._batch = batch
             self._ages_before, self._ages = self._ages, {}
+
+    def age_of(self, batch: StepBatch, window: int | None, index: int) -> GroupAge:
+        """The age of the step's group number `index` in layers with this window."""
         known = self._ages.get((window, index))
         if known is None:
             known = self._ages[window, index] = self._next_age(batch, window, index)
@@ -87,9 +95,8 @@ class ResidentDecodes:
             return None
         if group.length > kept.keys.shape[2]:
             return None  # outgrown: gathered again, with room
-        rows = torch.arange(group.size, device=key.device)
-        kept.keys[rows, :, group.places] = key
-        kept.values[rows, :, group.places] = value
+        kept.keys[kept.rows, :, group.places] = key
+        kept.values[kept.rows, :, group.places] = value
         kept.age = age.age
         return kept.keys[:, :, : group.length], kept.values[:, :, : group.length]
 
@@ -106,7 +113,8 @@ class ResidentDecodes:
             self._drop((pages, index))
             if not self._make_room(sum(math.prod(shape) for shape in shapes) * keys.element_size()):
                 return
-            before = _Resident(keys.new_empty(shapes[0]), values.new_empty(shapes[1]))
+            rows = torch.arange(age.group.size, device=keys.device)
+            before = _Resident(keys.new_empty(shapes[0]), values.new_empty(shapes[1]), rows)
             self._kept[pages, index] = before
             self._kept_bytes += before.num_bytes
         for memory, gathered in ((before.keys, keys), (before.values, values)):

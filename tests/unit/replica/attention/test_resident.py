@@ -1,0 +1,144 @@
+"""What is kept from step to step equals what the pages hold, and is dropped when it would not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from replica.attention.resident import HEADROOM_BLOCKS, ResidentDecodes
+from replica.kv_pages import LayerPages
+from replica.runner import ScheduledSequence
+from replica.step_batch import DecodeGroup
+from tests.fakes_steps import BLOCK_SIZE, layer_pages, scheduled, step
+
+
+@dataclass
+class Layer:
+    """A layer driven as a backend drives it; tells whether the step's K/V had been kept."""
+
+    pages: LayerPages
+    resident: ResidentDecodes
+    num_gathers: int = 0
+
+    def decode(self, *sequences: ScheduledSequence) -> tuple[DecodeGroup, torch.Tensor, torch.Tensor]:
+        batch = step(*sequences)
+        key, value = torch.randn(batch.num_tokens, 2, 8), torch.randn(batch.num_tokens, 2, 8)
+        self.pages.write(batch, key, value)
+        self.resident.begin(batch)
+        group = batch.decode_groups(None)[0]
+        rows = slice(group.first_row, group.first_row + group.size)
+        age = self.resident.age_of(batch, None, 0)
+        kept = self.resident.added(self.pages, age, 0, key[rows], value[rows])
+        if kept is not None:
+            return group, *kept
+        self.num_gathers += 1
+        gathered = self.gathered(group)
+        self.resident.keep(self.pages, age, 0, *gathered)
+        return group, *gathered
+
+    def gathered(self, group: DecodeGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        """The truth: what the pages hold now."""
+        keys, values = (
+            pages[group.block_ids].view(group.size, -1, 2, 8).transpose(1, 2)[:, :, : group.length]
+            for pages in (self.pages.keys, self.pages.values)
+        )
+        return keys, values
+
+    def prefill(self, name: str, table: list[int], start: int, count: int) -> None:
+        batch = step(scheduled(name, table, start, count))
+        self.pages.write(batch, torch.randn(count, 2, 8), torch.randn(count, 2, 8))
+        self.resident.begin(batch)
+
+
+def new_layer(max_bytes: int = 1 << 20) -> Layer:
+    torch.manual_seed(3)
+    return Layer(layer_pages(num_blocks=40), ResidentDecodes(max_bytes))
+
+
+def assert_in_sight_equal(layer: Layer, seen: tuple[DecodeGroup, torch.Tensor, torch.Tensor]) -> None:
+    """Each row's own keys equal the pages'; what is beyond them is finite (it is masked)."""
+    group, *kept = seen
+    for now, truth in zip(kept, layer.gathered(group), strict=True):
+        for row, place in enumerate(group.places.tolist()):
+            assert torch.equal(now[row, :, : place + 1], truth[row, :, : place + 1])
+        assert now.isfinite().all()
+
+
+def test_a_group_that_stays_together_is_gathered_twice_and_then_only_grows() -> None:
+    layer = new_layer()
+    tables = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [11, 12, 13, 14, 15, 16, 17]}
+    layer.prefill("a", tables["a"], 0, 6)
+    layer.prefill("b", tables["b"], 0, 3)
+    for index in range(12):
+        a, b = 6 + index, 3 + index
+        seen = layer.decode(
+            scheduled("a", tables["a"][: a // BLOCK_SIZE + 1], a, 1),
+            scheduled("b", tables["b"][: b // BLOCK_SIZE + 1], b, 1),
+        )
+        assert_in_sight_equal(layer, seen)
+    assert layer.num_gathers == 2
+
+
+def test_a_group_that_outgrows_its_room_is_gathered_again() -> None:
+    layer = new_layer()
+    table = list(range(30))
+    layer.prefill("a", table, 0, 4)
+    for start in range(4, 100):
+        assert_in_sight_equal(layer, layer.decode(scheduled("a", table[: start // 4 + 1], start, 1)))
+    assert layer.num_gathers == 2 + (100 - 5) // ((HEADROOM_BLOCKS + 1) * BLOCK_SIZE)
+
+
+def test_a_joining_sequence_makes_another_group() -> None:
+    layer = new_layer()
+    layer.prefill("a", [1, 2, 3], 0, 4)
+    layer.prefill("b", [4, 5, 6], 0, 4)
+    for start in (4, 5, 6):
+        layer.decode(scheduled("a", [1, 2], start, 1))
+    assert layer.num_gathers == 2
+    seen = layer.decode(scheduled("a", [1, 2], 7, 1), scheduled("b", [4, 5], 4, 1))
+    assert_in_sight_equal(layer, seen)
+    assert layer.num_gathers == 3
+
+
+def test_a_pause_ends_it_even_if_the_same_ids_come_back_in_the_same_blocks() -> None:
+    """Another request under an old id, in blocks written anew: nothing of the old one may be seen."""
+    layer = new_layer()
+    layer.prefill("a", [1, 2, 3], 0, 4)
+    for start in (4, 5, 6):
+        layer.decode(scheduled("a", [1, 2], start, 1))
+    layer.prefill("a", [1, 2, 3], 0, 7)  # the same id, other content, up to just where the old one stood
+    assert_in_sight_equal(layer, layer.decode(scheduled("a", [1, 2], 7, 1)))
+    assert layer.num_gathers == 3
+
+
+def test_a_step_computed_again_is_gathered_again() -> None:
+    """The step failed after this layer: the same tokens are computed once more."""
+    layer = new_layer()
+    layer.prefill("a", [1, 2, 3], 0, 4)
+    for start in (4, 5, 6, 6):
+        assert_in_sight_equal(layer, layer.decode(scheduled("a", [1, 2], start, 1)))
+    assert layer.num_gathers == 3
+
+
+def test_what_does_not_fit_is_gathered_every_time() -> None:
+    layer = new_layer(max_bytes=1)
+    layer.prefill("a", [1, 2, 3], 0, 4)
+    for start in range(4, 9):
+        assert_in_sight_equal(layer, layer.decode(scheduled("a", [1, 2, 3], start, 1)))
+    assert layer.num_gathers == 5
+
+
+def test_groups_that_are_no_more_make_room() -> None:
+    """Room for one group's copy: a later group gets it."""
+    one_group = 2 * (1 + HEADROOM_BLOCKS) * BLOCK_SIZE * 2 * 8 * 4
+    layer = new_layer(max_bytes=one_group)
+    layer.prefill("a", [1], 0, 1)
+    for start in (1, 2, 3):
+        layer.decode(scheduled("a", [1], start, 1))
+    assert layer.num_gathers == 2
+    other = Layer(layer_pages(num_blocks=40), layer.resident)
+    other.prefill("b", [2], 0, 1)
+    for start in (1, 2, 3):
+        assert_in_sight_equal(other, other.decode(scheduled("b", [2], start, 1)))
+    assert other.num_gathers == 2
