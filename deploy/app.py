@@ -73,7 +73,7 @@ Router = serve.deployment(
     name="Router",
     ray_actor_options={
         "num_cpus": 0.2,
-        # Places and routes on one event loop, whatever mode Serve runs in: see docs/design/001-serving-on-ray.md.
+        # Places and routes on one event loop in every mode of Serve: docs/design/001-serving-on-ray.md.
         "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}},
     },
 )(serve.ingress()(Ingress))

@@ -64,7 +64,7 @@ def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) ->
 
 
 def test_routers_own_actor_options_keep_the_one_loop(content: dict[str, Any], tmp_path: Path) -> None:
-    """Serve replaces `ray_actor_options` whole: the Router then refused to start, without saying so up front."""
+    """Serve replaces `ray_actor_options` whole: the Router then refused to start, minutes later."""
     router = content["applications"][0]["deployments"][0]
     router["ray_actor_options"] = {"num_cpus": 1}
     with pytest.raises(ConfigError, match="RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"):
