@@ -104,7 +104,8 @@ class KVPages:
             module.__dict__[ATTRIBUTE] = pages
 
     def detach(self) -> None:
-        """Take the pages off the modules, so that their memory is freed. Idempotent."""
+        """Take the pages off the modules, so that their memory and the backend's is freed. Idempotent."""
+        self.backend.close()
         for module in self._modules:
             module.__dict__.pop(ATTRIBUTE, None)
         self._modules = []

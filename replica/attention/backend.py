@@ -41,6 +41,9 @@ class AttentionBackend(Protocol):
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         """(T, heads, value_dim). Reads pages, changes none; may reuse scratch memory between calls."""
 
+    def close(self) -> None:
+        """Give back whatever it keeps between calls. Idempotent."""
+
 
 def choose_backend(name: str, device: torch.device) -> AttentionBackend:
     """The backend called `name`, or for "auto" the best one for `device`. Raises ConfigError."""

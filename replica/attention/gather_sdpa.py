@@ -39,6 +39,10 @@ class GatherSdpa:
         self._flash = _flash_with_log_sum_exp(device)
         self._resident = ResidentDecodes()
 
+    def close(self) -> None:
+        self._scratch.clear()
+        self._resident = ResidentDecodes()
+
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         heads, num_tokens, _ = call.query.shape
         self._resident.begin(batch)

@@ -5,6 +5,8 @@ Random shapes and schedules are `tests/property/test_paged_attention.py`'s; here
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -145,6 +147,19 @@ def test_the_explicit_formula_is_tiled_to_bound_its_scores(monkeypatch: pytest.M
     monkeypatch.undo()
     torch.testing.assert_close(got, dense(whole, 0), rtol=1e-5, atol=1e-5)
     assert 0 < largest <= HEADS * 19 * 2
+
+
+def test_closing_gives_all_memory_back() -> None:
+    """Pages, scratch and what decodes kept: nothing may outlive the runner."""
+    backend, pages = GatherSdpa(CPU), layer_pages()
+    attend_in_pieces(backend, pages, call(9), [1, 2, 3], [0, 4, 5, 6, 7, 8, 9])
+    kept = [weakref.ref(each.keys) for each in backend._resident._kept.values()]
+    assert len(kept) == 1
+    backend.close()
+    backend.close()
+    gc.collect()
+    assert not backend._scratch
+    assert all(memory() is None for memory in kept)
 
 
 def test_scratch_memory_is_reused_and_grows_by_doubling() -> None:

@@ -26,6 +26,9 @@ class Recording:
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
 
+    def close(self) -> None:
+        self.calls.clear()
+
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         self.calls.append(call)
         return torch.full((3, 4, 6), 5.0)
