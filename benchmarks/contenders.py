@@ -1,0 +1,317 @@
+"""Three ways to answer the same prompts, timed alike: our engine, `generate`, and `generate_batch`'s engine.
+
+Each lives in a process of its own (`worker.py`) with its own copy of the model. All are greedy, fp32, one
+token budget; the times exclude loading, warming up and allocating a pool.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.spans import NO_TIME, Span, gaps, now
+from cache.block_hash import BlockHasher
+from cache.messages import GenerateRequest, SamplingParams
+from cache.types import RequestId
+from replica.assembly import Assembly, assemble
+from replica.config import ReplicaConfig
+from replica.engine_core import EngineCore
+from replica.request import Request
+from replica.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
+
+OURS, GENERATE, CONTINUOUS = "warmpath", "generate", "continuous"
+NAMES = (OURS, GENERATE, CONTINUOUS)
+RESULT_TIMEOUT_S = 300.0
+OUR_BLOCK_SIZE = ReplicaConfig().block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every contender is given."""
+
+    folder: Path  # the model's
+    threads: int
+    num_blocks: int
+    max_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Prompts that arrive together; all get exactly `output_tokens`."""
+
+    prompts: tuple[array[int], ...]
+    output_tokens: int
+    prefix_caching: bool = True  # ours only
+    is_cold: bool = True  # ours only: start with an empty cache
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One job, timed."""
+
+    outputs: tuple[tuple[int, ...], ...]
+    whole: Span  # submission to the last token
+    first_tokens: Span  # submission until every sequence has its first token
+    steps: tuple[Span, ...]  # steps in which every sequence decoded: the steady state
+    every_step: tuple[Span, ...] = ()  # ours only: all of them, the first with the submission
+    cached_tokens: int = 0  # of all prompts
+    host: Span = NO_TIME  # ours only: the part of `whole` outside the runner
+    peak_bytes: int = 0  # set by the worker: most memory held, above the loaded model
+
+
+class Contender(Protocol):
+    """Loads when built; `run` may be called any number of times."""
+
+    def run(self, job: Job) -> Run: ...
+
+
+def load(name: str, setup: Setup) -> Contender:
+    kinds: dict[str, Callable[[Setup], Contender]] = {
+        OURS: Warmpath,
+        GENERATE: Generate,
+        CONTINUOUS: ContinuousBatching,
+    }
+    return kinds[name](setup)
+
+
+class Warmpath:
+    """Our engine without its thread, as `EngineCore` is."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._config = ReplicaConfig(
+            model=str(setup.folder),
+            device="cpu",
+            dtype="float32",
+            torch_threads=setup.threads,
+            num_blocks=setup.num_blocks,
+            max_batched_tokens=setup.max_batched_tokens,
+        )
+        self._assembly: Assembly = assemble(self._config)
+        self._runner = _TimedRunner(self._assembly.runner)
+        self._runner.warm_up()
+        self._core = self._new_core(prefix_caching=True)
+        self._num_requests = 0
+
+    def _new_core(self, *, prefix_caching: bool) -> EngineCore:
+        return EngineCore(
+            self._runner,
+            replace(self._config, prefix_caching=prefix_caching),
+            BlockHasher(self._assembly.fingerprint),
+            decoder=self._assembly.decoder,
+        )
+
+    def run(self, job: Job) -> Run:
+        if job.is_cold:
+            self._core = self._new_core(prefix_caching=job.prefix_caching)
+        core, batch = self._core, len(job.prompts)
+        requests = [self._request(prompt, job.output_tokens) for prompt in job.prompts]
+        steps: list[Span] = []
+        every_step: list[Span] = []
+        first_tokens = NO_TIME
+        self._runner.inside = NO_TIME
+        began = stamp = now()
+        taken = [core.submit(request) for request in requests]
+        num_first = 0
+        while core.has_work:
+            progress = core.step()
+            before, stamp = stamp, now()
+            every_step.append(stamp - before)
+            for each in progress:
+                if each.error is not None:
+                    raise each.error
+                num_first += each.request.num_output_tokens == 1
+            if num_first == batch:
+                if first_tokens is NO_TIME:
+                    first_tokens = stamp - began
+                elif len(progress) == batch:
+                    steps.append(stamp - before)
+        whole = stamp - began
+        return Run(
+            outputs=tuple(_output(request) for request in taken),
+            whole=whole,
+            first_tokens=first_tokens,
+            steps=tuple(steps),
+            every_step=tuple(every_step),
+            cached_tokens=sum(request.cached_tokens or 0 for request in taken),
+            host=whole - self._runner.inside,
+        )
+
+    def _request(self, prompt: array[int], output_tokens: int) -> GenerateRequest:
+        self._num_requests += 1
+        return GenerateRequest(
+            request_id=RequestId(f"bench-{self._num_requests}"),
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
+            seed=0,
+        )
+
+
+class _TimedRunner:
+    """A runner that adds up the time spent inside it, to tell the forward from everything around it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.inside = NO_TIME
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._runner.info
+
+    def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
+        began = now()
+        result = self._runner.execute(sequences)
+        self.inside += now() - began
+        return result
+
+    def warm_up(self) -> None:
+        self._runner.warm_up()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class Generate:
+    """`model.generate` over one padded batch (of equal lengths here, so nothing is padded)."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._model = _load_model(setup)
+        self.run(Job((array("i", range(3, 35)),), 2))
+
+    def run(self, job: Job) -> Run:
+        import torch
+
+        inputs = torch.tensor([list(prompt) for prompt in job.prompts])
+        began = now()
+        stamps: list[Span] = []
+
+        def stamp(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            # Called once per token, after it was picked: the public place to look at the clock.
+            stamps.append(now())
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+        with torch.inference_mode():
+            sequences = self._model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                generation_config=_greedy(job.output_tokens),
+                stopping_criteria=_criteria(stamp),
+            )
+        whole = now() - began
+        outputs = sequences[:, inputs.shape[1] :].tolist()
+        return Run(
+            outputs=tuple(tuple(output) for output in outputs),
+            whole=whole,
+            first_tokens=stamps[0] - began,
+            steps=gaps(stamps),
+        )
+
+
+class ContinuousBatching:
+    """transformers' continuous batching, given our engine's sizes: left to itself it takes most of RAM."""
+
+    # Its default page, tokens: as fast as 16 in prefill and 10 % faster in decode (9M, batch 32).
+    PAGE_SIZE = 256
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._model = _load_model(setup)
+        self.run(Job((array("i", range(3, 35)),), 2))
+
+    def run(self, job: Job) -> Run:
+        from transformers import ContinuousBatchingConfig
+
+        manager = self._model.init_continuous_batching(
+            generation_config=_greedy(job.output_tokens),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=self.PAGE_SIZE,
+                num_blocks=-(-self._setup.num_blocks * OUR_BLOCK_SIZE // self.PAGE_SIZE),
+                max_batch_tokens=self._setup.max_batched_tokens,
+                auto_switch_to_flash=False,
+            ),
+        )
+        forwards: list[tuple[Span, int]] = []  # when each began, and with how many tokens
+        hook = self._model.register_forward_pre_hook(
+            lambda _module, _args, kwargs: forwards.append((now(), kwargs["input_ids"].numel())),
+            with_kwargs=True,
+        )
+        try:
+            # All are queued before its thread starts, so that it sees them together as we do; and its
+            # time begins with its first forward, when its pool is there.
+            names = manager.add_requests([list(prompt) for prompt in job.prompts], job.output_tokens)
+            manager.start()
+            outputs = self._collect(manager, len(names))
+            ended = now()
+        finally:
+            manager.stop(block=True)
+            hook.remove()
+        began = forwards[0][0]
+        stamps = [stamp for stamp, _ in forwards] + [ended]
+        steady = longest_run([tokens for _, tokens in forwards], len(job.prompts))
+        return Run(
+            outputs=tuple(outputs[name] for name in names),
+            whole=ended - began,
+            # With one output token (a prefill job) this is the end; else its first decode of everybody.
+            first_tokens=(ended if job.output_tokens == 1 else stamps[steady.start]) - began,
+            steps=gaps(stamps[steady.start : steady.stop + 1]),
+        )
+
+    def _collect(self, manager: Any, count: int) -> dict[str, tuple[int, ...]]:
+        outputs: dict[str, tuple[int, ...]] = {}
+        give_up_s = time.monotonic() + RESULT_TIMEOUT_S
+        while len(outputs) < count:
+            result = manager.get_result(timeout=1.0)
+            if result is None:
+                if not manager.is_running() or time.monotonic() > give_up_s:
+                    raise RuntimeError("transformers' continuous batching stopped without an answer")
+            elif result.error is not None:
+                raise RuntimeError(f"transformers' continuous batching failed: {result.error}")
+            elif result.is_finished():
+                outputs[result.request_id] = tuple(result.generated_tokens)
+        return outputs
+
+
+def longest_run(values: list[int], wanted: int) -> slice:
+    """Where the longest unbroken run of `wanted` is; empty, at 0, when there is none.
+
+    Of the steps that compute one token per sequence those in which all of them decode: a chunk of
+    prompt may happen to have as many tokens, but not several times in a row.
+    """
+    best, first = slice(0, 0), 0
+    for index, value in enumerate([*values, None]):
+        if value != wanted:
+            if index - first > best.stop - best.start:
+                best = slice(first, index)
+            first = index + 1
+    return best
+
+
+def _output(request: Request) -> tuple[int, ...]:
+    return tuple(request.token_ids[request.num_prompt_tokens :])
+
+
+def _load_model(setup: Setup) -> Any:
+    """The same weights as ours, through transformers' ordinary loader."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(setup.threads)
+    return AutoModelForCausalLM.from_pretrained(setup.folder, dtype=torch.float32).eval()
+
+
+def _greedy(output_tokens: int) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        max_new_tokens=output_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True
+    )
+
+
+def _criteria(function: Callable[..., Any]) -> Any:
+    from transformers import StoppingCriteriaList
+
+    return StoppingCriteriaList([function])

@@ -1,0 +1,53 @@
+"""The line that says where a measurement was made. Reads Linux's files and package metadata."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+PACKAGES = ("torch", "transformers")
+
+
+def describe(threads: int) -> str:
+    """CPU, cores, threads, versions, commit: one line."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    return (
+        f"{cpu_name(_read(CPUINFO))}, {os.cpu_count()} cores, {threads} torch "
+        f"thread{'s' if threads > 1 else ''}, Python {platform.python_version()}, {versions}, "
+        f"commit {commit(Path(__file__).parent)}"
+    )
+
+
+def cpu_name(cpuinfo: str) -> str:
+    """The first CPU's model name in the text of /proc/cpuinfo, else the architecture."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return " ".join(value.split())
+    return platform.machine()
+
+
+def commit(folder: Path) -> str:
+    """The checkout's short commit, "+" when files differ from it; "unknown" outside a checkout."""
+    try:
+        name = _git(folder, "rev-parse", "--short", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ":/replica", ":/cache")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
