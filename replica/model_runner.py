@@ -62,7 +62,7 @@ class ModelRunner:
     ) -> None:
         """Use `load`. model: in eval mode, its attention modules bound to `pages`."""
         self._model = model
-        self._pages: KVPages | None = pages
+        self._pages = pages
         self._info = info
         self._torch_threads = torch_threads
         self._max_batched_tokens = max_batched_tokens
@@ -155,9 +155,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the pages and the model's memory back. Idempotent; the runner is of no use afterwards."""
-        if self._pages is not None:
-            self._pages.detach()
-        self._pages = None  # with the backend's scratch memory
+        self._pages.detach()
         self._model = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -168,14 +166,12 @@ class ModelRunner:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch."""
         self._set_torch_threads()
         batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
-        pages = self._pages
-        assert pages is not None, "closed"
-        pages.batch = batch
+        self._pages.batch = batch
         try:
             options = {"logits_to_keep": batch.last_rows} if self._takes_rows else {}
             logits = model_probe.run(self._model, batch.input_ids, batch.positions, **options)[0]
         finally:
-            pages.batch = None
+            self._pages.batch = None
         return (logits if self._takes_rows else logits[batch.last_rows]), batch
 
     def _set_torch_threads(self) -> None:
@@ -228,6 +224,9 @@ def _reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.tensor([_check_tokens(length, vocabulary)])
     try:
+        # Eager is the definition: other implementations leave out what they cannot do (transformers 5.17's
+        # SDPA ignores gemma2's softcap).
+        model.set_attn_implementation("eager")
         with torch.inference_mode():
             return model_probe.run(model, tokens, torch.arange(length)[None])[0].float()
     except Exception as error:

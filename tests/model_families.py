@@ -147,6 +147,9 @@ FAMILIES = (
             "first_k_dense_replace": 1,
         },
     ),
+)
+
+MORE_FAMILIES = (  # in the long suite
     Family("olmo2", "olmo2"),
     Family(  # learned positions
         "opt",
@@ -155,9 +158,6 @@ FAMILIES = (
         without=("intermediate_size", "num_key_value_heads", "initializer_range"),
     ),
     Family("gpt_neox", "gpt_neox", {"rotary_pct": 0.5}, without=("num_key_value_heads",)),
-)
-
-MORE_FAMILIES = (
     Family("llama-plain-rope", "llama"),
     Family("mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     Family("gemma", "gemma", {"head_dim": 16}),
