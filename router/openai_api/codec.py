@@ -109,24 +109,14 @@ class ChatCodec:
     def _object(
         self, choices: list[ChatChunkChoice], usage: Usage | None, has_usage: bool
     ) -> ChatCompletionChunk:
-        head = self.head
-        kind = ChatCompletionChunk
-        if not has_usage:
-            return kind(
-                id=head.id,
-                object="chat.completion.chunk",
-                created=head.created,
-                model=head.model,
-                choices=choices,
-            )
-        return kind(
-            id=head.id,
+        chunk = ChatCompletionChunk(
+            id=self.head.id,
             object="chat.completion.chunk",
-            created=head.created,
-            model=head.model,
+            created=self.head.created,
+            model=self.head.model,
             choices=choices,
-            usage=usage,
         )
+        return chunk.model_copy(update={"usage": usage}) if has_usage else chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +145,14 @@ class CompletionCodec:
         return self._object(entries, usage, True).encoded()
 
     def _object(self, choices: list[CompletionChoice], usage: Usage | None, has_usage: bool) -> Completion:
-        head = self.head
-        if not has_usage:
-            return Completion(
-                id=head.id,
-                object="text_completion",
-                created=head.created,
-                model=head.model,
-                choices=choices,
-            )
-        return Completion(
-            id=head.id,
+        completion = Completion(
+            id=self.head.id,
             object="text_completion",
-            created=head.created,
-            model=head.model,
+            created=self.head.created,
+            model=self.head.model,
             choices=choices,
-            usage=usage,
         )
+        return completion.model_copy(update={"usage": usage}) if has_usage else completion
 
 
 def _finish_reason(choice: Choice) -> FinishReason:
