@@ -33,8 +33,7 @@ class DecodedSequence:
 
     request_id: RequestId
     start: int  # position of its newest token
-    first_block: int  # index of the first block in sight
-    block_ids: list[int]  # blocks in sight
+    block_ids: list[int]  # blocks in sight; no two the same, so a window that moved on shows in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,6 @@ class DecodeGroup:
         return len(self.sequences) == len(before.sequences) and all(
             new.request_id == old.request_id
             and new.start == old.start + 1
-            and new.first_block == old.first_block
             and new.block_ids[: len(old.block_ids)] == old.block_ids
             for new, old in zip(self.sequences, before.sequences, strict=True)
         )
@@ -227,7 +225,7 @@ class StepBatch:
             zip(decodes[first:last], spans[first:last], strict=True)
         ):
             blocks = sequence.block_table[begin:end]
-            members.append(DecodedSequence(sequence.request_id, sequence.start, begin, blocks))
+            members.append(DecodedSequence(sequence.request_id, sequence.start, blocks))
             padded += blocks
             padded += blocks[-1:] * (num_blocks - len(blocks))  # masked; its own, so never another's NaN
             high[index] = sequence.start + 1 - begin * block_size

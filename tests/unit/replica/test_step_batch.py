@@ -144,9 +144,20 @@ def test_a_group_continues_only_in_the_same_rows_and_blocks_one_token_later() ->
     after = group(("a", [1, 2], 7), ("b", [3, 4], 7))
     assert group(("a", [1, 2, 5], 8), ("b", [3, 4, 6], 8)).continues(after)  # grown by a block
     assert not group(("a", [1, 2], 6), ("b", [3, 4], 6)).continues(before)  # the same step again
+    assert not group(("a", [1, 2, 5], 8), ("b", [3, 4, 6], 8)).continues(
+        before
+    )  # one too many
     assert not group(("a", [1, 2], 7), ("c", [3, 4], 7)).continues(before)  # somebody else
     assert not group(("a", [1, 2], 7), ("b", [3, 9], 7)).continues(before)  # computed anew elsewhere
     assert not group(("a", [1, 2], 7)).continues(before)
+
+
+def test_a_group_whose_window_moved_on_to_another_block_does_not_continue() -> None:
+    before = step(scheduled("a", [1, 2, 3], 10, 1)).decode_groups(4)[0]  # sees 7 to 10
+    same = step(scheduled("a", [1, 2, 3], 11, 1)).decode_groups(4)[0]  # 8 to 11: block 1 is out of sight
+    assert before.block_ids.tolist() == [2, 3]
+    assert same.block_ids.tolist() == [3]
+    assert not same.continues(before)
 
 
 def test_everything_is_int64_and_on_the_device() -> None:

@@ -9,7 +9,7 @@ import torch
 from replica.attention.resident import HEADROOM_BLOCKS, ResidentDecodes
 from replica.kv_pages import LayerPages
 from replica.runner import ScheduledSequence
-from replica.step_batch import DecodeGroup
+from replica.step_batch import DecodeGroup, StepBatch
 from tests.fakes_steps import BLOCK_SIZE, layer_pages, scheduled, step
 
 
@@ -22,11 +22,17 @@ class Layer:
     num_gathers: int = 0
 
     def decode(self, *sequences: ScheduledSequence) -> tuple[DecodeGroup, torch.Tensor, torch.Tensor]:
-        batch = step(*sequences)
+        return self.attend(step(*sequences))
+
+    def attend(
+        self, batch: StepBatch, reaches_attention: bool = True
+    ) -> tuple[DecodeGroup, torch.Tensor, torch.Tensor]:
         key, value = torch.randn(batch.num_tokens, 2, 8), torch.randn(batch.num_tokens, 2, 8)
         self.pages.write(batch, key, value)
-        self.resident.begin(batch)
         group = batch.decode_groups(None)[0]
+        if not reaches_attention:
+            return group, *self.gathered(group)
+        self.resident.begin(batch)
         rows = slice(group.first_row, group.first_row + group.size)
         age = self.resident.age_of(batch, None, 0)
         kept = self.resident.added(self.pages, age, 0, key[rows], value[rows])
@@ -119,6 +125,21 @@ def test_a_step_computed_again_is_gathered_again() -> None:
     for start in (4, 5, 6, 6):
         assert_in_sight_equal(layer, layer.decode(scheduled("a", [1, 2], start, 1)))
     assert layer.num_gathers == 3
+
+
+def test_a_layer_that_a_failed_step_did_not_reach_is_gathered_again() -> None:
+    """Layers before the failure have the step's rows, this one has not: it must not skip a place."""
+    layer = new_layer()
+    late = Layer(layer_pages(num_blocks=40), layer.resident)
+    layer.prefill("a", [1, 2, 3], 0, 4)
+    late.pages.keys.copy_(layer.pages.keys)
+    late.pages.values.copy_(layer.pages.values)
+    for start in (4, 5, 6, 7):
+        batch = step(scheduled("a", [1, 2], start, 1))
+        for each in (layer, late):
+            seen = each.attend(batch, reaches_attention=each is layer or start != 6)
+            assert_in_sight_equal(each, seen)
+    assert (layer.num_gathers, late.num_gathers) == (2, 3)
 
 
 def test_what_does_not_fit_is_gathered_every_time() -> None:
