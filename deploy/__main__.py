@@ -77,6 +77,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
     with tempfile.TemporaryDirectory(prefix="warmpath-", ignore_cleanup_errors=True) as folder:
         os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
+        Console(highlight=False).print(f"Checking {arguments.file}")
         from deploy.launcher import launch  # imports Ray, which reads the variables just set
 
         return launch(arguments.file, ports, Path(folder), fast_proxy=fast, verbose=arguments.verbose)

@@ -47,14 +47,15 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
     _stop_on_signals()
     watch = _Watch(file, ports, console, fast_proxy=fast_proxy, began=began)
     try:
-        ray.init(
-            address="local",
-            namespace="serve",
-            dashboard_host="127.0.0.1",
-            dashboard_port=ports.dashboard,
-            log_to_driver=verbose,
-            logging_level="INFO" if verbose else "ERROR",
-        )
+        with console.status("Starting a Ray cluster on this machine"):
+            ray.init(
+                address="local",
+                namespace="serve",
+                dashboard_host="127.0.0.1",
+                dashboard_port=ports.dashboard,
+                log_to_driver=verbose,
+                logging_level="INFO" if verbose else "ERROR",
+            )
         watch.start()
         # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
         serve_cli.main(["run", "--address", "auto", str(rendered)], standalone_mode=False)

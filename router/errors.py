@@ -139,10 +139,10 @@ class PromptTooLong(InvalidField):
 class NoChatTemplate(ApiError):
     """The model's tokenizer has no chat template, so messages cannot be turned into a prompt."""
 
-    def __init__(self, tokenizer: str) -> None:
+    def __init__(self, model: str) -> None:
         super().__init__(
-            f"The tokenizer {tokenizer!r} has no chat template: use /v1/completions, or serve a chat model.",
+            f"The model {model!r} has no chat template: use /v1/completions, or serve a chat model.",
             param="messages",
             code="no_chat_template",
         )
-        self.tokenizer = tokenizer
+        self.model = model

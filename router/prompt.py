@@ -82,9 +82,12 @@ class PromptEncoder:
         tokenizer("", verbose=False)
 
     @classmethod
-    def load(cls, source: str, revision: str | None = None) -> PromptEncoder:
-        """The tokenizer of a local folder or hub repository. Blocks for seconds. Raises ConfigError."""
-        return cls(_load(source, revision), name=source)
+    def load(cls, source: str, revision: str | None = None, *, name: str | None = None) -> PromptEncoder:
+        """The tokenizer of a local folder or hub repository. Blocks for seconds. Raises ConfigError.
+
+        name: what clients call the model, for error messages: a folder's path is not their business.
+        """
+        return cls(_load(source, revision), name=name or source)
 
     @property
     def has_chat_template(self) -> bool:
