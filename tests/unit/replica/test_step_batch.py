@@ -144,9 +144,7 @@ def test_a_group_continues_only_in_the_same_rows_and_blocks_one_token_later() ->
     after = group(("a", [1, 2], 7), ("b", [3, 4], 7))
     assert group(("a", [1, 2, 5], 8), ("b", [3, 4, 6], 8)).continues(after)  # grown by a block
     assert not group(("a", [1, 2], 6), ("b", [3, 4], 6)).continues(before)  # the same step again
-    assert not group(("a", [1, 2, 5], 8), ("b", [3, 4, 6], 8)).continues(
-        before
-    )  # one too many
+    assert not group(("a", [1, 2, 5], 8), ("b", [3, 4, 6], 8)).continues(before)  # one too many
     assert not group(("a", [1, 2], 7), ("c", [3, 4], 7)).continues(before)  # somebody else
     assert not group(("a", [1, 2], 7), ("b", [3, 9], 7)).continues(before)  # computed anew elsewhere
     assert not group(("a", [1, 2], 7)).continues(before)
