@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from deploy.ports import free_base
+from tests.model_families import FAMILIES, save
 from tests.servers import (
     ROOT,
     Server,
@@ -158,10 +160,16 @@ def test_ready_text_says_what_runs_and_how_to_ask() -> None:
         assert answer.rstrip().endswith("data: [DONE]")
 
 
-def test_plain_serve_run_works_too(short_folder: Path) -> None:
-    """`serve run deploy.yaml` in an activated environment, without the launcher."""
+def test_plain_serve_run_of_a_model_folder_without_chat_template(short_folder: Path) -> None:
+    """`serve run deploy.yaml` in an activated environment, without the launcher; a model from a folder."""
+    model = save(FAMILIES[0], short_folder / "model")
+    settings = short_folder / "model" / "tokenizer_config.json"
+    without = {
+        key: value for key, value in json.loads(settings.read_text()).items() if key != "chat_template"
+    }
+    settings.write_text(json.dumps(without))
     base = free_base()
-    file = deploy_file(short_folder, replicas=1)
+    file = deploy_file(short_folder, replicas=1, replica={"model": str(model), "model_name": "mine"})
     content = yaml.safe_load(file.read_text())
     content["http_options"]["port"] = base
     file.write_text(yaml.safe_dump(content))
@@ -178,8 +186,15 @@ def test_plain_serve_run_works_too(short_folder: Path) -> None:
         transport = httpx.HTTPTransport(retries=5)
         with httpx.Client(base_url=f"http://127.0.0.1:{base}", transport=transport, timeout=5) as client:
             assert _eventually_healthy(client)
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
-            assert client.post("/v1/chat/completions", json=body, timeout=60).status_code == 200
+            body = {"model": "mine", "prompt": "Hello!", "max_tokens": 4}
+            answer = client.post("/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200
+            assert answer.json()["usage"]["completion_tokens"] == 4
+            chat = {"model": "mine", "messages": [{"role": "user", "content": "Hello!"}]}
+            refused = client.post("/v1/chat/completions", json=chat, timeout=60)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "no_chat_template"
+            assert str(short_folder) not in refused.text
     finally:
         stop(process)
 
