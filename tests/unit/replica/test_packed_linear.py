@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,16 +40,29 @@ class Doubled(nn.Linear):
 
 
 @needs_kernels
+@pytest.mark.parametrize("width", [160, 3000], ids=["small", "large"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 33, 512, 600])
-def test_the_product_is_the_same_for_any_number_of_rows(num_rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 7, 33, 512, 600])
+def test_the_product_is_the_same_for_any_number_of_rows(num_rows: int, bias: bool, width: int) -> None:
     torch.manual_seed(num_rows)
-    model = nn.Sequential(nn.Linear(96, 160, bias=bias)).eval()
+    model = nn.Sequential(nn.Linear(96, width, bias=bias)).eval()
     rows = torch.randn(1, num_rows, 96)
     with torch.inference_mode():
         expected = model(rows)
         assert pack_linears(model) == 1
         assert isinstance(model[0], PackedLinear)
+        torch.testing.assert_close(model(rows), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (3, 96), (2, 1, 96), (2, 3, 5, 96), (0, 96)])
+def test_the_product_keeps_the_shape_that_torchs_would_have(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 3000)).eval()
+    rows = torch.randn(shape)
+    with torch.inference_mode():
+        expected = model(rows)
+        pack_linears(model)
         torch.testing.assert_close(model(rows), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -84,12 +98,13 @@ def test_each_weight_is_freed_before_the_next_is_packed(monkeypatch: pytest.Monk
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).eval()
     alive = [weakref.ref(layer) for layer in model]
     seen: list[int] = []
-    pack, multiply = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+    kernels = packed_linear._kernels()
+    assert kernels is not None
+    pack, multiply = kernels
 
     def counting(weight: torch.Tensor, num_rows: int) -> torch.Tensor:
         seen.append(sum(ref() is not None for ref in alive))
-        packed: torch.Tensor = pack(weight, num_rows)
-        return packed
+        return pack(weight, num_rows)
 
     monkeypatch.setattr(packed_linear, "_kernels", lambda: (counting, multiply))
     assert pack_linears(model) == 4
@@ -115,8 +130,7 @@ def test_without_the_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
 @needs_kernels
 def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A private name may change its meaning: the trial notices."""
-    real = torch.ops.mkldnn._linear_pointwise
-    monkeypatch.setattr(
-        torch.ops.mkldnn, "_linear_pointwise", lambda *arguments: real(*arguments) + 1, raising=False
-    )
+    real = torch.ops.mkldnn._linear_pointwise.default
+    other = SimpleNamespace(default=lambda *arguments: real(*arguments) + 1)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", other)
     assert packed_linear._kernels() is None
