@@ -96,11 +96,14 @@ def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float
 
 
 def _on_node(config: ReplicaConfig) -> ReplicaConfig:
-    """Threads: this node's cores divided by its share of the replicas. `event_host: node`: its address."""
+    """This node's cores and free memory, divided by the replicas on it. `event_host: node`: its address."""
+    num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
+    replicas_here = -(-serve.get_replica_context().world_size // num_nodes)
     if config.torch_threads is None:
-        num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        replicas_here = -(-serve.get_replica_context().world_size // num_nodes)
         config = replace(config, torch_threads=max(1, len(os.sched_getaffinity(0)) // replicas_here))
+    if config.num_blocks is None and config.device == "cpu":
+        # Replicas that start together all see the same free memory. On GPUs each sees its own card.
+        config = replace(config, kv_memory_fraction=max(0.01, config.kv_memory_fraction / replicas_here))
     if config.event_host == "node":
         config = replace(config, event_host=ray.util.get_node_ip_address())
     return config

@@ -52,7 +52,7 @@ class ReplicaConfig:
     torch_threads: int | None = None  # None = cores divided by replicas on the node, set by deploy
     block_size: int = 16  # tokens; 16 shares finely, 256 would open the flash-attn path
     num_blocks: int | None = None  # None = from free memory
-    kv_memory_fraction: float = 0.3  # of free memory, when num_blocks is None; leaves room for replicas
+    kv_memory_fraction: float = 0.5  # of free memory, when num_blocks is None; deploy divides it by replicas
     max_model_len: int | None = None  # None = the model's own limit
     max_batched_tokens: int = 512  # token budget of a step: bounds how long a prefill stalls decodes
     max_running: int = 64  # sequences in one step
