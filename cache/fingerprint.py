@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -49,9 +50,18 @@ class Fingerprint:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
 
 
-def template_digest(chat_template: str | None) -> str:
-    """16 hex digits naming a chat template; the empty string when there is none."""
-    return hashlib.sha256(chat_template.encode()).hexdigest()[:16] if chat_template else ""
+ChatTemplate = str | Mapping[str, str] | None
+"""As a tokenizer has it: one template, several by name, or none."""
+
+
+def template_digest(chat_template: ChatTemplate) -> str:
+    """16 hex digits naming a chat template, or all of several; the empty string when there is none."""
+    if not chat_template:
+        return ""
+    text = (
+        chat_template if isinstance(chat_template, str) else json.dumps(dict(chat_template), sort_keys=True)
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def folder_revision(folder: Path) -> str:

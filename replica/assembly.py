@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cache.block_hash import BlockHasher
-from cache.fingerprint import Fingerprint, template_digest
+from cache.fingerprint import ChatTemplate, Fingerprint, template_digest
 from cache.kv_cache_manager import BlockEventSink
 from replica.config import ReplicaConfig
 from replica.detokenizer import TokenDecoder
@@ -81,7 +81,7 @@ def assemble(config: ReplicaConfig) -> Assembly:
 
 
 def replica_fingerprint(
-    config: ReplicaConfig, model: ResolvedModel, *, kv_dtype: str, chat_template: str | None
+    config: ReplicaConfig, model: ResolvedModel, *, kv_dtype: str, chat_template: ChatTemplate
 ) -> Fingerprint:
     """What this replica's block hashes stand for. The simulated runner's KV dtype is "simulated"."""
     return Fingerprint(

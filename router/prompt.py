@@ -24,7 +24,7 @@ from typing import Any
 import jinja2
 
 from cache.errors import ConfigError
-from cache.fingerprint import template_digest
+from cache.fingerprint import ChatTemplate, template_digest
 from cache.types import pack_tokens
 from router.errors import InvalidField, NoChatTemplate
 
@@ -50,13 +50,13 @@ def hide_torch() -> None:
         del sys.modules["torch"]
 
 
-def chat_template_of(source: str, revision: str | None = None) -> str | None:
+def chat_template_of(source: str, revision: str | None = None) -> ChatTemplate:
     """The chat template of the tokenizer in a folder or hub repository; None if it has none.
 
-    Several named templates come as one JSON text, so that a change of any of them shows.
     Raises ConfigError when there is no tokenizer to load.
     """
-    return _template_text(_load(source, revision))
+    template: ChatTemplate = _load(source, revision).chat_template
+    return template
 
 
 class PromptEncoder:
@@ -70,7 +70,7 @@ class PromptEncoder:
         """tokenizer: a transformers tokenizer; name: for error messages. Prefer `load`."""
         self._tokenizer = tokenizer
         self._name = name
-        self._template = _template_text(tokenizer)
+        self._template: ChatTemplate = tokenizer.chat_template
         self.template_digest = template_digest(self._template)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have holes: the largest counts
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
@@ -91,7 +91,7 @@ class PromptEncoder:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template is not None
+        return bool(self._template)
 
     def close(self) -> None:
         """Stop the threads; prompts on them finish. Idempotent."""
@@ -111,7 +111,7 @@ class PromptEncoder:
         Content given as a list of text parts counts as their concatenation.
         Raises NoChatTemplate, or InvalidField when the template refuses the messages.
         """
-        if self._template is None:
+        if not self._template:
             raise NoChatTemplate(self._name)
         self._check_template_kwargs(template_kwargs or {})
         try:
@@ -209,13 +209,6 @@ def _load(source: str, revision: str | None) -> Any:
         raise ConfigError(
             "tokenizer", source, f"no tokenizer can be loaded from it ({detail[0] if detail else error!r})"
         ) from error
-
-
-def _template_text(tokenizer: Any) -> str | None:
-    template = tokenizer.chat_template
-    if not template:
-        return None
-    return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
 
 def _flattened(message: Message, index: int) -> dict[str, Any]:

@@ -36,6 +36,13 @@ def test_template_digest() -> None:
     assert template_digest("{{ messages }}") != template_digest("{{ message }}")
 
 
+def test_named_templates_count_together_in_any_order() -> None:
+    """Some tokenizers hold several templates by name; a replica of such a model must start."""
+    both = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    assert template_digest(both) == template_digest(dict(reversed(both.items())))
+    assert template_digest(both) != template_digest({**both, "tool_use": "{{ tool }}"})
+
+
 def a_model(folder: Path, header: bytes = b'{"w": {"dtype": "F32"}}', weights: bytes = b"\0" * 8) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"hidden_size": 4}))
