@@ -91,7 +91,6 @@ def replica_fingerprint(
         template_digest=template_digest(chat_template),
         block_size=config.block_size,
         hash_algorithm=config.hash_algorithm,
-        salt_mode=config.salt_mode,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache.errors import ConfigError
-from cache.fingerprint import HashAlgorithm, SaltMode
+from cache.fingerprint import HashAlgorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ class ReplicaConfig:
     max_waiting: int = 256  # beyond this a request is refused as busy
     prefix_caching: bool = True
     hash_algorithm: HashAlgorithm = HashAlgorithm.XXH3_128
-    salt_mode: SaltMode = SaltMode.REQUEST
     stream_interval_s: float = 0.02  # tokens are coalesced this long after the first
     event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster
     event_port: int = 0  # base port of PUB and snapshot sockets; 0 = free ones
