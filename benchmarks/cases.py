@@ -109,14 +109,14 @@ def full_plan(models: tuple[ModelSpec, ...], repeats: int) -> Plan:
     """Everything. `repeats` for the small model; the large one, fifteen times as slow, runs half as often."""
     return Plan(
         models=models,
-        throughput=tuple(Throughput(batch, 128, 24, repeats) for batch in BATCHES),
+        throughput=tuple(Throughput(batch, 128, 20, repeats) for batch in BATCHES),
         first_token=tuple(FirstToken(length, repeats) for length in (1_024, 4_096)),
         whole=tuple(
-            Whole(batch, prompt, output, max(1, repeats // batch))
+            Whole(batch, prompt, output, max(1, repeats // (2 * batch)))
             for batch in (1, 4)
             for prompt, output in SHAPES
         ),
-        overhead=(Overhead(4, 128, 16, 4 * repeats),),
+        overhead=(Overhead(4, 128, 16, 3 * repeats),),
         fewer_repeats=frozenset({LARGE.name}),
     )
 
@@ -128,7 +128,7 @@ def quick_plan(models: tuple[ModelSpec, ...], repeats: int) -> Plan:
         throughput=tuple(Throughput(batch, 128, 12, repeats) for batch in BATCHES),
         first_token=(FirstToken(1_024, repeats), FirstToken(4_096, 1)),
         whole=(Whole(1, 257, 64, repeats), Whole(4, 257, 64, 1)),
-        overhead=(Overhead(4, 128, 16, 4 * repeats),),
+        overhead=(Overhead(4, 128, 16, 3 * repeats),),
         fewer_repeats=frozenset({LARGE.name}),
     )
 

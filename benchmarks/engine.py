@@ -108,14 +108,15 @@ def _start(
 ) -> dict[str, Worker]:
     """One worker per contender. The first builds the model's folder, which the others read."""
     workers: dict[str, Worker] = {}
-    for number, name in enumerate(NAMES):
-        worker = Worker(name, spec, folder, threads=threads, num_blocks=plan.num_blocks, chunk=chunk)
-        stack.callback(worker.close)
-        workers[name] = worker
-        if number == 0:
+    for name in NAMES:
+        workers[name] = Worker(name, spec, folder, threads=threads, num_blocks=plan.num_blocks, chunk=chunk)
+        stack.callback(workers[name].close)
+    first, *others = workers.values()
+    for group in ([first], others):
+        for worker in group:
+            worker.load()
+        for worker in group:
             worker.wait_until_ready()
-    for name in NAMES[1:]:
-        workers[name].wait_until_ready()
     return workers
 
 
@@ -123,8 +124,8 @@ def print_report(rows: Sequence[Row], plan: Plan, conditions: dict[str, object],
     console.print(report.table(rows, plan.models))
     console.print(conditions["machine"], soft_wrap=False)
     console.print(
-        "per CPU second (per wall second), or seconds and milliseconds of each; ratios over 1: warmpath is "
-        f"faster; steps of {conditions['max_batched_tokens']} tokens; took {conditions['took_s']} s"
+        "CPU time (wall time); /gen and /cont: times as fast as each, by CPU time; "
+        f"{conditions['max_batched_tokens']} tokens per step; took {conditions['took_s']} s"
     )
     for line in report.summary(rows):
         console.print(line)

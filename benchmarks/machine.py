@@ -18,7 +18,7 @@ def describe(threads: int) -> str:
     return (
         f"{cpu_name(_read(CPUINFO))}, {os.cpu_count()} cores, {threads} torch "
         f"thread{'s' if threads > 1 else ''}, Python {platform.python_version()}, {versions}, "
-        f"commit {commit(Path(__file__).parent)}"
+        f"git {commit(Path(__file__).parent)}"
     )
 
 

@@ -17,20 +17,20 @@ from benchmarks.rows import Row, Verdict
 from benchmarks.spans import Span
 
 WIDTH = 100
-LABEL_WIDTH = 25
+TITLES = ("warmpath", "generate", "continuous", "/gen", "/cont")
+# Label, values of three contenders, two ratios, target: with a blank between them not over `WIDTH`.
+WIDTHS = (23, 15, 15, 15, 5, 5, 15)
 
 
 def table(rows: Sequence[Row], models: Sequence[ModelSpec]) -> Table:
     """All rows, by model and section. Fits 100 columns."""
-    result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), width=WIDTH, pad_edge=False)
-    result.add_column("", no_wrap=True, width=LABEL_WIDTH)
-    for title in ("warmpath", "generate", "continuous"):
-        result.add_column(title, justify="right", no_wrap=True)
-    for title in ("/gen.", "/cont."):
-        result.add_column(title, justify="right", no_wrap=True)
-    result.add_column("target", no_wrap=True)
+    result = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, width=sum(WIDTHS) + len(WIDTHS) - 1)
+    result.add_column("", no_wrap=True, width=WIDTHS[0])
+    for title, width in zip(TITLES, WIDTHS[1:-1], strict=True):
+        result.add_column(title, justify="right", no_wrap=True, width=width)
+    result.add_column("target", width=WIDTHS[-1])
     for spec in models:
-        result.add_row(f"[bold]{spec.name}[/] ({spec.num_parameters / 1e6:.1f}M parameters)")
+        result.add_row(f"[bold]{spec.name}[/] ({spec.num_parameters / 1e6:.1f}M weights)")
         section = ""
         for row in rows:
             if row.model != spec.name:
@@ -38,7 +38,7 @@ def table(rows: Sequence[Row], models: Sequence[ModelSpec]) -> Table:
             if row.section != section:
                 section = row.section
                 result.add_section()
-                for heading in textwrap.wrap(section, LABEL_WIDTH):
+                for heading in textwrap.wrap(section, WIDTHS[0]):
                     result.add_row(f"[italic]{heading}[/]")
             for cells in _lines(row):
                 result.add_row(*cells)
@@ -90,11 +90,11 @@ def _value(row: Row, name: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or more, never an exponent: 0.123, 4.56, 78.9, 1,234."""
+    """Three digits or more in six characters at most: 0.123, 4.56, 78.9, 1,234, 123k."""
     for limit, digits in ((1, 3), (10, 2), (100, 1)):
         if abs(value) < limit:
             return f"{value:.{digits}f}"
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) < 99_999.5 else f"{value / 1000:,.0f}k"
 
 
 def _ratio(row: Row, name: str) -> str:
@@ -103,4 +103,4 @@ def _ratio(row: Row, name: str) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     colour, word = ("green", "reached") if verdict.is_reached else ("red", "missed")
-    return f"{verdict.required} [{colour}]{word}[/]"
+    return f"{verdict.required.replace('>= ', '≥').replace('<= ', '≤')} [{colour}]{word}[/]"

@@ -6,6 +6,7 @@ without disturbing one another.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -33,7 +34,7 @@ class Worker:
     def __init__(
         self, name: str, spec: ModelSpec, models_folder: Path, *, threads: int, num_blocks: int, chunk: int
     ) -> None:
-        """Starts loading and returns at once; `wait_until_ready` before the first job."""
+        """Starts importing and returns at once; then `load`, then `wait_until_ready`."""
         self.name = name
         # Set before the child imports torch: its thread pools are sized then.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
@@ -46,8 +47,13 @@ class Worker:
         self._process.start()
         child.close()
 
+    def load(self) -> None:
+        """Load the model, drawing it first if its folder is not there: that, one worker at a time."""
+        with contextlib.suppress(BrokenPipeError):  # it is dead: `wait_until_ready` says of what
+            self._connection.send(None)
+
     def wait_until_ready(self) -> None:
-        """Raises WorkerFailed."""
+        """Wait for `load` to end. Raises WorkerFailed."""
         self._receive()
 
     def run(self, job: Job) -> Run:
@@ -68,7 +74,7 @@ class Worker:
     def _receive(self) -> object:
         try:
             answer = self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self._process.join(STOP_TIMEOUT_S)
             raise WorkerFailed(f"{self.name} died, exit status {self._process.exitcode}") from None
         if isinstance(answer, str):
@@ -79,6 +85,7 @@ class Worker:
 def _main(name: str, spec: ModelSpec, setup: Setup, connection: Connection) -> None:
     try:
         _quieten()
+        connection.recv()
         models.build(spec, setup.folder.parent)
         contender = contenders.load(name, setup)
         memory.reset_peak()

@@ -1,0 +1,143 @@
+"""Cases to rows, over contenders that answer at once with made-up times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cases import SMALL, FirstToken, Overhead, Plan, Throughput, Whole
+from benchmarks.contenders import Job, Run
+from benchmarks.measure import Bench, in_turn, plan_work, usual_total
+from benchmarks.rows import Row
+from benchmarks.spans import Span
+
+PLAN = Plan(
+    models=(replace(SMALL, name="132M"),),  # judged as the large one
+    throughput=(Throughput(32, 128, 4, 2),),
+    first_token=(FirstToken(4096, 2),),
+    whole=(Whole(4, 257, 8, 2),),
+    overhead=(Overhead(2, 64, 4, 2),),
+)
+
+
+class FakeContender:
+    """Takes `step_s` per step and `token_s` per computed prompt token; 90 % of the wall time is CPU."""
+
+    def __init__(self, step_s: float, token_s: float, *, caching_cost: float = 0.0, salt: int = 0) -> None:
+        self._step_s, self._token_s = step_s, token_s
+        self._caching_cost, self._salt = caching_cost, salt
+        self._cached: list[int] = []
+        self.jobs: list[Job] = []
+
+    def run(self, job: Job) -> Run:
+        self.jobs.append(job)
+        cached = 0
+        if not job.is_cold:
+            (prompt,) = job.prompts
+            cached = next(i for i, token in enumerate(prompt) if token != self._cached[i])
+        else:
+            self._cached = list(job.prompts[0])
+        slowdown = 1 + self._caching_cost * job.prefix_caching
+        prefill_s = slowdown * self._token_s * sum(len(prompt) - cached for prompt in job.prompts)
+        steps = tuple(_span(slowdown * self._step_s) for _ in range(job.output_tokens - 1))
+        return Run(
+            outputs=tuple((sum(prompt) % 97 + self._salt,) for prompt in job.prompts),
+            whole=_span(prefill_s + slowdown * self._step_s * (job.output_tokens - 1)),
+            first_tokens=_span(prefill_s),
+            steps=steps,
+            every_step=(_span(prefill_s), *steps),
+            cached_tokens=cached,
+            host=_span(0.001),
+            peak_bytes=len(job.prompts) << 20,
+        )
+
+
+def _span(seconds: float) -> Span:
+    return Span(seconds, 0.9 * seconds)
+
+
+def _rows(**contenders: FakeContender) -> dict[str, Row]:
+    usual = {
+        "warmpath": FakeContender(0.1, 0.001),
+        "generate": FakeContender(0.12, 0.001),
+        "continuous": FakeContender(0.35, 0.002),
+    }
+    work: list[float] = []
+    bench = Bench(PLAN.models[0], PLAN, {**usual, **contenders}, lambda _, each: work.append(each))
+    rows = {f"{row.section} | {row.label}": row for row in bench.rows()}
+    assert sum(work) == pytest.approx(plan_work(PLAN.models[0], PLAN)), "the progress bar ends at its end"
+    return rows
+
+
+def _row(rows: dict[str, Row], ending: str) -> Row:
+    (row,) = [row for name, row in rows.items() if name.endswith(ending)]
+    return row
+
+
+def test_decode_is_measured_per_step_and_judged() -> None:
+    row = _row(_rows(), "batch 32: steady decode")
+    assert row.values["warmpath"].wall_s == pytest.approx(320)
+    assert row.values["warmpath"].cpu_s == pytest.approx(320 / 0.9)
+    assert row.ratios["generate"].cpu_s == pytest.approx(1.2)
+    assert [verdict.is_reached for verdict in row.verdicts] == [True, True]
+    assert row.note == ""
+
+
+def test_prefill_counts_prompt_tokens_and_peak_memory_is_the_largest() -> None:
+    rows = _rows()
+    assert _row(rows, "prefill").values["continuous"].wall_s == pytest.approx(500)
+    assert _row(rows, "peak MiB").amounts == {"warmpath": 32.0, "generate": 32.0, "continuous": 32.0}
+
+
+def test_hits_are_compared_with_the_miss_of_the_same_repeat() -> None:
+    rows = _rows()
+    miss, half, most = (
+        _row(rows, end) for end in ("4,096:  0 % hit", "50 % hit (2,048)", "90 % hit (3,686)")
+    )
+    assert miss.values["warmpath"].wall_s == pytest.approx(4096)  # milliseconds
+    assert (half.note, most.note) == ("2.0x a miss", "10.0x a miss")
+    assert [verdict.is_reached for verdict in (*miss.verdicts, *most.verdicts)] == [True, True]
+    assert half.verdicts == ()
+
+
+def test_whole_requests_have_all_three() -> None:
+    row = _row(_rows(), "4 x 257 in, 8 out")
+    assert row.values["warmpath"].wall_s == pytest.approx(4 * 257 * 0.001 + 7 * 0.1)
+    assert set(row.ratios) == {"generate", "continuous"}
+
+
+@pytest.mark.parametrize(("cost", "measured", "reached"), [(0.005, "+0.5 %", True), (0.02, "+2.0 %", False)])
+def test_caching_is_judged_by_what_it_adds(cost: float, measured: str, reached: bool) -> None:
+    contender = FakeContender(0.1, 0.001, caching_cost=cost)
+    (verdict,) = _row(_rows(warmpath=contender), "| on").verdicts
+    assert (verdict.measured, verdict.is_reached) == (measured, reached)
+
+
+def test_other_tokens_than_generates_are_told() -> None:
+    rows = _rows(warmpath=FakeContender(0.1, 0.001, salt=1))
+    assert _row(rows, "batch 32: steady decode").note == "warmpath differs in 64/64"
+    assert _row(rows, "0 % hit").note == "warmpath differs in 2/2"
+
+
+def test_contenders_take_turns_in_another_order_each_time() -> None:
+    assert [in_turn("abc", repeat) for repeat in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+
+
+def test_both_arms_and_all_contenders_get_the_same_prompts() -> None:
+    ours, generate = FakeContender(0.1, 0.001), FakeContender(0.12, 0.001)
+    _rows(warmpath=ours, generate=generate)
+    cold = {(job.prompts[0].tobytes(), job.output_tokens) for job in ours.jobs if job.is_cold}
+    assert {(job.prompts[0].tobytes(), job.output_tokens) for job in generate.jobs} <= cold
+
+
+def test_a_disturbed_step_is_outvoted() -> None:
+    quiet = [Span(1, 1), Span(2, 2)]
+    assert usual_total([quiet, [Span(9, 9), Span(2, 2)], [Span(1, 1), Span(9, 9)]]) == Span(3, 3)
+    with pytest.raises(ValueError, match="one number of steps"):
+        usual_total([quiet, quiet[:1]])

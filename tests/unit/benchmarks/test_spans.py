@@ -1,0 +1,48 @@
+"""Durations and the statistics of the benchmarks."""
+
+from __future__ import annotations
+
+from statistics import StatisticsError
+
+import pytest
+
+from benchmarks.spans import Span, gaps, median_span, now, rate, speedup, total
+
+
+def test_arithmetic_keeps_the_clocks_apart() -> None:
+    assert Span(3, 2) - Span(1, 0.5) == Span(2, 1.5)
+    assert Span(3, 2).scaled(10) == Span(30, 20)
+    assert total([Span(1, 2), Span(3, 4)]) == Span(4, 6)
+    assert total([]) == Span(0, 0)
+
+
+def test_gaps_are_one_fewer_than_stamps() -> None:
+    assert gaps([Span(1, 1), Span(3, 2), Span(6, 4)]) == (Span(2, 1), Span(3, 2))
+    assert gaps([Span(1, 1)]) == ()
+    assert gaps([]) == ()
+
+
+def test_the_median_is_taken_on_each_clock() -> None:
+    assert median_span([Span(1, 30), Span(2, 10), Span(90, 20)]) == Span(2, 20)
+    with pytest.raises(StatisticsError):
+        median_span([])
+
+
+def test_speedup_is_the_median_of_pairs_not_the_ratio_of_medians() -> None:
+    """The second pair ran while the machine was busy: both took ten times as long, the ratio holds."""
+    ours = [Span(1, 1), Span(10, 10), Span(1, 1)]
+    other = [Span(2, 3), Span(20, 30), Span(2, 3)]
+    assert speedup(ours, other) == Span(2, 3)
+    with pytest.raises(ValueError, match="zip"):
+        speedup(ours, other[:2])
+
+
+def test_rate_counts_per_second() -> None:
+    assert rate(100, Span(4, 2)) == Span(25, 50)
+
+
+def test_now_moves_forward_on_both_clocks() -> None:
+    before = now()
+    while (after := now()).cpu_s == before.cpu_s:
+        pass
+    assert after.wall_s > before.wall_s
