@@ -61,8 +61,8 @@ class Bench:
     def _throughput(self, case: Throughput) -> Iterator[Row]:
         section = f"tokens/s and memory, {case.prompt_tokens:,}-token prompts"
         label = f"batch {case.batch}"
-        prefills = self._side_by_side(case, f"{label}, prefill", 1)
-        decodes = self._side_by_side(case, f"{label}, decode", case.output_tokens)
+        prefills = self._side_by_side(case, case.repeats, f"{label}, prefill", 1)
+        decodes = self._side_by_side(case, case.decode_repeats, f"{label}, decode", case.output_tokens)
 
         spans = {name: [run.whole for run in runs] for name, runs in prefills.items()}
         prompt_tokens = case.batch * case.prompt_tokens
@@ -77,10 +77,12 @@ class Bench:
         peaks = {name: _peak_mib([*prefills[name], *decodes[name]]) for name in NAMES}
         yield Row(self._spec.name, section, f"{label}: peak MiB", amounts=peaks)
 
-    def _side_by_side(self, case: Throughput | Whole, what: str, output_tokens: int) -> dict[str, list[Run]]:
+    def _side_by_side(
+        self, case: Throughput | Whole, repeats: int, what: str, output_tokens: int
+    ) -> dict[str, list[Run]]:
         """Every contender over the same fresh prompts, once per repeat."""
         runs: dict[str, list[Run]] = {name: [] for name in NAMES}
-        for repeat in range(self._plan.repeats(self._spec, case.repeats)):
+        for repeat in range(self._plan.repeats(self._spec, repeats)):
             rng = self._rng(what, repeat)
             prompts = random_prompts(rng, case.batch, case.prompt_tokens, self._spec.vocabulary)
             for name in in_turn(NAMES, repeat):
@@ -125,7 +127,7 @@ class Bench:
 
     def _whole(self, case: Whole) -> Iterator[Row]:
         what = f"whole, {case.batch} x {case.prompt_tokens:,}/{case.output_tokens}"
-        runs = self._side_by_side(case, what, case.output_tokens)
+        runs = self._side_by_side(case, case.repeats, what, case.output_tokens)
         spans = {name: [run.whole for run in each] for name, each in runs.items()}
         times = {name: median_span(spans[name]) for name in spans}
         label = f"{case.batch} x {case.prompt_tokens:,} in, {case.output_tokens} out"
@@ -200,29 +202,24 @@ def job_work(spec: ModelSpec, job: Job) -> float:
 
 def plan_work(spec: ModelSpec, plan: Plan) -> float:
     """The sum of `job_work` over everything a plan runs with this model, roughly."""
-    total = 0.0
-    for case, contenders in _every(plan):
-        tokens = 0.0
-        if isinstance(case, FirstToken):
-            tokens = case.prompt_tokens * (contenders + len(case.hit_ratios)) + 4.0 * 4
-        else:
-            tokens = contenders * case.batch * (case.prompt_tokens + 4.0 * case.output_tokens)
-            if isinstance(case, Throughput):
-                tokens += contenders * case.batch * (case.prompt_tokens + 4.0)
-        total += spec.num_parameters * tokens * plan.repeats(spec, case.repeats)
-    return total
+    return spec.num_parameters * sum(
+        tokens * plan.repeats(spec, repeats) for tokens, repeats in _weighed_tokens(plan)
+    )
 
 
-def _every(plan: Plan) -> Iterator[tuple[Throughput | FirstToken | Whole | Overhead, int]]:
-    """Each case with the number of jobs that run side by side in it."""
-    for throughput in plan.throughput:
-        yield throughput, len(NAMES)
-    for first_token in plan.first_token:
-        yield first_token, 2
+def _weighed_tokens(plan: Plan) -> Iterator[tuple[float, int]]:
+    """Per case: tokens of one repeat as `job_work` weighs them, and repeats."""
+    everyone = len(NAMES)
+    for case in plan.throughput:
+        prompts = case.batch * case.prompt_tokens
+        yield everyone * (prompts + 4.0 * case.batch), case.repeats
+        yield everyone * (prompts + 4.0 * case.batch * case.output_tokens), case.decode_repeats
+    for first in plan.first_token:
+        yield (2 + len(first.hit_ratios)) * (first.prompt_tokens + 4.0), first.repeats
     for whole in plan.whole:
-        yield whole, len(NAMES)
-    for overhead in plan.overhead:
-        yield overhead, 2
+        yield everyone * whole.batch * (whole.prompt_tokens + 4.0 * whole.output_tokens), whole.repeats
+    for pair in plan.overhead:
+        yield 2 * pair.batch * (pair.prompt_tokens + 4.0 * pair.output_tokens), pair.repeats
 
 
 def usual_total(runs: Sequence[Sequence[Span]]) -> Span:

@@ -21,7 +21,7 @@ MICRO = ModelSpec("micro", 64, 128, 2, 4, 2, 16, 500)
 def _micro_plan(models: tuple[ModelSpec, ...], repeats: int) -> Plan:
     return Plan(
         models=(MICRO,),
-        throughput=(Throughput(4, 40, 10, repeats),),
+        throughput=(Throughput(4, 40, 10, repeats, repeats),),
         first_token=(FirstToken(200, repeats),),
         whole=(Whole(2, 70, 6, repeats),),
         overhead=(Overhead(2, 40, 6, repeats),),

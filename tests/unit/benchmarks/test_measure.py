@@ -14,7 +14,7 @@ from benchmarks.spans import Span
 
 PLAN = Plan(
     models=(replace(SMALL, name="132M"),),  # judged as the large one
-    throughput=(Throughput(32, 128, 4, 2),),
+    throughput=(Throughput(32, 128, 4, 2, 3),),
     first_token=(FirstToken(4096, 2),),
     whole=(Whole(4, 257, 8, 2),),
     overhead=(Overhead(2, 64, 4, 2),),
@@ -116,7 +116,7 @@ def test_caching_is_judged_by_what_it_adds(cost: float, measured: str, reached: 
 
 def test_other_tokens_than_generates_are_told() -> None:
     rows = _rows(warmpath=FakeContender(0.1, 0.001, salt=1))
-    assert _row(rows, "batch 32: steady decode").note == "warmpath differs in 64/64"
+    assert _row(rows, "batch 32: steady decode").note == "warmpath differs in 96/96"
     assert _row(rows, "0 % hit").note == "warmpath differs in 2/2"
 
 
