@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from loadtest import demo
 from replica.sample_table import people_table
 from tests.servers import Server, running_server
 
@@ -206,6 +207,20 @@ def test_too_long_a_prompt_names_both_numbers(server: Server) -> None:
     message = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).json()["error"]["message"]
     assert str(limit + 10) in message
     assert str(limit) in message
+
+
+def test_demo_shows_what_placing_by_prefix_is_worth(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second question of the prefix-aware arm is warm; round robin's goes to the cold replica."""
+    assert demo.main(["--url", server.url, "--rounds", "1", "--questions", "2", "--max-tokens", "2"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    [first, second] = [row for row in rows if len(row) == 8]
+    _, _, _, robin_cached, robin_replica, _, aware_cached, aware_replica = second
+    assert robin_replica != first[4]
+    assert robin_cached == "0"
+    assert aware_replica == first[7]
+    assert int(aware_cached) > 1000
 
 
 def test_disconnect_stops_the_generation(server: Server) -> None:
