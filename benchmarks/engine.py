@@ -125,7 +125,7 @@ def print_report(rows: Sequence[Row], plan: Plan, conditions: dict[str, object],
     console.print(conditions["machine"], soft_wrap=False)
     console.print(
         "CPU time (wall time); /gen and /cont: times as fast as each, by CPU time; "
-        f"{conditions['max_batched_tokens']} tokens per step; took {conditions['took_s']} s"
+        f"{conditions['max_batched_tokens']} tokens per step; {conditions['took_s']} s"
     )
     for line in report.summary(rows):
         console.print(line)
