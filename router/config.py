@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
-from router.policies import NAMES
+from router.policies import check_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,11 @@ class RouterConfig:
     tokenizer: str  # folder or hub id; loaded without remote code
     fingerprint: Fingerprint  # this Router's own: it matches only replicas that carry the same
     tokenizer_revision: str | None = None
-    policy: str = "expected_time"  # "expected_time" | "round_robin"
+    policy: str = "expected_time"  # one of `router.policies.NAMES`
+    policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
     predicted_ttl_s: float = 5.0  # a routed prompt counts as cached this long, unless events confirm it
     reservation_ttl_s: float = 600.0  # a reservation nobody released is dropped after this
     silent_after_s: float = 5.0  # a replica without event or heartbeat this long is scored by load alone
-    near_tie: float = 0.05  # costs within this share of the best are drawn at random, less loaded of two
     max_attempts: int = 3  # tries per request, each on another replica
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
     max_body_bytes: int = 4 << 20
@@ -31,13 +32,11 @@ class RouterConfig:
     seed: int | None = None  # of the Router's random draws; None = from the system
 
     def __post_init__(self) -> None:
-        if self.policy not in NAMES:
-            raise ConfigError("policy", self.policy, "must be one of " + ", ".join(NAMES))
+        check_policy(self.policy, self.policy_options)
         for name, low, high in (
             ("predicted_ttl_s", 0.0, 3600.0),
             ("reservation_ttl_s", 1.0, 86400.0),
             ("silent_after_s", 0.1, 3600.0),
-            ("near_tie", 0.0, 1.0),
             ("max_attempts", 1, 100),
             ("max_deaths", 1, 100),
             ("max_body_bytes", 1024, 1 << 30),

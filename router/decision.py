@@ -12,7 +12,7 @@ from enum import StrEnum
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.cost import RequestShape
 from router.event_stream import ResyncReason
-from router.policies import Scored
+from router.policies import PromptView, Scored
 
 
 class RouteReason(StrEnum):
@@ -37,6 +37,7 @@ class RouteQuery:
     excluded: frozenset[ReplicaId] = frozenset()
     policy: str | None = None  # instead of the configured one, for this request only
     max_tokens: int = 0  # tokens it may generate
+    prompt: PromptView | None = None  # its text, for policies that place by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class Generation:
         self._excluded: frozenset[ReplicaId] = frozenset()
         self._deaths = 0
         self._forward_failures = 0
+        self._was_placed = False
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
         self.overlap_blocks = 0
@@ -105,7 +106,7 @@ class Generation:
         Raises RoutingError (nobody can take it, or too many died under it) or RequestRefused.
         """
         metrics = self._shared.metrics
-        with metrics.in_flight.track_inprogress():
+        with metrics.in_flight.track_inprogress(), contextlib.closing(self):
             for attempt in range(self._shared.config.max_attempts):
                 is_last = attempt + 1 == self._shared.config.max_attempts
                 try:
@@ -115,6 +116,18 @@ class Generation:
                     return
                 except (ReplicaLost, RequestRefused) as error:
                     self._exclude_or_raise(error, is_last)
+
+    def close(self) -> None:
+        """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""
+        if not self._was_placed:
+            return
+        self._was_placed = False
+        self._hash_new_blocks()
+        self._shared.routing.finish(
+            self._job.request_id,
+            block_hashes=self._block_hashes,
+            num_output_tokens=len(self._tokens) - len(self._job.prompt),
+        )
 
     async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
         """One attempt. The reservation is released however it ends, and the replica told if it ends early."""
@@ -151,6 +164,7 @@ class Generation:
                 max_tokens=job.sampling.max_tokens - (len(self._tokens) - len(job.prompt)),
             )
         )
+        self._was_placed = True
         shared.metrics.decision_s.observe(shared.clock() - started_at)
         shared.metrics.decisions.labels(placement.policy, placement.reason.value).inc()
         return placement
@@ -193,6 +207,7 @@ class Generation:
         self.replica_id = self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
         self.overlap_blocks = placement.overlap_blocks
         self.cached_tokens = delta.cached_tokens
+        self._shared.routing.first_token(self._job.request_id, self.replica_id, delta.cached_tokens)
         expected = placement.overlap_blocks * block_size
         metrics.prompt_tokens.inc(len(self._job.prompt))
         metrics.matched_tokens.inc(expected)

@@ -39,6 +39,9 @@ class LoadView(NamedTuple):
     is_draining: bool
     is_silent: bool  # nothing heard for too long: its cache is unknown, its load a guess
     last_chosen: int  # number of the decision that last chose it; 0 = never. Spreads ties evenly
+    queued_tokens: int  # uncached prompt tokens in the engine's queue, or sent and not yet seen
+    total_blocks: int  # of its cache
+    num_in_flight: int  # sent by this router and not over
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class ReplicaLoad:
         self._step_time: StepTimeModel | None = None
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
         self._unseen_blocks = 0
+        self._unseen_tokens = 0
         self._busy_until = now  # when today's backlog will have been prefilled
 
     @property
@@ -87,6 +91,7 @@ class ReplicaLoad:
     def reserve(self, reservation: Reservation, now: float) -> None:
         self._unseen[reservation.request_id] = reservation
         self._unseen_blocks += reservation.num_blocks
+        self._unseen_tokens += reservation.uncached_tokens
         self._busy_until = max(now, self._busy_until) + self._prefill_s(reservation)
 
     def drop(self, request_id: RequestId) -> None:
@@ -128,12 +133,16 @@ class ReplicaLoad:
             is_draining=load.is_draining,
             is_silent=is_silent,
             last_chosen=self.last_chosen,
+            queued_tokens=load.queued_uncached_tokens + self._unseen_tokens,
+            total_blocks=load.total_blocks,
+            num_in_flight=self.num_in_flight,
         )
 
     def _forget(self, request_id: RequestId) -> Reservation | None:
         reservation = self._unseen.pop(request_id, None)
         if reservation is not None:
             self._unseen_blocks -= reservation.num_blocks
+            self._unseen_tokens -= reservation.uncached_tokens
         return reservation
 
     def _used_fraction(self) -> float:

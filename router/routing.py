@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from cache.block_hash import hints as to_hints
 from cache.events import Digest, EventBatch, Load, Snapshot
 from cache.messages import ReplicaInfo
-from cache.types import HashHint, ReplicaId, RequestId
+from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.cost import Candidate, RequestShape, recompute_weight
 from router.decision import (
@@ -37,7 +37,8 @@ from router.event_stream import ResyncReason
 from router.hash_trie import HashTrie
 from router.hot_prefixes import HotPrefixes
 from router.load import FleetLoad, QueueAverage, Reservation
-from router.policies import Policy, Scored, make_policy
+from router.observer import RoutingObserver
+from router.policies import Policy, PolicyContext, PolicyRequest, Scored, make_policy
 
 __all__ = [
     "DecisionRecord",
@@ -63,8 +64,7 @@ logger = logging.getLogger(__name__)
 class _InFlight:
     """What is remembered of a request between `choose` and `release`."""
 
-    hints: list[HashHint]
-    shape: RequestShape
+    request: PolicyRequest
     excluded: frozenset[ReplicaId]
     policy: Policy
     accepted_by: ReplicaId | None = None
@@ -83,10 +83,10 @@ class Routing:
         self._config = config
         self._clock = clock
         self._rng = rng or random.Random(config.seed)
-        self._policies: dict[str, Policy] = {}
-        self._policy = self._policy_named(config.policy)
         self._block_size = config.fingerprint.block_size
         self._replicas: dict[ReplicaId, ReplicaInfo] = {}
+        self._policies: dict[str, Policy] = {}
+        self._policy = self._policy_named(config.policy)
         self._matched: set[ReplicaId] = set()  # those that carry this Router's fingerprint and keep prefixes
         self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
         self._silent: set[ReplicaId] = set()  # already warned about
@@ -97,6 +97,7 @@ class Routing:
         self._hot = HotPrefixes()
         self._queue = QueueAverage()
         self._in_flight: dict[RequestId, _InFlight] = {}
+        self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
         self._decisions: Counter[RouteReason] = Counter()
@@ -130,6 +131,10 @@ class Routing:
         """Call `listener` with the replicas after every change; it must not block."""
         self._membership_listeners.append(listener)
 
+    def watch(self, observer: RoutingObserver) -> None:
+        """Tell `observer` of every decision from now on, and of what comes of it."""
+        self._observers.append(observer)
+
     @property
     def replicas(self) -> Mapping[ReplicaId, ReplicaInfo]:
         """The replicas that may be chosen, draining and busy ones included."""
@@ -149,12 +154,14 @@ class Routing:
         hints = to_hints(query.block_hashes)
         candidates = self._admissible(self._match(hints, query.num_prompt_tokens), query)
         shape = self._shape(hints, query.num_prompt_tokens, candidates, now)
-        ranked = policy.rank(candidates, shape)
+        request = PolicyRequest(query.request_id, shape, hints, query.prompt)
+        ranked = policy.rank(candidates, request)
         reason = _reason(policy, ranked)
         self._reserve(query.request_id, ranked[0].candidate, shape, now)
         self._predict(ranked[0].candidate, hints, now)
-        self._in_flight[query.request_id] = _InFlight(hints, shape, query.excluded, policy)
-        self._record(query, policy, shape, ranked, reason, now)
+        policy.routed(ranked[0].replica_id, request)
+        self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
+        self._record(query, request, policy, ranked, reason, now)
         return self._placement(query, policy, ranked, reason)
 
     def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
@@ -165,13 +172,13 @@ class Routing:
         """
         flight = self._in_flight.get(request_id)
         if flight is None:
-            flight = _InFlight([], RequestShape(1), frozenset(), self._policy)
+            flight = _InFlight(PolicyRequest(request_id, RequestShape(1)), frozenset(), self._policy)
         wanted = [replica_id for replica_id in candidates if replica_id not in flight.excluded]
-        matched = self._match(flight.hints, flight.shape.num_prompt_tokens)
+        matched = self._match(flight.request.hints, flight.request.shape.num_prompt_tokens)
         known = [c for c in matched if c.replica_id in wanted]
         open_ = [c for c in known if not (c.load.is_draining or c.load.is_full)]
         shut = [c for c in known if c.load.is_draining or c.load.is_full]
-        ranks = [scored.replica_id for scored in flight.policy.rank(open_, flight.shape)] if open_ else []
+        ranks = [scored.replica_id for scored in flight.policy.rank(open_, flight.request)] if open_ else []
         ranks += [c.replica_id for c in sorted(shut, key=lambda c: (c.load.is_draining, c.load.num_requests))]
         placed = set(ranks)
         return ranks + [replica_id for replica_id in wanted if replica_id not in placed]
@@ -185,21 +192,42 @@ class Routing:
         if replica_id not in self._replicas or self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
-        overlap = self._trie.match(flight.hints).get(replica_id, 0) if replica_id in self._matched else 0
-        cached = self._usable_tokens(overlap, flight.shape.num_prompt_tokens)
-        self._loads.move(replica_id, self._reservation(request_id, cached, flight.shape, now))
+        hints, shape = flight.request.hints, flight.request.shape
+        overlap = self._trie.match(hints).get(replica_id, 0) if replica_id in self._matched else 0
+        cached = self._usable_tokens(overlap, shape.num_prompt_tokens)
+        self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
+        flight.policy.routed(replica_id, flight.request)
         if replica_id in self._matched:
-            self._trie.predict(replica_id, flight.hints, now + self._config.predicted_ttl_s)
+            self._trie.predict(replica_id, hints, now + self._config.predicted_ttl_s)
 
     def accepted_by(self, request_id: RequestId) -> ReplicaId | None:
         """Who accepted the request in flight, also after that replica was lost; None: nobody has yet."""
         flight = self._in_flight.get(request_id)
         return flight.accepted_by if flight is not None else None
 
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        """That replica has computed the first token, with so much of the prompt from its cache."""
+        for observer in self._observers:
+            observer.first_token(request_id, replica_id, cached_tokens)
+
     def release(self, request_id: RequestId) -> None:
-        """The request is over, however it ended. Idempotent."""
+        """The attempt is over, however it ended. Idempotent."""
         self._in_flight.pop(request_id, None)
         self._loads.release(request_id)
+
+    def finish(
+        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), num_output_tokens: int = 0
+    ) -> None:
+        """The request is over, after all its attempts; once per request.
+
+        block_hashes: chain of the full blocks of prompt and output, () if unknown.
+        """
+        self.release(request_id)
+        hints = to_hints(block_hashes)
+        for policy in self._policies.values():
+            policy.finished(request_id, hints)
+        for observer in self._observers:
+            observer.finished(request_id, num_output_tokens)
 
     # --- what replicas say (EventSink) --------------------------------------------------------
 
@@ -215,6 +243,8 @@ class Routing:
         else:
             self._trie.remove(replica_id, events.removed)
             self._trie.store(replica_id, events.stored)
+        for observer in self._observers:
+            observer.events(replica_id, events)
         return self._trie.digest(replica_id)
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
@@ -328,8 +358,8 @@ class Routing:
     def _record(
         self,
         query: RouteQuery,
+        request: PolicyRequest,
         policy: Policy,
-        shape: RequestShape,
         ranked: list[Scored],
         reason: RouteReason,
         now: float,
@@ -337,16 +367,24 @@ class Routing:
         self._decisions[reason] += 1
         if not all([scored.candidate.is_matched for scored in ranked]):
             self._num_degraded += 1
-        self._records.append(
-            DecisionRecord(query.request_id, now, policy.name, shape, tuple(ranked), query.excluded, reason)
+        record = DecisionRecord(
+            query.request_id, now, policy.name, request.shape, tuple(ranked), query.excluded, reason
         )
+        self._records.append(record)
+        for observer in self._observers:
+            observer.decided(record, query, request.hints)
 
     # --- small parts --------------------------------------------------------------------------
 
     def _policy_named(self, name: str) -> Policy:
         policy = self._policies.get(name)
         if policy is None:
-            policy = make_policy(name, near_tie=self._config.near_tie, rng=self._rng)
+            # The options belong to the configured policy; another one, asked for by name, has its defaults.
+            options = self._config.policy_options if name == self._config.policy else {}
+            context = PolicyContext(self._block_size, self._clock, self._rng)
+            policy = make_policy(name, options, context=context)
+            for replica_id, info in self._replicas.items():
+                policy.replica_added(replica_id, info)
             self._policies[name] = policy
         return policy
 
@@ -354,6 +392,8 @@ class Routing:
         self._replicas[replica_id] = info
         self._loads.add_replica(replica_id, info)
         self._trie.add_replica(replica_id)
+        for policy in self._policies.values():
+            policy.replica_added(replica_id, info)
         if not info.has_prefix_cache:
             return  # by its own choice: routed by load alone, without a warning
         if info.fingerprint == self._config.fingerprint:
@@ -370,6 +410,8 @@ class Routing:
         self._matched.discard(replica_id)
         self._loads.remove_replica(replica_id)
         self._trie.remove_replica(replica_id)
+        for policy in self._policies.values():
+            policy.replica_removed(replica_id)
         self._silent.discard(replica_id)
 
     def _note_silence(self, replica_id: ReplicaId, is_silent: bool) -> None:

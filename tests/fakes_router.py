@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,9 @@ from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
+from router.cost import RequestShape
 from router.load import LoadView
+from router.policies import PolicyContext, PolicyRequest
 from router.routing import RouteQuery
 
 BLOCK_SIZE = 16
@@ -80,6 +83,9 @@ def view(**changes: Any) -> LoadView:
         is_draining=False,
         is_silent=False,
         last_chosen=0,
+        queued_tokens=0,
+        total_blocks=10_000,
+        num_in_flight=0,
     )
     return base._replace(**changes)
 
@@ -92,6 +98,14 @@ def chain(name: str, num_blocks: int, parent: Sequence[BlockHash] = ()) -> list[
 
 def hint_chain(name: str, num_blocks: int) -> list[HashHint]:
     return [HashHint(int.from_bytes(h[:8], "little")) for h in chain(name, num_blocks)]
+
+
+def context(*, seed: int = 0, clock: FakeClock | None = None) -> PolicyContext:
+    return PolicyContext(BLOCK_SIZE, clock or FakeClock(), random.Random(seed))
+
+
+def request(shape: RequestShape, name: str = "r") -> PolicyRequest:
+    return PolicyRequest(RequestId(name), shape)
 
 
 def query(name: str, num_blocks: int = 8, **changes: Any) -> RouteQuery:

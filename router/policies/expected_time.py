@@ -6,24 +6,34 @@ routers with the same view do not all pick the same replica.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from router.cost import Candidate, RequestShape, costs
-from router.policies.base import Scored
+from router.cost import Candidate, costs
+from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
+from router.policies.options import check_range
 
 
-class ExpectedTime:
+@dataclass(frozen=True, slots=True)
+class ExpectedTimeOptions:
+    near_tie: float = 0.05  # costs within this share of the best are drawn at random, less loaded of two
+
+    def __post_init__(self) -> None:
+        check_range(self, near_tie=(0.0, 1.0))
+
+
+class ExpectedTime(StatelessPolicy):
     name = "expected_time"
     uses_prefix = True
+    Options = ExpectedTimeOptions
 
-    def __init__(self, *, near_tie: float, rng: random.Random) -> None:
-        """near_tie: share of the best cost within which costs count as equal."""
-        self._near_tie = near_tie
-        self._rng = rng
+    def __init__(self, context: PolicyContext, options: ExpectedTimeOptions) -> None:
+        self._near_tie = options.near_tie
+        self._rng = context.rng
 
-    def rank(self, candidates: Sequence[Candidate], shape: RequestShape) -> list[Scored]:
-        scored = [Scored(*pair) for pair in zip(candidates, costs(candidates, shape), strict=True)]
+    def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
+        costed = zip(candidates, costs(candidates, request.shape), strict=True)
+        scored = [Scored(*pair) for pair in costed]
         scored.sort(key=_order)
         best = self._draw(self._near_ties(scored))
         if best is not scored[0]:

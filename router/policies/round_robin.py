@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.cost import Candidate, RequestShape
-from router.policies.base import Scored
+from router.cost import Candidate
+from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
 
 
-class RoundRobin:
+class RoundRobin(StatelessPolicy):
     name = "round_robin"
     uses_prefix = False
 
-    def rank(self, candidates: Sequence[Candidate], shape: RequestShape) -> list[Scored]:
+    def __init__(self, context: PolicyContext, options: object) -> None:
+        """Nothing to remember, nothing to set."""
+
+    def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
         turns = sorted(candidates, key=lambda candidate: (candidate.load.last_chosen, candidate.replica_id))
         return [Scored(candidate, None) for candidate in turns]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.cost import Candidate, RequestShape, costs
 from router.policies import make_policy
-from tests.fakes_router import view
+from tests.fakes_router import context, request, view
 
 CASES = json.loads(Path(__file__).with_name("routing_costs.json").read_text())["cases"]
 
@@ -32,5 +31,5 @@ def test_costs_are_those_worked_out_by_hand(case: dict[str, Any]) -> None:
     candidates = [candidate(name, replica, attention_s) for name, replica in replicas.items()]
     shape = RequestShape(case["prompt"], case.get("hot", 0), case["w"])
     assert costs(candidates, shape) == pytest.approx([replica["cost"] for replica in replicas.values()])
-    policy = make_policy("expected_time", near_tie=0.05, rng=random.Random(0))
-    assert policy.rank(candidates, shape)[0].replica_id == case["best"]
+    policy = make_policy("expected_time", context=context())
+    assert policy.rank(candidates, request(shape))[0].replica_id == case["best"]

@@ -69,7 +69,7 @@ def test_what_follows_from_the_replicas_cannot_be_set_twice() -> None:
         ({"replica": {"hash_algorithm": "md5"}}, "args.replica.hash_algorithm"),
         ({"replica": {"device": "tpu"}}, "args.replica.device"),
         ({"replica": 3}, "args.replica"),
-        ({"router": {"near_tie": "a"}}, "args.router.near_tie"),
+        ({"router": {"policy_options": {"near_tie": "a"}}}, "args.router.policy_options.near_tie"),
     ],
 )
 def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None:
@@ -80,7 +80,13 @@ def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None
 
 
 def test_router_range_is_checked_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"args\.router\.near_tie = 3\.0: must be between 0\.0 and 1\.0"):
-        AppConfig.from_args({"router": {"near_tie": 3.0}})
+    with pytest.raises(ConfigError, match=r"args\.router\.max_attempts = 0: must be between 1 and 100"):
+        AppConfig.from_args({"router": {"max_attempts": 0}})
+    with pytest.raises(ConfigError, match=r"policy_options\.near_tie = 3\.0: must be between 0\.0 and 1\.0"):
+        AppConfig.from_args({"router": {"policy_options": {"near_tie": 3.0}}})
+    with pytest.raises(
+        ConfigError, match=r"policy_options\.luck = 1: expected_time has these options: near_tie"
+    ):
+        AppConfig.from_args({"router": {"policy_options": {"luck": 1}}})
     with pytest.raises(ConfigError, match=r"args\.router\.policy = 'fastest'"):
         AppConfig.from_args({"router": {"policy": "fastest"}})

@@ -20,7 +20,6 @@ def test_every_policy_can_be_configured(policy: str) -> None:
     ("field", "value"),
     [
         ("policy", "fastest"),
-        ("near_tie", -0.1),
         ("predicted_ttl_s", 4000.0),
         ("reservation_ttl_s", 0.0),
         ("silent_after_s", 0.0),

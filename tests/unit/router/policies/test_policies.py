@@ -8,13 +8,14 @@ from collections import Counter
 import pytest
 
 from cache.errors import ConfigError
-from cache.types import ReplicaId
+from cache.types import ReplicaId, RequestId
 from router.cost import Candidate, RequestShape
-from router.policies import NAMES, Policy, make_policy
+from router.policies import NAMES, Policy, PolicyRequest, make_policy
 from router.routing import Routing
-from tests.fakes_router import FakeClock, config, info, load, query, replica_id, view
+from tests.fakes_router import FakeClock, config, context, info, load, query, replica_id, view
 
 SHAPE = RequestShape(1000)
+REQUEST = PolicyRequest(RequestId("r"), SHAPE)
 
 
 def candidate(name: str, cached: int = 0, **changes: object) -> Candidate:
@@ -23,7 +24,7 @@ def candidate(name: str, cached: int = 0, **changes: object) -> Candidate:
 
 @pytest.fixture(params=NAMES)
 def policy(request: pytest.FixtureRequest) -> Policy:
-    return make_policy(request.param, near_tie=0.05, rng=random.Random(7))
+    return make_policy(request.param, context=context(seed=7))
 
 
 # --- every policy ------------------------------------------------------------------------------
@@ -37,18 +38,18 @@ def test_every_candidate_is_ranked_exactly_once(policy: Policy) -> None:
             for i in range(count)
         ]
         before = list(candidates)
-        ranked = policy.rank(candidates, SHAPE)
+        ranked = policy.rank(candidates, REQUEST)
         assert Counter(scored.candidate for scored in ranked) == Counter(candidates)
         assert candidates == before
 
 
 def test_one_candidate_is_the_choice(policy: Policy) -> None:
     only = candidate("only", backlog_s=1e6, num_requests=1000)
-    assert [scored.replica_id for scored in policy.rank([only], SHAPE)] == ["only"]
+    assert [scored.replica_id for scored in policy.rank([only], REQUEST)] == ["only"]
 
 
 def test_uncalibrated_replicas_can_be_ranked(policy: Policy) -> None:
-    ranked = policy.rank([candidate("a", step_time=None), candidate("b", step_time=None)], SHAPE)
+    ranked = policy.rank([candidate("a", step_time=None), candidate("b", step_time=None)], REQUEST)
     assert {scored.replica_id for scored in ranked} == {"a", "b"}
 
 
@@ -88,40 +89,40 @@ def test_a_burst_of_cold_prompts_spreads(name: str) -> None:
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="expected_time, round_robin"):
-        make_policy("fastest", near_tie=0.05, rng=random.Random(0))
+        make_policy("fastest", context=context())
 
 
 def test_round_robin_takes_turns_whatever_is_cached() -> None:
-    policy = make_policy("round_robin", near_tie=0.05, rng=random.Random(0))
+    policy = make_policy("round_robin", context=context())
     assert not policy.uses_prefix
-    ranked = policy.rank([candidate("a", 900, last_chosen=5), candidate("b", last_chosen=4)], SHAPE)
+    ranked = policy.rank([candidate("a", 900, last_chosen=5), candidate("b", last_chosen=4)], REQUEST)
     assert [scored.replica_id for scored in ranked] == ["b", "a"]
 
 
 def expected_time(seed: int = 0) -> Policy:
-    return make_policy("expected_time", near_tie=0.05, rng=random.Random(seed))
+    return make_policy("expected_time", context=context(seed=seed))
 
 
 def test_expected_time_prefers_the_holder() -> None:
-    ranked = expected_time().rank([candidate("a"), candidate("b", 900), candidate("c", 500)], SHAPE)
+    ranked = expected_time().rank([candidate("a"), candidate("b", 900), candidate("c", 500)], REQUEST)
     assert [scored.replica_id for scored in ranked] == ["b", "c", "a"]
 
 
 def test_near_ties_go_to_the_less_loaded() -> None:
     near = [candidate("a", backlog_s=0.010, num_requests=5), candidate("b", backlog_s=0.011, num_requests=1)]
-    assert expected_time().rank(near, SHAPE)[0].replica_id == "b"
+    assert expected_time().rank(near, REQUEST)[0].replica_id == "b"
 
 
 def test_near_ties_never_give_up_a_longer_match() -> None:
     """8 tokens to compute against 24: near enough in seconds to be a tie, but a copy for nothing."""
     ties = [candidate("holder", 992, num_requests=3), candidate("other", 976, num_requests=0)]
     for seed in range(20):
-        policy = make_policy("expected_time", near_tie=0.5, rng=random.Random(seed))
-        assert policy.rank(ties, SHAPE)[0].replica_id == "holder"
+        policy = make_policy("expected_time", {"near_tie": 0.5}, context=context(seed=seed))
+        assert policy.rank(ties, REQUEST)[0].replica_id == "holder"
 
 
 def test_ties_are_drawn_so_that_routers_with_the_same_view_do_not_herd() -> None:
     same = [candidate(f"r{i}") for i in range(16)]
-    picks = Counter(expected_time(seed).rank(same, SHAPE)[0].replica_id for seed in range(400))
+    picks = Counter(expected_time(seed).rank(same, REQUEST)[0].replica_id for seed in range(400))
     assert len(picks) >= 15
     assert max(picks.values()) < 80
