@@ -1,0 +1,68 @@
+"""The simulated machine: what a step costs, and the limits of its scheduler. Its defaults are derived here.
+
+An 8-billion-parameter decoder (32 layers, width 4096, 8 KV heads of 128: Llama 3.1 8B's shape) in bfloat16
+on an H100 SXM card, by its data sheet: 989 TFLOP/s dense, 3.35 TB/s. The terms are those of the engine's fit:
+
+    base_s           6.5 ms: a step reads the weights, 16.1 GB at 80 % of the bandwidth, 6.0 ms; half a
+                     millisecond for launching kernels and for the scheduler.
+    per_token_s      32 us: 2 x 8.03e9 operations per token at half of the peak; 31 k tokens/s of prefill.
+    per_attention_s  1.4 ns per (query, key) pair: 4 x 4096 x 32 = 0.52 M operations, at 380 TFLOP/s.
+    per_sequence_s   0.6 ms: a sequence that decodes reads its keys and values, 128 KiB per token, at 80 %
+                     of the bandwidth: 0.59 ms for 12 k tokens, the mean context of the conversation trace.
+                     The term above prices arithmetic, not bandwidth, and would see a fortieth of it.
+
+The sum is a little more than a real step, which overlaps reading and arithmetic. Cache sizes come from
+elsewhere: 80 GB less the weights hold 0.4 M tokens; 1.5 M and 6 M are an 8-bit cache on a larger card, and
+host memory. Knows numbers; knows neither requests nor replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from cache.events import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One replica's hardware, model and scheduler limits."""
+
+    base_s: float = 0.0065
+    per_token_s: float = 32e-6
+    per_attention_s: float = 1.4e-9
+    per_sequence_s: float = 0.6e-3
+    max_batched_tokens: int = 8192  # vLLM's default for servers on such a card
+    max_running: int = 256  # memory ends it sooner: 0.4 M tokens are 33 such prompts
+    max_model_len: int = 1 << 18  # above the longest request of the traces (128 k)
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value >= 0:
+                raise ValueError(f"machine.{name} = {value} is negative")
+        for name in ("max_batched_tokens", "max_running", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"machine.{name} = {getattr(self, name)} is less than 1")
+        if not (self.base_s or self.per_token_s):
+            raise ValueError(
+                "machine.base_s and machine.per_token_s are both 0: its steps would take no time"
+            )
+
+    def step_time(self, slowdown: float = 1.0) -> StepTimeModel:
+        """The step-time model of one replica, every term `slowdown` times the machine's."""
+        return StepTimeModel(
+            base_s=self.base_s * slowdown,
+            per_token_s=self.per_token_s * slowdown,
+            per_attention_s=self.per_attention_s * slowdown,
+            per_sequence_s=self.per_sequence_s * slowdown,
+        )
+
+    def describe(self) -> str:
+        """One line with every constant, for the head of a report."""
+        return (
+            f"step = {1e3 * self.base_s:g} ms + {1e6 * self.per_token_s:g} us/token"
+            f" + {1e9 * self.per_attention_s:g} ns/(query, key) + {1e3 * self.per_sequence_s:g} ms/sequence;"
+            f" at most {self.max_batched_tokens} tokens and {self.max_running} sequences a step"
+        )
+
+
+H100_8B = Machine()
