@@ -1,0 +1,86 @@
+"""A workload at a given load of a given fleet.
+
+Load 1.0 is the rate at which the work left after the hits of one pooled cache fills all engines; what that
+rate is for a workload, the simulation says (`Saturation`). A source reaches a rate with more or fewer
+sessions at a time; gaps inside a session stay what they were: squeezing time would make caches look better
+than they are. Knows rates and windows; knows neither engines nor policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadtest.workloads.errors import WorkloadError
+from loadtest.workloads.request import Workload
+
+Saturation = Callable[[Workload], float]  # requests/s of this mix that fill the fleet: load 1.0
+
+TOLERANCE = 0.005  # of the load asked for; windows of equal seed differ by less than their policies do
+MAX_ROUNDS = 16  # each a window and a pass over the pooled cache
+
+
+class Source(Protocol):
+    """Where windows of one kind of traffic come from."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    @property
+    def natural_rate_per_s(self) -> float:
+        """Requests per second as recorded, or as the generator's own parameters say."""
+
+    def window(self, rate_per_s: float, num_requests: int, seed: int) -> Workload:
+        """So many requests at about that rate, starting anywhere. The same arguments give the same window."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorkload:
+    """A window and how busy it keeps the fleet."""
+
+    workload: Workload
+    load: float  # as realised: the window's rate over its saturation rate
+    saturation_per_s: float
+
+
+def at_load(
+    source: Source, load: float, saturation: Saturation, *, num_requests: int, seed: int
+) -> LoadedWorkload:
+    """A window whose rate is `load` times what fills the fleet.
+
+    What fills it depends on the hits, and these on how dense the window is, so it is found in rounds; a
+    trace's own ups and downs are levelled by the same rounds. Deterministic in its arguments, whatever the
+    policy: windows of equal seed are paired. Raises WorkloadError if no window comes within five times the
+    tolerance.
+    """
+    if not load > 0:
+        raise WorkloadError(f"load {load:g} is not positive")
+    rate = source.natural_rate_per_s
+    low = high = 0.0  # the highest rate found too light and the lowest found too heavy; 0 = none yet
+    best: LoadedWorkload | None = None
+    for _ in range(MAX_ROUNDS):
+        workload = source.window(rate, num_requests, seed)
+        filled_at = saturation(workload)
+        found = LoadedWorkload(workload, workload.rate_per_s / filled_at, filled_at)
+        if best is None or abs(found.load - load) < abs(best.load - load):
+            best = found
+        if abs(best.load - load) <= TOLERANCE * load:
+            return best
+        if found.load < load:
+            low = max(low, rate)
+        else:
+            high = min(high or rate, rate)
+        guess = rate * load / found.load
+        # Outside what is known the proportion leads on; where a window jumps (one more session, one more
+        # stretch) only halving closes in.
+        is_inside = not (low and high) or low < guess < high
+        rate = guess if is_inside else math.sqrt(low * high)
+    assert best is not None
+    if abs(best.load - load) > 5 * TOLERANCE * load:
+        raise WorkloadError(f"{source.name}: no window at load {load:g}; the nearest has {best.load:.3f}")
+    return best

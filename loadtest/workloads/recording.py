@@ -1,0 +1,135 @@
+"""The service's own recordings (`record:` in deploy.yaml): times, lengths and keyed block ids, no text.
+
+    {"format": "warmpath-trace", "version": 1, ...}
+    {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", ...], "block_size": 16, "session": "…"}
+
+`blocks` names the prompt's *full* blocks, each id standing for everything up to there; `session` may be
+absent, then sessions are found from shared chains. Written by `router/recording.py`; lines may be out of
+order, since a request is written when it ends. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.workloads.json_lines import Line, read_lines
+from loadtest.workloads.request import Workload, WorkRequest
+from loadtest.workloads.sessions import find_sessions, shared_head
+
+FORMAT = "warmpath-trace"
+VERSION = 1
+MAX_TOKENS = 10_000_000  # of a prompt or an answer
+MAX_TIME_S = 1e11  # both a monotonic clock and seconds since 1970 fit
+MAX_BLOCK_TOKENS = 1024  # what a replica accepts as block_size
+
+_REQUIRED = frozenset({"t", "input", "output", "blocks", "block_size"})
+_OPTIONAL = frozenset({"session"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    time_s: float
+    input_tokens: int
+    output_tokens: int
+    chain: tuple[int, ...]  # the last, partial block included
+    session: str | None
+
+
+def read_recording(path: Path) -> Workload:
+    """The whole recording; times count from its first request.
+
+    Raises TraceError naming file, line and field: an unknown version, what is not a number in range, a
+    wrong number of blocks, an id that follows different blocks in different places, a second block size,
+    no requests at all.
+    """
+    lines = read_lines(path)
+    _check_header(path, next(lines, None))
+    ids = _BlockIds()
+    rows: list[_Row] = []
+    block_tokens = 0
+    for line in lines:
+        line.check_fields(_REQUIRED, _OPTIONAL)
+        size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
+        if size != (block_tokens or size):
+            raise line.error("block_size", f"is {size} here but {block_tokens} further up")
+        block_tokens = size
+        rows.append(_row(line, block_tokens, ids))
+    if not rows:
+        raise Line(path, 0, {}).error(None, "holds no requests")
+    rows.sort(key=lambda row: row.time_s)
+    return Workload(path.name.split(".")[0], block_tokens, _requests(rows))
+
+
+def _check_header(path: Path, header: Line | None) -> None:
+    if header is None or "format" not in header:
+        raise Line(path, 1, {}).error("format", f"is missing: a recording opens with its header, {FORMAT!r}")
+    if header.string("format") != FORMAT:
+        raise header.error("format", f"must be {FORMAT!r}")
+    if "version" not in header:
+        raise header.error("version", "is missing")
+    header.integer("version", VERSION, VERSION)
+
+
+def _row(line: Line, block_tokens: int, ids: _BlockIds) -> _Row:
+    time_s = line.real("t", 0, MAX_TIME_S)
+    input_tokens = line.integer("input", 1, MAX_TOKENS)
+    # A request that ended before its first token has had its prompt computed all the same.
+    output_tokens = max(1, line.integer("output", 0, MAX_TOKENS))
+    full = line.list_of("blocks")
+    if len(full) != input_tokens // block_tokens:
+        raise line.error(
+            "blocks",
+            f"lists {len(full)} blocks, but {input_tokens} tokens fill {input_tokens // block_tokens}",
+        )
+    chain = ids.chain(line, full)
+    if input_tokens % block_tokens:
+        chain += (ids.fresh(),)  # nobody shares a partial block
+    return _Row(
+        time_s, input_tokens, output_tokens, chain, line.string("session") if "session" in line else None
+    )
+
+
+class _BlockIds:
+    """Hexadecimal names as small numbers, each always after the same block."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int | None]] = {}  # name: number, the number it follows
+        self._num_ids = 0
+
+    def fresh(self) -> int:
+        self._num_ids += 1
+        return self._num_ids - 1
+
+    def chain(self, line: Line, names: list[object]) -> tuple[int, ...]:
+        parent: int | None = None
+        numbers: list[int] = []
+        for name in names:
+            if not isinstance(name, str) or not name or set(name) - set("0123456789abcdef"):
+                raise line.error("blocks", f"must list lower-case hexadecimal ids, not {name!r}")
+            known = self._known.get(name)
+            if known is None:
+                known = self._known[name] = (self.fresh(), parent)
+            if known[1] != parent:
+                raise line.error("blocks", f"block {name} follows another block here than further up")
+            parent = known[0]
+            numbers.append(parent)
+        return tuple(numbers)
+
+
+def _requests(rows: list[_Row]) -> tuple[WorkRequest, ...]:
+    chains = [row.chain for row in rows]
+    found = find_sessions(chains, shared_head(chains))
+    named: dict[str, int] = {}
+    num_found = max(found) + 1
+    began_s = rows[0].time_s
+    return tuple(
+        WorkRequest(
+            arrival_s=row.time_s - began_s,
+            input_tokens=row.input_tokens,
+            output_tokens=row.output_tokens,
+            block_ids=row.chain,
+            session=number if row.session is None else named.setdefault(row.session, num_found + len(named)),
+        )
+        for row, number in zip(rows, found, strict=True)
+    )
