@@ -5,6 +5,7 @@ Knows names and counts; decides nothing (`routing.py` does).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,10 @@ class RouteQuery:
     policy: str | None = None  # instead of the configured one, for this request only
     max_tokens: int = 0  # tokens it may generate
     prompt: PromptView | None = None  # its text, for policies that place by it
+    # What `num_prompt_tokens` counts, packed int32, for those who account for every token; None: unknown. The
+    # array may grow afterwards.
+    token_ids: array[int] | None = None
+    cache_salt: str = ""  # requests of different salts share no block
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class DecisionRecord:
     ranked: tuple[Scored, ...]  # candidates with load, match and cost, best first
     excluded: frozenset[ReplicaId]
     reason: RouteReason
+    available_tokens: int = 0  # of the prompt, usable: the most any replica holds, draining and full ones too
+    exact_tokens: int = 0  # of the chosen one's `cached_tokens`, those it has itself said it holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,8 @@ class Generation:
                 excluded=self._excluded,
                 policy=job.policy,
                 max_tokens=job.sampling.max_tokens - (len(self._tokens) - len(job.prompt)),
+                token_ids=self._tokens,
+                cache_salt=job.cache_salt,
             )
         )
         self._was_placed = True

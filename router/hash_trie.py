@@ -169,6 +169,15 @@ class HashTrie:
         while len(replica.counts) > self._max_predicted_blocks:
             self._retire(replica, next(iter(replica.expiry)))
 
+    def retract(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> None:
+        """The prompt will not be computed there after all: end its prediction, if there is one.
+
+        What events have said stays. Nothing happens for an unknown replica. O(blocks dropped).
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is not None and hints and hints[-1] in replica.predictions:
+            self._retire(replica, hints[-1])
+
     def expire(self, now: float) -> None:
         """End predictions whose time has passed. O(replicas + blocks dropped)."""
         for replica in self._replicas.values():
@@ -205,6 +214,10 @@ class HashTrie:
                 lost ^= bit
             alive = still
         return found
+
+    def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
+        """Leading blocks that the replica itself has said it holds, predictions left out. O(log(blocks))."""
+        return _num_leading(hints, self._replicas[replica_id].exact)
 
     def digest(self, replica_id: ReplicaId) -> Digest:
         """Of the replica's exact entries, to compare with what it says of its cache. O(1)."""

@@ -34,6 +34,7 @@ from router.decision import (
 )
 from router.errors import AllBusy, NoReplica
 from router.event_stream import ResyncReason
+from router.expectations import Expectations
 from router.hash_trie import HashTrie
 from router.hot_prefixes import HotPrefixes
 from router.load import FleetLoad, QueueAverage, Reservation
@@ -91,6 +92,7 @@ class Routing:
         self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
         self._silent: set[ReplicaId] = set()  # already warned about
         self._trie = HashTrie()
+        self._expectations = Expectations(self._trie, config.predicted_ttl_s)
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
@@ -134,6 +136,8 @@ class Routing:
     def watch(self, observer: RoutingObserver) -> None:
         """Tell `observer` of every decision from now on, and of what comes of it."""
         self._observers.append(observer)
+        for replica_id, info in self._replicas.items():
+            observer.replica_added(replica_id, info)
 
     @property
     def replicas(self) -> Mapping[ReplicaId, ReplicaInfo]:
@@ -152,16 +156,18 @@ class Routing:
         now = self._clock()
         policy = self._policy_named(query.policy) if query.policy else self._policy
         hints = to_hints(query.block_hashes)
-        candidates = self._admissible(self._match(hints, query.num_prompt_tokens), query)
+        known = self._match(hints, query.num_prompt_tokens)
+        candidates = self._admissible(known, query)
         shape = self._shape(hints, query.num_prompt_tokens, candidates, now)
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
         ranked = policy.rank(candidates, request)
         reason = _reason(policy, ranked)
+        record = self._record(query, request, policy, ranked, reason, known, now)
         self._reserve(query.request_id, ranked[0].candidate, shape, now)
-        self._predict(ranked[0].candidate, hints, now)
+        self._predict(query.request_id, ranked[0].candidate, hints, now)
         policy.routed(ranked[0].replica_id, request)
         self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
-        self._record(query, request, policy, ranked, reason, now)
+        self._tell_decision(record, query, hints)
         return self._placement(query, policy, ranked, reason)
 
     def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
@@ -198,7 +204,9 @@ class Routing:
         self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
         flight.policy.routed(replica_id, flight.request)
         if replica_id in self._matched:
-            self._trie.predict(replica_id, hints, now + self._config.predicted_ttl_s)
+            self._expectations.expect(request_id, replica_id, hints, now)
+        else:
+            self._expectations.drop(request_id)
 
     def accepted_by(self, request_id: RequestId) -> ReplicaId | None:
         """Who accepted the request in flight, also after that replica was lost; None: nobody has yet."""
@@ -207,12 +215,14 @@ class Routing:
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica has computed the first token, with so much of the prompt from its cache."""
+        self._expectations.keep(request_id)
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
 
     def release(self, request_id: RequestId) -> None:
         """The attempt is over, however it ended. Idempotent."""
         self._in_flight.pop(request_id, None)
+        self._expectations.drop(request_id)
         self._loads.release(request_id)
 
     def finish(
@@ -227,7 +237,7 @@ class Routing:
         for policy in self._policies.values():
             policy.finished(request_id, hints)
         for observer in self._observers:
-            observer.finished(request_id, num_output_tokens)
+            observer.finished(request_id, hints, num_output_tokens)
 
     # --- what replicas say (EventSink) --------------------------------------------------------
 
@@ -336,9 +346,13 @@ class Routing:
         reservation = self._reservation(request_id, candidate.cached_tokens, shape, now)
         self._loads.reserve(candidate.replica_id, reservation)
 
-    def _predict(self, candidate: Candidate, hints: Sequence[HashHint], now: float) -> None:
+    def _predict(
+        self, request_id: RequestId, candidate: Candidate, hints: Sequence[HashHint], now: float
+    ) -> None:
         if candidate.is_matched:
-            self._trie.predict(candidate.replica_id, hints, now + self._config.predicted_ttl_s)
+            self._expectations.expect(request_id, candidate.replica_id, hints, now)
+        else:
+            self._expectations.drop(request_id)
 
     def _placement(
         self, query: RouteQuery, policy: Policy, ranked: list[Scored], reason: RouteReason
@@ -362,17 +376,31 @@ class Routing:
         policy: Policy,
         ranked: list[Scored],
         reason: RouteReason,
+        known: Sequence[Candidate],
         now: float,
-    ) -> None:
+    ) -> DecisionRecord:
         self._decisions[reason] += 1
         if not all([scored.candidate.is_matched for scored in ranked]):
             self._num_degraded += 1
+        best = ranked[0].candidate
+        num_exact = self._trie.num_exact(best.replica_id, request.hints) if best.cached_tokens else 0
         record = DecisionRecord(
-            query.request_id, now, policy.name, request.shape, tuple(ranked), query.excluded, reason
+            query.request_id,
+            now,
+            policy.name,
+            request.shape,
+            tuple(ranked),
+            query.excluded,
+            reason,
+            available_tokens=max([candidate.cached_tokens for candidate in known]),
+            exact_tokens=self._usable_tokens(num_exact, query.num_prompt_tokens),
         )
         self._records.append(record)
+        return record
+
+    def _tell_decision(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         for observer in self._observers:
-            observer.decided(record, query, request.hints)
+            observer.decided(record, query, hints)
 
     # --- small parts --------------------------------------------------------------------------
 
@@ -394,6 +422,8 @@ class Routing:
         self._trie.add_replica(replica_id)
         for policy in self._policies.values():
             policy.replica_added(replica_id, info)
+        for observer in self._observers:
+            observer.replica_added(replica_id, info)
         if not info.has_prefix_cache:
             return  # by its own choice: routed by load alone, without a warning
         if info.fingerprint == self._config.fingerprint:
@@ -412,6 +442,8 @@ class Routing:
         self._trie.remove_replica(replica_id)
         for policy in self._policies.values():
             policy.replica_removed(replica_id)
+        for observer in self._observers:
+            observer.replica_removed(replica_id)
         self._silent.discard(replica_id)
 
     def _note_silence(self, replica_id: ReplicaId, is_silent: bool) -> None:

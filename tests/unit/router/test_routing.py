@@ -306,10 +306,11 @@ def test_the_booking_follows_who_accepted(bench: Bench) -> None:
     assert (bench.in_flight(first), bench.in_flight(second)) == (1, 0)
     bench.routing.routed(placement.request_id, second)
     assert (bench.in_flight(first), bench.in_flight(second)) == (0, 1)
-    # Its prefix will be there as well: the next twin may go to either.
+    # Its prefix is there now: the next twin follows it.
+    bench.routing.first_token(placement.request_id, second, 0)
     bench.routing.release(placement.request_id)
     twin = bench.routing.choose(replace(query("q"), request_id=RequestId("twin")))
-    assert twin.overlap_blocks == 8
+    assert (twin.replica_id, twin.overlap_blocks) == (second, 8)
     bench.routing.routed(RequestId("never chosen"), A)
     assert bench.routing.statistics().in_flight == 1
 
