@@ -97,6 +97,13 @@ class BlockHasher:
             append(BlockHash(previous))
         return hashes
 
+    def contents(self, token_ids: array[int], first_block: int, last_block: int) -> list[bytes]:
+        """What an exact hit compares, of blocks [first_block, last_block): equal for equal tokens only."""
+        size = self.block_size
+        buffer = little_endian_bytes(token_ids[first_block * size : last_block * size])
+        step = 4 * size
+        return [buffer[start : start + step] for start in range(0, len(buffer), step)]
+
     def chain(
         self, root: BlockHash, token_ids: array[int], extra_keys: ExtraKeys | None = None
     ) -> list[BlockHash]:

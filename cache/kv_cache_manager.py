@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from cache.block_hash import BlockHasher, ExtraKeys
 from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
-from cache.types import BlockHash, little_endian_bytes
+from cache.types import BlockHash
 
 __all__ = ["BlockEventSink", "CacheStats", "KVCacheManager", "PrefixHit", "SequenceBlocks"]
 
@@ -253,18 +253,17 @@ class KVCacheManager:
 
     def _contents(self, sequence: SequenceBlocks, first_block: int, last_block: int) -> list[BlockContent]:
         """What blocks [first_block, last_block) hold once computed. Their hashes must be there."""
-        size, hashes, root = self.block_size, sequence.block_hashes, sequence.root
-        tokens = little_endian_bytes(sequence.token_ids[first_block * size : last_block * size])
-        extra_keys, step = sequence.extra_keys, 4 * size
+        hashes, root, extra_keys = sequence.block_hashes, sequence.root, sequence.extra_keys
+        tokens = self._hasher.contents(sequence.token_ids, first_block, last_block)
         return [
             BlockContent(
                 root,
                 index,
                 hashes[index - 1] if index else root,
-                tokens[(index - first_block) * step : (index - first_block + 1) * step],
+                block_tokens,
                 extra_keys.get(index, ()) if extra_keys else (),
             )
-            for index in range(first_block, last_block)
+            for index, block_tokens in enumerate(tokens, first_block)
         ]
 
     def _cached_run(self, sequence: SequenceBlocks, limit: int) -> list[KVCacheBlock]:

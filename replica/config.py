@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache.errors import ConfigError
+from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
 
 
@@ -35,6 +36,17 @@ class SimConfig:
             _check_range("sim.hang_after_steps", self.hang_after_steps, 0, 1 << 31)
         if self.raise_every_steps is not None:
             _check_range("sim.raise_every_steps", self.raise_every_steps, 1, 1 << 31)
+
+    @property
+    def step_time(self) -> StepTimeModel:
+        """What a step takes, the slowdown included."""
+        factor = self.slowdown
+        return StepTimeModel(
+            self.base_s * factor,
+            self.per_token_s * factor,
+            self.per_attention_s * factor,
+            self.per_sequence_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from replica.errors import ForwardFailed
 from replica.request import Request, check_request, copy_tokens
 from replica.runner import Runner, ScheduledSequence, StepResult
 from replica.scheduler import Scheduler
-from replica.step_time import StepTimeFit
+from replica.step_time import StepTimeFit, step_work
 
 logger = logging.getLogger(__name__)
 
@@ -207,17 +207,7 @@ class EngineCore:
 
     def load(self, admitted: tuple[RequestId, ...] = ()) -> Load:
         """The engine's work now, as routers are told. O(requests)."""
-        scheduler = self._scheduler
-        return Load(
-            queued_uncached_tokens=scheduler.queued_uncached_tokens,
-            num_waiting=scheduler.num_waiting,
-            num_running=scheduler.num_running,
-            context_tokens=scheduler.context_tokens,
-            free_blocks=self._cache.num_free,
-            total_blocks=self._info.num_blocks,
-            step_time=self._step_time.model(),
-            admitted=admitted,
-        )
+        return self._scheduler.load(self._step_time.model(), admitted)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -276,13 +266,13 @@ class EngineCore:
             raise RuntimeError(f"the runner sampled {sum(got)} of {sum(expected)} sequences that should")
 
     def _measure(self, sequences: list[ScheduledSequence], result: StepResult) -> None:
-        new_tokens = sum(s.num_new_tokens for s in sequences)
+        work = step_work(sequences)
         self._num_steps += 1
-        self._computed_tokens += new_tokens
+        self._computed_tokens += work.new_tokens
         self._step_time.observe(
-            new_tokens=new_tokens,
-            attention=sum(s.num_new_tokens * (s.start + s.num_new_tokens / 2) for s in sequences),
-            sequences=len(sequences),
+            new_tokens=work.new_tokens,
+            attention=work.attention,
+            sequences=work.sequences,
             elapsed_s=result.elapsed_s,
         )
 

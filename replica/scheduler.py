@@ -7,10 +7,12 @@ Knows token counts and blocks; knows neither tensors nor text nor sampling. Engi
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import NoFreeBlocks
+from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import RequestId
 from replica.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, TooLargeForCache
@@ -55,6 +57,7 @@ class Scheduler:
         # Who did not fit into how many free blocks: matching a long prompt anew in every step, with as
         # many blocks free as before, would cost more than a rare better hit gains.
         self._misfit: tuple[Request, int] | None = None
+        self._has_preempted = False  # in the step being computed
         self.num_preemptions = 0  # since the start
 
     # -- taking requests in and out ---------------------------------------------------------------
@@ -113,13 +116,48 @@ class Scheduler:
 
         Follow it with `update` or `fail_step`.
         """
+        step = self.plan()
+        assert step or not self._by_id, "requests are left, but none can be scheduled"
+        return [_scheduled(request, num_tokens) for request, num_tokens in step]
+
+    def plan(self) -> Sequence[tuple[Request, int]]:
+        """`schedule` for a caller without tensors: the step as requests and their tokens, read-only.
+
+        Empty also when nobody fits because the cache is shared with another scheduler.
+        """
         assert not self._step, "the last step was neither updated nor failed"
-        preempted = self._schedule_running()
+        self._has_preempted = self._schedule_running()
         # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
-        if not preempted:
+        if not self._has_preempted:
             self._admit_waiting()
-        assert self._step or not self._by_id, "requests are left, but none can be scheduled"
-        return [_scheduled(request, num_tokens) for request, num_tokens in self._step]
+        return self._step
+
+    def quiet_steps(self) -> int:
+        """How many steps would follow the planned one that only decode and leave the cache alone.
+
+        In each of them every sequence of the plan computes one token, takes no block, fills none, and
+        nobody is admitted; as long as nobody ends, comes or is cancelled. O(running).
+        """
+        if self._has_preempted:  # the next step admits again
+            return 0
+        # Whoever waits was refused for want of places or blocks, and these steps free neither.
+        size, quiet = self._block_size, self._block_size
+        for request, num_tokens in self._step:
+            end = request.num_computed + num_tokens  # of the planned step
+            if end != len(request.token_ids) or num_tokens > 1:
+                return 0
+            quiet = min(quiet, size - 1 - end % size if end % size else 0)
+        return quiet if self._step else 0
+
+    def advance(self, tokens: Sequence[array[int]]) -> None:
+        """The planned step and some of the quiet ones after it were computed: each request's tokens.
+
+        All of one length, at most `quiet_steps()`. As if each had been planned and updated; what is open
+        now, for `update`, is the step that follows them.
+        """
+        for (request, _), more in zip(self._step, tokens, strict=True):
+            request.token_ids.extend(more)
+            request.num_computed += len(more)
 
     def update(self, result: StepResult) -> list[Request]:
         """The step was computed: record it; the requests that got a token, which is now their last.
@@ -236,6 +274,19 @@ class Scheduler:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def load(self, step_time: StepTimeModel | None, admitted: tuple[RequestId, ...] = ()) -> Load:
+        """The work here, as routers are told. admitted: taken in since they were last told. O(requests)."""
+        return Load(
+            queued_uncached_tokens=self.queued_uncached_tokens,
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            context_tokens=self.context_tokens,
+            free_blocks=self._cache.num_free,
+            total_blocks=self._num_blocks,
+            step_time=step_time,
+            admitted=admitted,
+        )
 
     @property
     def num_waiting(self) -> int:

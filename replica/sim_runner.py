@@ -16,6 +16,7 @@ from collections.abc import Callable
 from cache.messages import SamplingParams
 from replica.config import SimConfig
 from replica.runner import RunnerInfo, ScheduledSequence, StepResult
+from replica.step_time import step_work
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: odd, so that multiplying loses nothing
@@ -43,6 +44,7 @@ class SimRunner:
         self._block_size = block_size
         self._sleep = sleep
         self._hang = hang if hang is not None else _hang_forever
+        self._step_time = config.step_time
         self._num_steps = 0
         self._pages = array("Q", bytes(8 * config.num_blocks * block_size))
         self._info = RunnerInfo(
@@ -63,7 +65,7 @@ class SimRunner:
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         self._num_steps += 1
-        elapsed_s = self._step_s(sequences)
+        elapsed_s = self._step_time.step_s(*step_work(sequences))
         self._sleep(elapsed_s)
         self._inject_faults()
         # In the order given: a sequence may read blocks that an earlier one fills in this very step.
@@ -75,17 +77,6 @@ class SimRunner:
 
     def close(self) -> None:
         """Nothing to give back."""
-
-    def _step_s(self, sequences: list[ScheduledSequence]) -> float:
-        config = self._config
-        new_tokens = sum(s.num_new_tokens for s in sequences)
-        attention = sum(s.num_new_tokens * (s.start + s.num_new_tokens / 2) for s in sequences)
-        return config.slowdown * (
-            config.base_s
-            + config.per_token_s * new_tokens
-            + config.per_attention_s * attention
-            + config.per_sequence_s * len(sequences)
-        )
 
     def _inject_faults(self) -> None:
         config = self._config

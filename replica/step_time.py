@@ -9,9 +9,12 @@ fades as more of its own kind come in, and only so far by others. Pure arithmeti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from cache.events import StepTimeModel
+from replica.runner import ScheduledSequence
 
 # Typical sizes, so that all four columns are of order one and the solver sees no tiny pivots.
 _SCALES = (1.0, 256.0, 65536.0, 16.0)
@@ -24,6 +27,29 @@ MIN_SPREAD = 4  # largest step's tokens over the smallest's; below it the slope 
 REFIT_STEPS = 16  # steps between two solutions: solving costs about a tenth of a millisecond
 
 _RIDGE = 1e-6  # of each column's own weight: settles what the steps cannot tell apart
+
+
+class StepWork(NamedTuple):
+    """What a step's time is made of: the arguments of `StepTimeModel.step_s`."""
+
+    new_tokens: int
+    attention: float  # (query, key) pairs, see `attention_pairs`
+    sequences: int
+
+
+def attention_pairs(start: int, new_tokens: int) -> float:
+    """(query, key) pairs of `new_tokens` tokens after `start` computed ones, under a causal mask."""
+    return new_tokens * (start + new_tokens / 2)
+
+
+def step_work(sequences: Sequence[ScheduledSequence]) -> StepWork:
+    """The work of one step."""
+    return StepWork(
+        new_tokens=sum([s.num_new_tokens for s in sequences]),
+        attention=sum([attention_pairs(s.start, s.num_new_tokens) for s in sequences]),
+        sequences=len(sequences),
+    )
+
 
 Matrix = list[list[float]]
 Vector = list[float]
