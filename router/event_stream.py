@@ -26,6 +26,7 @@ class ResyncReason(StrEnum):
     EPOCH = "epoch"  # the engine restarted: what we know of it is void
     DRIFT = "drift"  # the digests differ: what we know of it is wrong
     MALFORMED = "malformed"  # a message could not be read, so a batch is missing
+    MISMATCH = "mismatch"  # its answers keep finding less in its cache than it had said
 
 
 class EventSink(Protocol):
@@ -101,6 +102,11 @@ class EventStream:
         later = [batch for batch in waiting if batch.epoch == snapshot.epoch and batch.seq > snapshot.seq]
         for batch in sorted(later, key=lambda batch: batch.seq):
             self.feed_batch(batch)
+
+    def doubt(self) -> None:
+        """What it has said has proven wrong: a snapshot is wanted. Nothing happens while one is awaited."""
+        if self._state is _State.LIVE:
+            self._resync(ResyncReason.MISMATCH, None)
 
     def feed_malformed(self) -> None:
         """A message could not be read. Whatever it said is missing."""

@@ -90,6 +90,11 @@ class Subscriber:
             asyncio.create_task(self._resync(), name=f"snapshots of {self._replica_id}"),
         )
 
+    def resync(self) -> None:
+        """Fetch a snapshot although no batch is missing: what is indexed of this replica is in doubt."""
+        self._stream.doubt()
+        self._snapshot_wanted.set()
+
     async def aclose(self) -> None:
         """Stop both tasks and close the socket. Idempotent."""
         if self._closed:
@@ -213,6 +218,12 @@ class SubscriberGroup:
     def is_synced(self, replica_id: ReplicaId) -> bool:
         subscriber = self._subscribers.get(replica_id)
         return subscriber is not None and subscriber.is_synced
+
+    def resync(self, replica_id: ReplicaId) -> None:
+        """What is indexed of this replica is in doubt: fetch a snapshot. Unknown replicas are ignored."""
+        subscriber = self._subscribers.get(replica_id)
+        if subscriber is not None:
+            subscriber.resync()
 
     def all_synced(self) -> bool:
         """Whether every replica listened to has its snapshot in; True when there is none."""

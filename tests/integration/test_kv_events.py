@@ -247,6 +247,21 @@ async def test_drift_is_found_by_the_digest_and_repaired(
     await until(lambda: group.is_synced(A) and digest(routing).count == 3)
 
 
+async def test_a_doubted_replica_is_asked_for_a_snapshot(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup
+) -> None:
+    raw.answers = [GOOD_SNAPSHOT] * 50
+    follow(routing, group, {A: raw.info})
+    await until(lambda: group.is_synced(A))
+    num_asked = raw.num_asked
+    group.resync(A)
+    group.resync(B)  # nobody listens to it
+    assert not group.is_synced(A)
+    await until(lambda: group.is_synced(A))
+    assert raw.num_asked == num_asked + 1
+    assert routing.statistics().resyncs["mismatch"] == 1
+
+
 async def test_closing_twice_leaves_no_task(engine: Engine, routing: Routing) -> None:
     group = SubscriberGroup(routing, FAST)
     follow(routing, group, {A: engine.info})

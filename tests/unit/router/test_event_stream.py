@@ -90,6 +90,19 @@ def test_a_gap_behind_the_snapshot_wants_another_one() -> None:
     assert journal.held == {1, 9}
 
 
+def test_doubt_wants_one_snapshot_and_keeps_what_is_known() -> None:
+    stream, journal = live_stream()
+    stream.doubt()
+    stream.doubt()
+    assert stream.needs_snapshot
+    assert journal.told == ["resync mismatch"]
+    assert journal.held == {1}
+    stream.feed_batch(batch(6, {2, 3}, {3}))
+    stream.feed_snapshot(snapshot(5, {2}))
+    assert journal.held == {2, 3}
+    assert not stream.needs_snapshot
+
+
 def test_a_late_snapshot_never_rolls_back_a_live_stream() -> None:
     stream, journal = live_stream()
     stream.feed_batch(batch(6, {1, 2}, {2}))
