@@ -3,6 +3,8 @@
 One path for all: what comes out is exactly what transformers' `apply_chat_template(messages,
 add_generation_prompt=True)` and `tokenizer(text)` give, so the router's block hashes are the engine's.
 A chat's template writes its own special tokens, a text gets the tokenizer's default ones; never both.
+What was tokenized before is not tokenized again: segments between special tokens are looked up first
+(`segment_cache.py`), unless the tokenizer is one whose segments do not make the whole (`segments.py`).
 Tokenizers load without remote code and without torch, which this process never needs (`hide_torch`).
 
 Knows tokenizers and templates; knows neither HTTP, blocks nor replicas.
@@ -13,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import os
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,16 @@ from cache.errors import ConfigError
 from cache.fingerprint import ChatTemplate, template_digest
 from cache.types import pack_tokens
 from router.errors import InvalidField, NoChatTemplate
+from router.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
+from router.segments import WholeOnly, segment_rule
 
 Message = Mapping[str, Any]
 
-OFFLOAD_CHARS = 4096  # a longer prompt takes milliseconds: it is encoded on a thread, not in the event loop
+OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
+RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
 _WORKERS = 2  # tokenizers release the GIL while they encode
+
+logger = logging.getLogger(__name__)
 
 
 def hide_torch() -> None:
@@ -66,8 +75,11 @@ class PromptEncoder:
     long prompts to a thread. `close` when done.
     """
 
-    def __init__(self, tokenizer: Any, *, name: str) -> None:
-        """tokenizer: a transformers tokenizer; name: for error messages. Prefer `load`."""
+    def __init__(self, tokenizer: Any, *, name: str, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        """tokenizer: a transformers tokenizer; name: for error messages. Prefer `load`.
+
+        cache_bytes: room for segments tokenized before; 0 = tokenize everything every time.
+        """
         self._tokenizer = tokenizer
         self._name = name
         self._template: ChatTemplate = tokenizer.chat_template
@@ -80,14 +92,30 @@ class PromptEncoder:
         # A first call settles truncation and padding inside the tokenizer; after it calls only read, and
         # may overlap ("Already borrowed" otherwise).
         tokenizer("", verbose=False)
+        self._cache: SegmentCache | None = None
+        self.whole_reason: str | None = None  # why prompts are tokenized whole; None = by segment
+        if not cache_bytes:
+            self.whole_reason = "the segment cache is switched off"
+        elif isinstance(rule := segment_rule(tokenizer), WholeOnly):
+            self.whole_reason = rule.reason
+            logger.warning("tokenizing whole prompts", extra={"tokenizer": name, "reason": rule.reason})
+        else:
+            self._cache = SegmentCache(rule, cache_bytes)
 
     @classmethod
-    def load(cls, source: str, revision: str | None = None, *, name: str | None = None) -> PromptEncoder:
+    def load(
+        cls,
+        source: str,
+        revision: str | None = None,
+        *,
+        name: str | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> PromptEncoder:
         """The tokenizer of a local folder or hub repository. Blocks for seconds. Raises ConfigError.
 
         name: what clients call the model, for error messages: a folder's path is not their business.
         """
-        return cls(_load(source, revision), name=name or source)
+        return cls(_load(source, revision), name=name or source, cache_bytes=cache_bytes)
 
     @property
     def has_chat_template(self) -> bool:
@@ -97,7 +125,26 @@ class PromptEncoder:
         """Stop the threads; prompts on them finish. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def statistics(self) -> CacheStatistics | None:
+        """The segment cache's; None where prompts are tokenized whole. Any thread."""
+        return self._cache.statistics() if self._cache is not None else None
+
     # --- where they are called ----------------------------------------------------------------
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A chat as the model reads it, up to where the assistant speaks.
+
+        Content given as a list of text parts counts as their concatenation.
+        Raises NoChatTemplate, or InvalidField when the template refuses the messages.
+        """
+        rendered: str = self._apply_template(messages, tools, template_kwargs, tokenize=False)
+        return rendered
 
     def chat(
         self,
@@ -105,41 +152,32 @@ class PromptEncoder:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        salt: str = "",
     ) -> array[int]:
-        """Token ids of a chat, up to where the assistant speaks.
+        """Token ids of a chat, up to where the assistant speaks: those of `render`'s text.
 
-        Content given as a list of text parts counts as their concatenation.
-        Raises NoChatTemplate, or InvalidField when the template refuses the messages.
+        salt: whose prompt it is; what was tokenized under another salt is tokenized again.
+        Raises what `render` raises.
         """
-        if not self._template:
-            raise NoChatTemplate(self._name)
-        self._check_template_kwargs(template_kwargs or {})
-        try:
-            ids = self._tokenizer.apply_chat_template(
-                [_flattened(message, index) for index, message in enumerate(messages)],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                tokenizer_kwargs={"verbose": False},
-                **(template_kwargs or {}),
+        if self._cache is None:
+            ids = self._apply_template(messages, tools, template_kwargs, tokenize=True)
+            return self._packed(ids, "messages")
+        return self._finish_chat(
+            self._cache.begin(
+                self.render(messages, tools=tools, template_kwargs=template_kwargs),
+                salt,
             )
-        except jinja2.TemplateError as error:  # the template's own words, such as "roles must alternate"
-            raise InvalidField("messages", f"The chat template refuses these messages: {error}") from error
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
-            # The template is code over the client's messages: what it chokes on is theirs to change. The
-            # error's text may quote them, and error messages never do.
-            raise InvalidField(
-                "messages", f"The chat template cannot render these messages ({type(error).__name__})."
-            ) from error
-        return self._packed(ids, "messages")
+        )
 
-    def text(self, text: str, *, param: str = "prompt") -> array[int]:
-        """Token ids of a text, with the special tokens its tokenizer adds by default."""
-        try:
+    def text(self, text: str, *, param: str = "prompt", salt: str = "") -> array[int]:
+        """Token ids of a text, with the special tokens its tokenizer adds by default.
+
+        salt: as in `chat`. Raises InvalidField.
+        """
+        if self._cache is not None:
+            return self._finish_text(self._cache.begin(text, salt), param)
+        with _only_unicode(param):
             ids = self._tokenizer(text, verbose=False)["input_ids"]
-        except (TypeError, ValueError) as error:  # lone surrogates, which JSON can spell
-            raise InvalidField(param, f"{param!r} is not valid Unicode text.") from error
         return self._packed(ids, param)
 
     def ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
@@ -160,17 +198,24 @@ class PromptEncoder:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        salt: str = "",
     ) -> array[int]:
-        """`chat`, on a thread if it is long."""
+        """`chat`, on a thread if it is long or much of it is new."""
         size = sum(_content_size(message) for message in messages) + 64 * len(messages)
         size += len(json.dumps(tools, default=str)) if tools else 0
-        return await self._run(
-            size, lambda: self.chat(messages, tools=tools, template_kwargs=template_kwargs)
-        )
+        if self._cache is None or size > RENDER_OFFLOAD_CHARS:
+            return await self._run(
+                size, lambda: self.chat(messages, tools=tools, template_kwargs=template_kwargs, salt=salt)
+            )
+        begun = self._cache.begin(self.render(messages, tools=tools, template_kwargs=template_kwargs), salt)
+        return await self._run(begun.missing_chars, lambda: self._finish_chat(begun))
 
-    async def encode_text(self, text: str, *, param: str = "prompt") -> array[int]:
-        """`text`, on a thread if it is long."""
-        return await self._run(len(text), lambda: self.text(text, param=param))
+    async def encode_text(self, text: str, *, param: str = "prompt", salt: str = "") -> array[int]:
+        """`text`, on a thread if it is long or much of it is new."""
+        if self._cache is None or len(text) > RENDER_OFFLOAD_CHARS:
+            return await self._run(len(text), lambda: self.text(text, param=param, salt=salt))
+        begun = self._cache.begin(text, salt)
+        return await self._run(begun.missing_chars, lambda: self._finish_text(begun, param))
 
     async def encode_ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
         """`ids`, on a thread if they are many."""
@@ -183,10 +228,48 @@ class PromptEncoder:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
 
+    def _apply_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        tokenize: bool,
+    ) -> Any:
+        """The chat's text, or its token ids."""
+        if not self._template:
+            raise NoChatTemplate(self._name)
+        self._check_template_kwargs(template_kwargs or {})
+        with _only_what_renders():
+            return self._tokenizer.apply_chat_template(
+                [_flattened(message, index) for index, message in enumerate(messages)],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=tokenize,
+                return_dict=False,
+                tokenizer_kwargs={"verbose": False},
+                **(template_kwargs or {}),
+            )
+
+    def _finish_chat(self, begun: PartlyTokenized) -> array[int]:
+        assert self._cache is not None
+        with _only_what_renders():  # lone surrogates go through a template, but not through a tokenizer
+            ids = self._cache.finish(begun, add_special_tokens=False)
+        return self._not_empty(ids, "messages")
+
+    def _finish_text(self, begun: PartlyTokenized, param: str) -> array[int]:
+        assert self._cache is not None
+        with _only_unicode(param):
+            ids = self._cache.finish(begun, add_special_tokens=True)
+        return self._not_empty(ids, param)
+
     def _packed(self, ids: Any, param: str) -> array[int]:
+        return self._not_empty(pack_tokens(ids), param)
+
+    def _not_empty(self, ids: array[int], param: str) -> array[int]:
         if not ids:
             raise InvalidField(param, f"{param!r} must hold at least one token.")
-        return pack_tokens(ids)
+        return ids
 
     def _check_template_kwargs(self, template_kwargs: Mapping[str, Any]) -> None:
         """Only the template's own variables: not another template, nor how to tokenize."""
@@ -195,6 +278,28 @@ class PromptEncoder:
                 raise InvalidField(
                     f"chat_template_kwargs.{key}", f"'chat_template_kwargs.{key}' cannot be set."
                 )
+
+
+@contextmanager
+def _only_what_renders() -> Iterator[None]:
+    """The template is code over the client's messages: what it chokes on is theirs to change."""
+    try:
+        yield
+    except jinja2.TemplateError as error:  # the template's own words, such as "roles must alternate"
+        raise InvalidField("messages", f"The chat template refuses these messages: {error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # The error's text may quote the messages, and error messages never do.
+        raise InvalidField(
+            "messages", f"The chat template cannot render these messages ({type(error).__name__})."
+        ) from error
+
+
+@contextmanager
+def _only_unicode(param: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:  # lone surrogates, which JSON can spell
+        raise InvalidField(param, f"{param!r} is not valid Unicode text.") from error
 
 
 def _load(source: str, revision: str | None) -> Any:

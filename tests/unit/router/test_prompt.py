@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from cache.errors import ConfigError
 from cache.fingerprint import template_digest
 from router.errors import InvalidField, NoChatTemplate
 from router.prompt import OFFLOAD_CHARS, PromptEncoder, chat_template_of
+from router.segment_cache import PartlyTokenized
 
 TINY = str(Path(__file__).parents[3] / "replica" / "tiny")
 LLAMA_TEMPLATE = (
@@ -230,22 +230,40 @@ def test_a_folder_without_tokenizer_is_a_config_error(tmp_path: Path) -> None:
 # --- threads and torch ----------------------------------------------------------------------------
 
 
-async def test_short_prompts_stay_and_long_ones_leave_the_event_loop(
+async def test_what_is_new_and_long_leaves_the_event_loop(
     tiny: PromptEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A short prompt stays, a long one goes; the same long one again has nothing left to tokenize."""
+    assert tiny._cache is not None
     threads: list[str] = []
-    plain = tiny.text
+    plain = tiny._cache.finish
 
-    def watched(text: str, *, param: str = "prompt") -> array[int]:
+    def watched(begun: PartlyTokenized, *, add_special_tokens: bool) -> array[int]:
         threads.append(threading.current_thread().name)
-        return plain(text, param=param)
+        return plain(begun, add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(tiny, "text", watched)
-    long = "word " * OFFLOAD_CHARS
-    short_ids, long_ids = await asyncio.gather(tiny.encode_text("short"), tiny.encode_text(long))
-    assert (short_ids, long_ids) == (plain("short"), plain(long))
-    assert threads[0] == threading.current_thread().name
-    assert threads[1].startswith("prompt")
+    monkeypatch.setattr(tiny._cache, "finish", watched)
+    here, long = threading.current_thread().name, "word " * OFFLOAD_CHARS
+    for text, where in (("short", here), (long, "prompt"), (long, here), (long * 4, "prompt")):
+        assert await tiny.encode_text(text) == reference_ids(text)
+        assert threads.pop().startswith(where)
+        assert await tiny.encode_chat([{"role": "user", "content": text}])
+        assert threads.pop().startswith(where)
+
+
+def reference_ids(text: str) -> array[int]:
+    return array("i", AutoTokenizer.from_pretrained(TINY)(text)["input_ids"])
+
+
+def test_salts_and_switching_the_cache_off_change_no_ids(tiny: PromptEncoder) -> None:
+    off = PromptEncoder.load(TINY, cache_bytes=0)
+    assert off.statistics() is None
+    assert off.whole_reason == "the segment cache is switched off"
+    for chat in CHATS:
+        assert off.chat(chat) == tiny.chat(chat, salt="a") == tiny.chat(chat, salt="b")
+        assert off.render(chat) == tiny.render(chat)
+    for text in TEXTS:
+        assert off.text(text) == tiny.text(text, salt="a") == tiny.text(text, salt="b")
 
 
 async def test_errors_come_back_from_the_thread(tiny: PromptEncoder) -> None:
