@@ -6,7 +6,7 @@ DEPLOY ?= deploy.yaml
 PORT   ?=
 BIN    := .venv/bin
 
-.PHONY: help serve demo ask test test-long test-gpu check format bench-engine clean
+.PHONY: help serve demo ask test test-long test-gpu check format bench-engine bench-tokenizer clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,6 +42,9 @@ format: .venv/dev.installed ## rewrite the sources in the project's format
 
 bench-engine: .venv/dev.installed ## the engine against generate and transformers' continuous batching
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine $(ARGS)
+
+bench-tokenizer: .venv/dev.installed ## a conversation's next turn: tokenized by segment beside whole
+	@$(BIN)/python -m benchmarks.tokenization $(ARGS)
 
 clean: ## remove the environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

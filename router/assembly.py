@@ -43,6 +43,7 @@ class RouterParts:
         self.subscribers = SubscriberGroup(self.routing)
         self.routing.watch_membership(self.subscribers.update)
         self.metrics.watch_routing(self.routing.statistics)
+        self.metrics.watch_tokenization(encoder.statistics)
         self.service = Service(
             config,
             encoder=encoder,

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from router.decision import ReplicaStatistics, RoutingStatistics
 from router.event_stream import ResyncReason
+from router.segment_cache import CacheStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -110,6 +111,10 @@ class RouterMetrics:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_RoutingCollector(read))
 
+    def watch_tokenization(self, read: Callable[[], CacheStatistics | None]) -> None:
+        """Adds metrics that call `read` at every scrape; None = prompts are tokenized whole. Call once."""
+        self.registry.register(_TokenizationCollector(read))
+
     def text(self) -> bytes:
         """The exposition format; takes well under a millisecond."""
         return generate_latest(self.registry)
@@ -117,6 +122,41 @@ class RouterMetrics:
 
 RETRY_CAUSES = ("replica_lost", "busy", "forward_failed")
 RETRY_PHASES = ("before_first_token", "mid_stream")
+
+
+class _TokenizationCollector(Collector):
+    """Reads the segment cache at scrape time."""
+
+    def __init__(self, read: Callable[[], CacheStatistics | None]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is read at registration
+
+    def collect(self) -> Iterable[Metric]:
+        numbers = self._read()
+        yield GaugeMetricFamily(
+            "warmpath_tokenization_by_segment",
+            "1 while prompts are tokenized by segment and segments are kept; 0 = whole, every time.",
+            int(numbers is not None),
+        )
+        if numbers is None:
+            return
+        yield GaugeMetricFamily(
+            "warmpath_tokenization_cache_bytes", "Memory of kept segments, bytes.", numbers.num_bytes
+        )
+        yield GaugeMetricFamily("warmpath_tokenization_cache_segments", "Segments kept.", numbers.num_entries)
+        yield CounterMetricFamily(
+            "warmpath_tokenization_evictions", "Segments dropped for want of room.", numbers.evicted_entries
+        )
+        tokens = CounterMetricFamily(
+            "warmpath_tokenization_tokens",
+            "Tokens of texts and chats, by whether their segment was kept or had to be tokenized.",
+            labels=("source",),
+        )
+        tokens.add_metric(("kept",), numbers.reused_tokens)
+        tokens.add_metric(("tokenized",), numbers.tokenized_tokens)
+        yield tokens
 
 
 class _RoutingCollector(Collector):

@@ -138,7 +138,8 @@ class Service:
         """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged."""
         arrived_at = self.clock()
         self._check(body, policy)
-        prompt = await self._encoder.encode_chat([message.model_dump() for message in body.messages])
+        messages = [message.model_dump() for message in body.messages]
+        prompt = await self._encoder.encode_chat(messages, salt=body.cache_salt or "")
         job = await self._job(body, prompt, body.token_limit, self._unique(request_id), policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at)
@@ -151,7 +152,7 @@ class Service:
         jobs = []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
-            token_ids = await self._encode(prompt, param)
+            token_ids = await self._encode(prompt, param, body.cache_salt or "")
             job_id = RequestId(f"{unique}-{index}") if index else unique
             jobs.append(await self._job(body, token_ids, body.token_limit, job_id, policy, param))
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
@@ -195,10 +196,10 @@ class Service:
                 "stop_token_ids", f"'stop_token_ids' must have ids between 0 and {vocab_size - 1}."
             )
 
-    async def _encode(self, prompt: Prompt, param: str) -> array[int]:
+    async def _encode(self, prompt: Prompt, param: str, salt: str) -> array[int]:
         if isinstance(prompt, TokenPrompt):
             return await self._encoder.encode_ids(prompt.token_ids, param=param)
-        return await self._encoder.encode_text(prompt.text, param=param)
+        return await self._encoder.encode_text(prompt.text, param=param, salt=salt)
 
     async def _job(
         self,
