@@ -1,0 +1,42 @@
+"""What can go wrong with a grid.
+
+PlacementError
+├── BadRequest     something asked for on the command line does not exist or makes no sense
+├── CellsFailed    cells raised: which, and why; no table is made of the others
+└── Stopped        Ctrl-C: finished cells are kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PlacementError(Exception):
+    """The comparison cannot be made."""
+
+
+class BadRequest(PlacementError):
+    """The message says what is wrong and what there is instead."""
+
+
+class CellsFailed(PlacementError):
+    """Some cells have no result, so there is no table."""
+
+    def __init__(self, failures: Sequence[tuple[str, str]], num_finished: int) -> None:
+        """failures: (cell, its error), at least one."""
+        self.failures = tuple(failures)
+        self.num_finished = num_finished
+        cell, error = self.failures[0]
+        others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        super().__init__(
+            f"no result for {cell}{others}; {num_finished} finished cells are kept.\n{error.rstrip()}"
+        )
+
+
+class Stopped(PlacementError):
+    """Interrupted; the same command goes on where this one stopped."""
+
+    def __init__(self, num_finished: int, num_cells: int) -> None:
+        super().__init__(
+            f"stopped: {num_finished} of {num_cells} cells are kept, the same command goes on from there"
+        )

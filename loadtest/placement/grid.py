@@ -1,0 +1,174 @@
+"""Many cells: run in parallel processes, kept as they finish, taken up again where they stopped.
+
+Knows cells and processes; knows neither policies nor what the results say.
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Protocol
+
+from loadtest.placement.errors import CellsFailed, Stopped
+from loadtest.placement.store import ResultStore
+from loadtest.simulation.cell import CellResult, CellSpec
+
+# One process that is killed (for its memory, say) takes the cells of the others with it.
+_PROCESS_DIED = "its process died, or the one beside it; the same command tries it again"
+
+RunCell = Callable[[CellSpec], CellResult]
+
+
+class GridObserver(Protocol):
+    """Told what happens, in the calling process, one call at a time; must not block for long."""
+
+    def started(self, num_cells: int, num_kept: int) -> None:
+        """num_kept: cells that need not run, because their results are there."""
+
+    def finished(self, spec: CellSpec, result: CellResult) -> None:
+        """One cell has its result, kept or new."""
+
+    def failed(self, spec: CellSpec, error: str) -> None: ...
+
+    def stopping(self, num_running: int) -> None:
+        """Ctrl-C: no further cell begins; those under way are waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What runs cells, and where results go."""
+
+    run_cell: RunCell  # importable by name: it runs in other processes
+    store: ResultStore
+    num_workers: int
+
+    def run(self, specs: Sequence[CellSpec], observer: GridObserver) -> None:
+        """Give every cell a result, in the store.
+
+        All cells are tried, whatever fails. Raises CellsFailed if one has no result, Stopped on Ctrl-C; a
+        second Ctrl-C does not wait for the cells under way.
+        """
+        missing = self._tell_kept(specs, observer)
+        if missing:
+            self._run_missing(missing, len(specs) - len(missing), len(specs), observer)
+
+    def _tell_kept(self, specs: Sequence[CellSpec], observer: GridObserver) -> list[CellSpec]:
+        missing = [spec for spec in specs if not self.store.path(spec).exists()]
+        observer.started(len(specs), len(specs) - len(missing))
+        absent = set(missing)
+        for spec in specs:
+            if spec not in absent:
+                result = self.store.load(spec)
+                assert result is not None, "a kept result went away"
+                observer.finished(spec, result)
+        return missing
+
+    def _run_missing(
+        self, missing: Sequence[CellSpec], num_kept: int, num_cells: int, observer: GridObserver
+    ) -> None:
+        failures: list[tuple[str, str]] = []
+        num_finished = num_kept
+        pool = _Pool(self.run_cell, self.num_workers, missing)
+        try:
+            for spec, outcome in pool.outcomes(observer):
+                if isinstance(outcome, CellResult):
+                    self.store.save(spec, outcome)
+                    num_finished += 1
+                    observer.finished(spec, outcome)
+                else:
+                    failures.append((describe(spec), outcome))
+                    observer.failed(spec, outcome)
+        finally:
+            pool.close()
+        if pool.is_stopped:
+            raise Stopped(num_finished, num_cells)
+        if failures:
+            raise CellsFailed(failures, num_finished)
+
+
+class _Pool:
+    """Worker processes with as few cells handed out as keep them busy, so that stopping takes one cell's
+    time."""
+
+    def __init__(self, run_cell: RunCell, num_workers: int, specs: Sequence[CellSpec]) -> None:
+        self._run_cell = run_cell
+        self._num_workers = num_workers
+        self._waiting = iter(specs)
+        self._executor = _executor(num_workers)
+        self._running: dict[Future[CellResult | str], CellSpec] = {}
+        self.is_stopped = False
+
+    def outcomes(self, observer: GridObserver) -> Iterator[tuple[CellSpec, CellResult | str]]:
+        """Each cell with its result or its error, as they end."""
+        self._hand_out()
+        while self._running:
+            try:
+                done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+            except KeyboardInterrupt:
+                if self.is_stopped:
+                    return
+                self.is_stopped = True
+                observer.stopping(len(self._running))
+                continue
+            ended = [(self._running.pop(future), _outcome(future)) for future in done]
+            if any(outcome is _PROCESS_DIED for _, outcome in ended):
+                self._executor.shutdown(wait=False)
+                self._executor = _executor(self._num_workers)
+            yield from ended
+            if not self.is_stopped:
+                self._hand_out()
+
+    def close(self) -> None:
+        """Cells that nobody waits for any more die with their processes."""
+        processes = list((self._executor._processes or {}).values()) if self._running else []
+        self._executor.shutdown(wait=not self._running, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+
+    def _hand_out(self) -> None:
+        """One more than there are workers: a worker that ends finds its next cell at once."""
+        while len(self._running) <= self._num_workers:
+            spec = next(self._waiting, None)
+            if spec is None:
+                return
+            self._running[self._executor.submit(_run_safely, self._run_cell, spec)] = spec
+
+
+def describe(spec: CellSpec) -> str:
+    """One cell, for messages."""
+    return (
+        f"{spec.workload.label}, {spec.policy}, {spec.num_replicas} replicas, load {spec.load:g}, "
+        f"seed {spec.seed}, {spec.cache_tokens / 1e6:g}M tokens"
+    )
+
+
+def _run_safely(run_cell: RunCell, spec: CellSpec) -> CellResult | str:
+    """In a worker: the result, or why there is none. Errors go as text: not every exception can be
+    pickled."""
+    try:
+        return run_cell(spec)
+    except Exception:
+        return traceback.format_exc()
+
+
+def _outcome(future: Future[CellResult | str]) -> CellResult | str:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return _PROCESS_DIED
+
+
+def _executor(num_workers: int) -> ProcessPoolExecutor:
+    """Fresh interpreters: a fork would copy the locks of the parent's threads (the progress bar has one)."""
+    return ProcessPoolExecutor(
+        num_workers, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent
+    )
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,130 @@
+"""Pictures of a comparison, as PNG files. Knows matplotlib; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")  # files only: no display is asked for
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from loadtest.placement.comparison import Comparison, mean_ttft_s, p99_ttft_s
+from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
+from loadtest.placement.suites import Setting
+from loadtest.placement.summary import CellSummary
+
+_COLOURS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+_MARKERS = "osv^D<>Pp*hX"
+
+
+def plot_against_load(comparison: Comparison, title: str, path: Path) -> None:
+    """Mean and p99 time to first token, hits and imbalance against load, a column per number of replicas.
+
+    comparison: settings of one workload, cache size and number of routers. A band is not drawn: the tables
+    have the intervals.
+    """
+    rows: tuple[tuple[str, Callable[[CellSummary], float], bool], ...] = (
+        ("mean TTFT, s", mean_ttft_s, True),
+        ("p99 TTFT, s", p99_ttft_s, True),
+        ("tokens from the cache, %", lambda summary: 100.0 * summary.hit_ratio, False),
+        ("imbalance", lambda summary: summary.imbalance, False),
+    )
+    replicas = sorted({setting.num_replicas for setting in comparison.settings})
+    figure, axes = plt.subplots(
+        len(rows),
+        len(replicas),
+        figsize=(1.5 + 4.2 * len(replicas), 11.5),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
+    )
+    for column, num_replicas in enumerate(replicas):
+        part = comparison.only(partial(_has_replicas, num_replicas))
+        axes[0][column].set_title(f"{num_replicas} replicas")
+        axes[-1][column].set_xlabel("load")
+        for row, (label, measure, is_logarithmic) in enumerate(rows):
+            axis = axes[row][column]
+            _lines(axis, part, measure)
+            if is_logarithmic:
+                axis.set_yscale("log")
+            if not column:
+                axis.set_ylabel(label)
+    figure.suptitle(title)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    _save(figure_to=path)
+
+
+def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, path: Path) -> None:
+    """How far each policy's mean and p99 time to first token are from the ideal's, with 95 % intervals."""
+    policies = [policy for policy in comparison.policies if policy != ideal]
+    policies.sort(key=lambda policy: -comparison.ratio_over_settings(policy, ideal, mean_ttft_s).estimate)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(11, 1.6 + 0.3 * len(policies)), sharey=True, layout="constrained"
+    )
+    for axis, label, measure in ((axes[0], "mean", mean_ttft_s), (axes[1], "p99", p99_ttft_s)):
+        intervals = [comparison.ratio_over_settings(policy, ideal, measure) for policy in policies]
+        estimates = [interval.estimate for interval in intervals]
+        finite = [interval.high < float("inf") for interval in intervals]
+        errors = [
+            [i.estimate - i.low if ok else 0.0 for i, ok in zip(intervals, finite, strict=True)],
+            [i.high - i.estimate if ok else 0.0 for i, ok in zip(intervals, finite, strict=True)],
+        ]
+        colours = ["tab:red" if policy.name == DEFAULT else "tab:blue" for policy in policies]
+        axis.barh(range(len(policies)), estimates, xerr=errors, color=colours, height=0.7, capsize=2)
+        axis.axvline(1.0, color="black", linewidth=1)
+        axis.set_xscale("log")
+        axis.set_xlabel(f"{label} TTFT over the ideal's")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="x", which="both", labelsize="small")
+    axes[0].set_yticks(range(len(policies)), [policy.label for policy in policies], fontsize="small")
+    figure.suptitle(title)
+    _save(figure_to=path)
+
+
+def plot_hit_rate(sizes_tokens: Sequence[int], hit_ratios: Sequence[float], title: str, path: Path) -> None:
+    """Share of prompt tokens that one least-recently-used cache of each size would hold."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    axis.step(sizes_tokens, [100.0 * ratio for ratio in hit_ratios], where="post")
+    axis.set_xscale("log")
+    axis.set_xlabel("cache size of the whole fleet, tokens")
+    axis.set_ylabel("prompt tokens from the cache, %")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    figure.suptitle(title)
+    _save(figure_to=path)
+
+
+def _has_replicas(num_replicas: int, setting: Setting) -> bool:
+    return setting.num_replicas == num_replicas
+
+
+def _lines(axis: Axes, part: Comparison, measure: Callable[[CellSummary], float]) -> None:
+    loads = [setting.load for setting in part.settings]
+    for number, policy in enumerate(part.policies):
+        values = [part.mean(setting, policy, measure) for setting in part.settings]
+        if policy.is_ideal:
+            style: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.5}
+        elif policy.name == DEFAULT:
+            style = {"color": "tab:red", "linewidth": 2.5, "zorder": 5}
+        else:
+            colour = _COLOURS[number % len(_COLOURS)]
+            style = {"color": colour, "linewidth": 1.0, "alpha": 0.8}
+        axis.plot(
+            loads, values, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=policy.label, **style
+        )
+    axis.grid(alpha=0.3)
+
+
+def _save(*, figure_to: Path) -> None:
+    figure_to.parent.mkdir(parents=True, exist_ok=True)
+    plt.savefig(figure_to, dpi=110)
+    plt.close()

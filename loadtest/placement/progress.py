@@ -1,0 +1,102 @@
+"""How far a grid is, on the terminal: cells, time left, and what the finished ones say so far.
+
+A `GridObserver`. Knows rich; knows nothing of how cells run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from loadtest.placement.grid import describe
+from loadtest.placement.policy_choice import DEFAULT
+from loadtest.placement.summary import summarize
+from loadtest.simulation.cell import IDEAL, CellResult, CellSpec
+
+
+class GridProgress:
+    """Context manager: the bar is there inside it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[estimate]}"),
+            console=console,
+        )
+        self._estimate = RunningEstimate()
+        self._num_kept = 0  # results still to come that took no time
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        self._task = self._bar.add_task("cells", total=None, estimate="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, num_cells: int, num_kept: int) -> None:
+        if num_kept:
+            self._console.print(f"{num_kept} of {num_cells} cells are finished already.")
+        # Kept cells count as done from the start: they would make the time left look short.
+        self._num_kept = num_kept
+        self._bar.reset(self._task, total=num_cells, completed=num_kept)
+
+    def finished(self, spec: CellSpec, result: CellResult) -> None:
+        self._estimate.add(spec, summarize(result, spec.num_replicas).mean_ttft_s)
+        is_new = self._num_kept == 0
+        self._num_kept -= not is_new
+        self._bar.update(self._task, advance=int(is_new), estimate=str(self._estimate))
+
+    def failed(self, spec: CellSpec, error: str) -> None:
+        self._bar.update(self._task, advance=1)
+        self._console.print(
+            f"[red]failed:[/] {describe(spec)}: {error.strip().splitlines()[-1]}", highlight=False
+        )
+
+    def stopping(self, num_running: int) -> None:
+        self._console.print(f"Waiting for {num_running} cells under way; Ctrl-C again to drop them.")
+
+
+class RunningEstimate:
+    """The default policy over the ideal, over the windows for which both have finished."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[CellSpec, dict[str, float]] = defaultdict(dict)
+        self._sum_of_logs = 0.0
+        self._count = 0
+
+    def add(self, spec: CellSpec, mean_ttft_s: float) -> None:
+        if spec.policy not in (DEFAULT, IDEAL) or spec.policy_options or spec.num_routers > 1:
+            return
+        window = replace(spec, policy=IDEAL)
+        pair = self._waiting[window]
+        pair[spec.policy] = mean_ttft_s
+        if len(pair) == 2:
+            self._sum_of_logs += math.log(pair[DEFAULT] / pair[IDEAL])
+            self._count += 1
+
+    def __str__(self) -> str:
+        if not self._count:
+            return ""
+        return f"{DEFAULT} so far {math.exp(self._sum_of_logs / self._count):.3f}x the ideal"

@@ -1,0 +1,184 @@
+"""Tables of a comparison: on the terminal, in Markdown, and everything as JSON. Knows text; decides
+nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.placement.comparison import Comparison, Measure, Versus, mean_ttft_s, p99_ttft_s
+from loadtest.placement.policy_choice import PolicyChoice
+from loadtest.placement.suites import Setting
+from loadtest.placement.summary import LENGTH_LABELS, CellSummary
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Rows of text under a title; the first column is a name, the others are aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [f"**{self.title}**", "", _markdown_row(self.columns)]
+        lines.append("|---|" + "---:|" * (len(self.columns) - 1))
+        lines += [_markdown_row(row) for row in self.rows]
+        if self.note:
+            lines += ["", self.note]
+        return "\n".join(lines)
+
+    def rich(self) -> Table:
+        table = Table(
+            title=self.title, caption=self.note or None, title_justify="left", caption_justify="left",
+            box=SIMPLE_HEAD, title_style="bold", pad_edge=False,
+        )  # fmt: skip
+        for place, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if place else "left", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyChoice]) -> list[TextTable]:
+    """For each workload, cache size and number of routers: beside the ideal, hits and imbalance, by prompt
+    length; and for all settings together, each of `ours` beside each rival."""
+    found: list[TextTable] = []
+    for group, part in groups(comparison):
+        found += [
+            _beside_ideal(f"{group}: mean time to first token, over the ideal's", part, ideal, mean_ttft_s),
+            _beside_ideal(f"{group}: p99 time to first token, over the ideal's", part, ideal, p99_ttft_s),
+            _plain(f"{group}: mean time to first token, s", part, mean_ttft_s, "{:.3f}"),
+            _plain(f"{group}: prompt tokens from the cache, %", part, _hit_percent, "{:.1f}"),
+            _plain(f"{group}: imbalance (busiest replica over the mean)", part, _imbalance, "{:.2f}"),
+            _by_length(f"{group}: mean time to first token by prompt length, over the ideal's", part, ideal),
+        ]
+    for one in ours:
+        rivals = [policy for policy in comparison.policies if policy != one and not policy.is_ideal]
+        if rivals:
+            found.append(_versus(one, comparison.versus(one, rivals, mean_ttft_s), "mean"))
+            found.append(_versus(one, comparison.versus(one, rivals, p99_ttft_s), "p99"))
+    return found
+
+
+def print_tables(found: Sequence[TextTable], console: Console) -> None:
+    for table in found:
+        console.print(table.rich())
+
+
+def write_report(
+    folder: Path, found: Sequence[TextTable], comparison: Comparison, conditions: Mapping[str, Any]
+) -> None:
+    """report.md and results.json: the same tables, and every cell's summary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = "\n".join(f"- {name}: {value}" for name, value in conditions.items())
+    body = "\n\n".join(table.markdown() for table in found)
+    (folder / "report.md").write_text(f"# Placement policies\n\n{head}\n\n{body}\n")
+    document = {"conditions": dict(conditions), "cells": list(_cells(comparison))}
+    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _cells(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    for setting in comparison.settings:
+        for policy in comparison.policies:
+            for seed, summary in comparison.by_seed(setting, policy).items():
+                yield {**asdict(setting), "policy": policy.label, "seed": seed, **asdict(summary)}
+
+
+def groups(comparison: Comparison) -> Iterator[tuple[str, Comparison]]:
+    """One part per workload, cache size and number of routers, with what to call it."""
+    keys = sorted({(s.workload, s.cache_tokens, s.num_routers) for s in comparison.settings})
+    for key in keys:
+        workload, cache_tokens, num_routers = key
+        label = f"{workload}, {cache_tokens / 1e6:g}M tokens per replica"
+        if num_routers > 1:
+            label += f", {num_routers} routers"
+        yield label, comparison.only(partial(_is_in_group, key))
+
+
+def _is_in_group(key: tuple[str, int, int], setting: Setting) -> bool:
+    return (setting.workload, setting.cache_tokens, setting.num_routers) == key
+
+
+def _columns(part: Comparison) -> tuple[str, ...]:
+    return tuple(f"{s.num_replicas}@{s.load:g}" for s in part.settings)
+
+
+def _beside_ideal(title: str, part: Comparison, ideal: PolicyChoice, measure: Measure) -> TextTable:
+    """Best first."""
+    overall = {policy: part.ratio_over_settings(policy, ideal, measure) for policy in part.policies}
+    rows = [
+        (
+            policy.label,
+            *(f"{part.ratio(setting, policy, ideal, measure).estimate:.2f}" for setting in part.settings),
+            str(overall[policy]),
+        )
+        for policy in sorted(overall, key=lambda policy: overall[policy].estimate)
+    ]
+    columns = ("policy", *_columns(part), "geometric mean [95 %]")
+    return TextTable(
+        title, columns, tuple(rows), "Columns: replicas@load. Geometric means over paired seeds."
+    )
+
+
+def _plain(title: str, part: Comparison, measure: Measure, pattern: str) -> TextTable:
+    rows = [
+        (policy.label, *(pattern.format(part.mean(setting, policy, measure)) for setting in part.settings))
+        for policy in part.policies
+    ]
+    return TextTable(title, ("policy", *_columns(part)), tuple(rows))
+
+
+def _by_length(title: str, part: Comparison, ideal: PolicyChoice) -> TextTable:
+    rows = [
+        (policy.label, *(_length_cell(part, policy, ideal, place) for place in range(len(LENGTH_LABELS))))
+        for policy in part.policies
+    ]
+    note = "Geometric means over all settings and seeds with such prompts."
+    return TextTable(title, ("policy", *LENGTH_LABELS), tuple(rows), note)
+
+
+def _length_cell(part: Comparison, policy: PolicyChoice, ideal: PolicyChoice, place: int) -> str:
+    ratio = part.ratio_by_length(policy, ideal, place)
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _versus(ours: PolicyChoice, found: Sequence[Versus], what: str) -> TextTable:
+    """Closest rivals first: those that leave the least to gain."""
+    rows = [
+        (
+            versus.rival.label,
+            str(versus.overall),
+            f"{versus.num_better}/{len(versus.cells)}",
+            f"{versus.num_worse}/{len(versus.cells)}",
+            versus.verdict,
+        )
+        for versus in sorted(found, key=lambda versus: -versus.overall.estimate)
+    ]
+    return TextTable(
+        f"{ours.label} beside each rival: {what} time to first token, ratio (below 1: {ours.name} is sooner)",
+        ("rival", "geometric mean [95 %]", "cells better", "cells worse", "verdict"),
+        tuple(rows),
+        "Significant: the 95 % interval over paired seeds leaves 1 out.",
+    )
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _hit_percent(summary: CellSummary) -> float:
+    return 100.0 * summary.hit_ratio
+
+
+def _imbalance(summary: CellSummary) -> float:
+    return summary.imbalance

@@ -1,0 +1,78 @@
+"""Which cells make up an experiment, by name. Knows workloads, fleets and policies; runs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from loadtest.placement.policy_choice import PolicyChoice
+from loadtest.simulation.cell import CellSpec
+from loadtest.simulation.machine import Machine
+from loadtest.workloads.reference import WorkloadRef
+
+TRACE_VARIABLE = "WARMPATH_TRACE"
+EXCERPT = Path(__file__).parents[1] / "data" / "mooncake_conversation_excerpt.jsonl.gz"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What a comparison of policies holds fixed, but for the seed."""
+
+    workload: str  # its label
+    cache_tokens: int  # of one replica
+    num_routers: int
+    num_replicas: int
+    load: float
+
+
+@dataclass(frozen=True, slots=True)
+class GridSpec:
+    """Every combination of these is a cell."""
+
+    workloads: tuple[WorkloadRef, ...]
+    policies: tuple[PolicyChoice, ...]
+    replicas: tuple[int, ...] = (4, 16, 64)
+    loads: tuple[float, ...] = (0.6, 0.85, 1.05)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    cache_tokens: tuple[int, ...] = (1_500_000,)
+    routers: tuple[int, ...] = (1,)
+    event_delay_s: float = 0.005
+    machine: Machine = field(default_factory=Machine)
+
+    def cells(self) -> list[tuple[Setting, PolicyChoice, CellSpec]]:
+        """In the order to run them: all policies of one window one after another, since they share it.
+
+        Ideals do not route, so what several routers know late means nothing to them: they run once.
+        """
+        found = []
+        fleets = product(self.workloads, self.cache_tokens, self.replicas, self.loads, self.routers)
+        for (workload, cache_tokens, num_replicas, load, num_routers), seed in product(fleets, self.seeds):
+            setting = Setting(workload.label, cache_tokens, num_routers, num_replicas, load)
+            for policy in self.policies:
+                spec = CellSpec(
+                    workload=workload,
+                    num_replicas=num_replicas,
+                    load=load,
+                    seed=seed,
+                    policy=policy.name,
+                    policy_options=policy.options,
+                    cache_tokens=cache_tokens,
+                    num_routers=1 if policy.is_ideal else num_routers,
+                    event_delay_s=self.event_delay_s,
+                    machine=self.machine,
+                )
+                found.append((setting, policy, spec))
+        return found
+
+
+def default_trace() -> Path:
+    """The trace `WARMPATH_TRACE` names, else the excerpt that comes with the project."""
+    named = os.environ.get(TRACE_VARIABLE)
+    return Path(named) if named else EXCERPT
+
+
+def generators(names: Sequence[str], num_requests: int) -> tuple[WorkloadRef, ...]:
+    return tuple(WorkloadRef(name, num_requests=num_requests) for name in names)
