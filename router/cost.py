@@ -7,8 +7,8 @@
 The first line is the time to the first token. The second charges for computing again what somebody
 else holds: near saturation the greedy choice wastes the fleet's time, so `w` grows with the queues; what
 is *hot* is not charged, because one more copy of it will be used. The third keeps sequences from
-pushing each other out. While any replica's speed is unknown, seconds cannot be compared, and
-`tuning_free` orders all of them by uncached tokens times requests instead.
+pushing each other out. While a replica's speed can neither be known nor be assumed (`load.py`), seconds
+cannot be compared, and `tuning_free` orders all of them by uncached tokens times requests instead.
 
 Knows tokens and seconds; knows neither hashes nor how ties are broken (`policies/`).
 """
@@ -16,15 +16,33 @@ Knows tokens and seconds; knows neither hashes nor how ties are broken (`policie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.load import LoadView
+
+if TYPE_CHECKING:
+    from router.load import LoadView
 
 MEMORY_PRESSURE_S = 0.15  # lambda: costs as much at half full as 0.15 s of waiting
 MAX_USED_FRACTION = 0.99  # keeps k / (1 - k) finite
-MAX_RECOMPUTE_WEIGHT = 8.0  # beyond it, holding on to a prefix starves idle replicas
 MIN_CHUNK_FRACTION = 1 / 8  # of a step's tokens that prefill gets at least, however many sequences decode
+
+
+class Price(NamedTuple):
+    """What a replica's time costs at one moment: all that `expected_times` asks of it.
+
+    Derived when the replica reports, so that a decision among many replicas is one short loop.
+    """
+
+    busy_until: float  # when the prefill ahead of a new request will be done, seconds of the clock
+    chunk_s: float  # fixed seconds of each step that a prefill takes
+    token_s: float
+    attention_s: float  # per (query token x key token)
+    max_batched_tokens: int
+    decode_slowdown: float  # >= 1: how much longer a prefill takes beside the sequences that decode
+    memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
 
 
 class Candidate(NamedTuple):
@@ -49,7 +67,7 @@ class CostTerms(NamedTuple):
 
     backlog_s: float
     prefill_s: float
-    decode_slowdown: float  # >= 1: how much longer a prefill takes beside the sequences that decode
+    decode_slowdown: float  # >= 1
     recompute_s: float
     memory_pressure_s: float
 
@@ -62,60 +80,146 @@ class CostTerms(NamedTuple):
         )
 
 
-def expected_time(candidate: Candidate, shape: RequestShape) -> CostTerms:
-    """The cost in seconds, term by term. The candidate's step time must be known."""
-    load, cached = candidate.load, candidate.cached_tokens
-    model = load.step_time
-    assert model is not None, "priced a replica that has not measured itself"
-    budget = load.max_batched_tokens
-    uncached = shape.num_prompt_tokens - cached
-    prefill_s = model.prefill_s(uncached, cached, budget)
+def expected_times(
+    prices: Sequence[Price],
+    cached: Sequence[int],
+    shape: RequestShape,
+    now: float,
+    memory_pressure_s: float = MEMORY_PRESSURE_S,
+) -> list[float]:
+    """The cost on each replica, seconds: the sum of `cost_terms`, written for speed.
+
+    cached: usable tokens of the prompt that each holds.
+    """
+    total, hot, weight = shape
+    surcharge = weight - 1.0
+    square, half_square = total * total, total * total / 2.0
+    found = []
+    for price, held in zip(prices, cached, strict=True):
+        busy_until, chunk_s, token_s, attention_s, budget, slowdown, pressure = price
+        # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
+        if held:
+            uncached, pairs = total - held, (square - held * held) / 2.0
+        else:
+            uncached, pairs = total, half_square
+        prefill_s = -(-uncached // budget) * chunk_s + uncached * token_s + pairs * attention_s
+        wasted_s = prefill_s
+        if hot > held:
+            cold = total - hot
+            wasted_s = (
+                -(-cold // budget) * chunk_s + cold * token_s + (square - hot * hot) / 2.0 * attention_s
+            )
+        first_token_s = prefill_s + busy_until - now if busy_until > now else prefill_s
+        found.append(first_token_s * slowdown + surcharge * wasted_s + memory_pressure_s * pressure)
+    return found
+
+
+def prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
+    """Seconds to prefill what is left of a prompt, alone on the replica, in chunks."""
+    uncached = num_prompt_tokens - cached
+    if uncached <= 0:
+        return 0.0
+    pairs = uncached * (cached + uncached / 2.0)
+    chunks = -(-uncached // price.max_batched_tokens)
+    return chunks * price.chunk_s + uncached * price.token_s + pairs * price.attention_s
+
+
+def cost_terms(
+    price: Price,
+    cached: int,
+    shape: RequestShape,
+    now: float,
+    memory_pressure_s: float = MEMORY_PRESSURE_S,
+) -> CostTerms:
+    """The cost in seconds, term by term, for whoever wants to explain it."""
     known = max(cached, shape.hot_tokens)
-    wasted_s = (
-        prefill_s if known == cached else model.prefill_s(shape.num_prompt_tokens - known, known, budget)
-    )
     return CostTerms(
-        backlog_s=load.backlog_s,
-        prefill_s=prefill_s,
-        decode_slowdown=decode_slowdown(load),
-        recompute_s=(shape.recompute_weight - 1.0) * wasted_s,
-        memory_pressure_s=memory_pressure_s(load.used_fraction),
+        backlog_s=max(0.0, price.busy_until - now),
+        prefill_s=prefill_s(price, shape.num_prompt_tokens, cached),
+        decode_slowdown=price.decode_slowdown,
+        recompute_s=(shape.recompute_weight - 1.0) * prefill_s(price, shape.num_prompt_tokens, known),
+        memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
 
 
-def tuning_free(candidate: Candidate, shape: RequestShape) -> float:
+def expected_time(candidate: Candidate, shape: RequestShape) -> CostTerms:
+    """`cost_terms` of a candidate. Its step time must be known."""
+    price = price_of(candidate.load)
+    assert price is not None, "priced a replica that has not measured itself"
+    return cost_terms(price, candidate.cached_tokens, shape, now=0.0)
+
+
+def tuning_free(uncached_tokens: int, num_requests: int) -> float:
     """Uncached tokens times requests after this one: needs no calibration. Not seconds."""
-    uncached = shape.num_prompt_tokens - candidate.cached_tokens
-    return float(uncached * (candidate.load.num_requests + 1))
+    return float(uncached_tokens * (num_requests + 1))
 
 
-def costs(candidates: Sequence[Candidate], shape: RequestShape) -> list[float]:
+def costs(
+    candidates: Sequence[Candidate], shape: RequestShape, *, memory_pressure_s: float = MEMORY_PRESSURE_S
+) -> list[float]:
     """One cost per candidate, all in one unit: seconds, or tokens times requests if one is uncalibrated."""
-    if all(candidate.load.step_time is not None for candidate in candidates):
-        return [expected_time(candidate, shape).total_s for candidate in candidates]
-    return [tuning_free(candidate, shape) for candidate in candidates]
+    prices = [price_of(candidate.load) for candidate in candidates]
+    cached = [candidate.cached_tokens for candidate in candidates]
+    known = [price for price in prices if price is not None]
+    if len(known) == len(candidates):
+        return expected_times(known, cached, shape, 0.0, memory_pressure_s)
+    return [
+        tuning_free(shape.num_prompt_tokens - candidate.cached_tokens, candidate.load.num_requests)
+        for candidate in candidates
+    ]
 
 
-def decode_slowdown(load: LoadView) -> float:
+def price_of(load: LoadView) -> Price | None:
+    """The price of a replica under that load, at time 0; None while its speed is unknown."""
+    if load.step_time is None:
+        return None
+    slowdown = decode_slowdown(load.step_time, load.max_batched_tokens, load.num_running, load.context_tokens)
+    return price(load.backlog_s, load.step_time, load.max_batched_tokens, slowdown, load.used_fraction)
+
+
+def price(
+    busy_until: float, model: StepTimeModel, max_batched_tokens: int, slowdown: float, used_fraction: float
+) -> Price:
+    return Price(
+        busy_until,
+        model.base_s + model.per_sequence_s,
+        model.per_token_s,
+        model.per_attention_s,
+        max_batched_tokens,
+        slowdown,
+        memory_pressure(used_fraction),
+    )
+
+
+def decode_slowdown(
+    model: StepTimeModel, max_batched_tokens: int, num_running: int, context_tokens: int
+) -> float:
     """Time per prefilled token beside the running sequences, over the same alone. At least 1.
 
-    A full step of `budget` tokens gives each running sequence one and prefill the rest.
+    A full step of `max_batched_tokens` gives each running sequence one and prefill the rest.
     """
-    model, budget, running = load.step_time, load.max_batched_tokens, load.num_running
-    if model is None or not running:
+    if not num_running:
         return 1.0
+    budget = max_batched_tokens
     alone_s = model.step_s(budget, 0.0, 1)
-    mixed_s = model.step_s(budget, float(load.context_tokens), running + 1)
-    chunk = max(budget - running, budget * MIN_CHUNK_FRACTION)
+    mixed_s = model.step_s(budget, float(context_tokens), num_running + 1)
+    chunk = max(budget - num_running, budget * MIN_CHUNK_FRACTION)
     return mixed_s / alone_s * (budget / chunk)
 
 
-def memory_pressure_s(used_fraction: float) -> float:
-    """lambda * k / (1 - k), k = fraction of blocks that running sequences use."""
+def memory_pressure(used_fraction: float) -> float:
+    """k / (1 - k), k = fraction of blocks that running sequences use: the seconds are the policy's."""
     used = min(used_fraction, MAX_USED_FRACTION)
-    return MEMORY_PRESSURE_S * used / (1.0 - used)
+    return used / (1.0 - used)
 
 
-def recompute_weight(mean_queued: float) -> float:
-    """w of the cost: 2 on an idle fleet, 2 more per queued request and replica, capped."""
-    return min(2.0 + 2.0 * mean_queued, MAX_RECOMPUTE_WEIGHT)
+@dataclass(frozen=True, slots=True)
+class RecomputeCharge:
+    """w of the cost: how much dearer than waiting it is to compute again what somebody else holds."""
+
+    idle: float = 2.0  # with nobody queued
+    per_queued: float = 2.0  # more of it per queued request and replica
+    most: float = 8.0  # beyond it, holding on to a prefix starves idle replicas
+
+    def weight(self, mean_queued: float) -> float:
+        return min(self.idle + self.per_queued * mean_queued, self.most)

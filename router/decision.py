@@ -13,7 +13,8 @@ from enum import StrEnum
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.cost import RequestShape
 from router.event_stream import ResyncReason
-from router.policies import PromptView, Scored
+from router.policies import Policy, PolicyRequest, PromptView, Scored
+from router.ranking import Ranking
 
 
 class RouteReason(StrEnum):
@@ -61,7 +62,24 @@ class Placement:
         return self.ranks[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """Where a request should go at one moment. Nothing is booked until it is acted on."""
+
+    query: RouteQuery
+    request: PolicyRequest
+    policy: Policy
+    ranking: Ranking
+    available_tokens: int  # of the prompt, usable: the most any replica holds, draining and full ones too
+    prefill_s: float  # of it on the best replica, alone there; 0 while speeds are unknown
+
+    @property
+    def start_s(self) -> float:
+        """Seconds until the best replica would start on it; 0 while speeds are unknown."""
+        return self.ranking.best.backlog_s(self.ranking.decided_at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DecisionRecord:
     """One decision with everything it was made from; `router.cost` recomputes its terms exactly."""
 
@@ -69,11 +87,26 @@ class DecisionRecord:
     decided_at: float  # seconds, the clock's
     policy: str
     shape: RequestShape
-    ranked: tuple[Scored, ...]  # candidates with load, match and cost, best first
+    ranking: Ranking
     excluded: frozenset[ReplicaId]
     reason: RouteReason
     available_tokens: int = 0  # of the prompt, usable: the most any replica holds, draining and full ones too
     exact_tokens: int = 0  # of the chosen one's `cached_tokens`, those it has itself said it holds
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """The one chosen."""
+        return self.ranking.best.replica_id
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, usable: what the chosen one was believed to hold."""
+        return self.ranking.best_cached
+
+    @property
+    def ranked(self) -> tuple[Scored, ...]:
+        """Candidates with load, match and cost, best first. Made at the first call: tens of microseconds."""
+        return self.ranking.scored()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class HotPrefixes:
         for hint in hints[STRIDE - 1 :: STRIDE]:
             counts[hint] = counts.get(hint, 0) + 1
 
-    def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: int) -> int:
+    def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
         """Leading blocks used at least that often, rounded down to STRIDE. O(log(blocks))."""
         current, previous = self._current.get, self._previous.get
         low, high = 0, len(hints) // STRIDE

@@ -15,13 +15,15 @@ Owner: the router's event loop; not thread-safe. Time comes in by the clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache.events import Load, StepTimeModel
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
+from router.cost import Price, decode_slowdown, price
 
 
 class LoadView(NamedTuple):
@@ -34,7 +36,8 @@ class LoadView(NamedTuple):
     context_tokens: int  # of all running sequences
     used_fraction: float  # of blocks, by running sequences and by what was sent; 0..1
     max_batched_tokens: int
-    step_time: StepTimeModel | None  # None until the engine has measured itself
+    # None while unknown: the engine has not measured itself, and there are too few others to go by.
+    step_time: StepTimeModel | None
     is_full: bool  # it would refuse one more request
     is_draining: bool
     is_silent: bool  # nothing heard for too long: its cache is unknown, its load a guess
@@ -55,21 +58,79 @@ class Reservation:
     made_at: float  # seconds, the clock's
 
 
+class ReplicaState(NamedTuple):
+    """One replica between two changes: what a decision reads, and what a `LoadView` is made from.
+
+    Immutable, so that a decision can keep it as the record of what it saw.
+    """
+
+    replica_id: ReplicaId
+    price: Price | None  # None while its speed is unknown
+    silent_at: float  # from then on, unless it is heard before
+    is_shut: bool  # full or draining, as long as it is not silent
+    num_waiting: int  # in the engine's queue, or sent and not yet seen
+    num_requests: int
+    last_chosen: int
+    num_in_flight: int
+    queued_tokens: int
+    used_fraction: float
+    busy_until: float
+    step_time: StepTimeModel | None
+    load: Load
+    info: ReplicaInfo
+
+    def backlog_s(self, now: float) -> float:
+        return max(0.0, self.busy_until - now)
+
+    def num_requests_at(self, now: float) -> int:
+        # A silent one's report is stale: what this router has there now is the better guess.
+        return self.num_requests if now <= self.silent_at else self.num_in_flight
+
+    def view(self, now: float) -> LoadView:
+        load, info = self.load, self.info
+        return LoadView(
+            backlog_s=self.backlog_s(now),
+            num_requests=self.num_requests_at(now),
+            num_running=load.num_running,
+            num_waiting=self.num_waiting,
+            context_tokens=load.context_tokens,
+            used_fraction=self.used_fraction,
+            max_batched_tokens=info.max_batched_tokens,
+            step_time=self.step_time,
+            is_full=self.is_full(now),
+            is_draining=load.is_draining,
+            is_silent=now > self.silent_at,
+            last_chosen=self.last_chosen,
+            queued_tokens=self.queued_tokens,
+            total_blocks=load.total_blocks,
+            num_in_flight=self.num_in_flight,
+        )
+
+    def is_full(self, now: float) -> bool:
+        if now > self.silent_at:
+            return self.num_in_flight >= self.info.max_running + self.info.max_waiting
+        return _is_full(self.load, self.info, self.num_requests)
+
+
 class ReplicaLoad:
     """One replica's latest report and this router's reservations it does not contain yet."""
 
-    def __init__(self, replica_id: ReplicaId, info: ReplicaInfo, now: float) -> None:
+    def __init__(self, replica_id: ReplicaId, info: ReplicaInfo, now: float, silent_after_s: float) -> None:
         self.replica_id = replica_id
         self.info = info
-        self.last_heard_at = now  # a new replica has the benefit of the doubt
-        self.last_chosen = 0
-        self.num_in_flight = 0  # of this router
+        self.silent_at = now + silent_after_s  # a new replica has the benefit of the doubt
+        self._silent_after_s = silent_after_s
+        self._last_chosen = 0
+        self._num_in_flight = 0  # of this router
         self._load = Load(free_blocks=info.num_blocks, total_blocks=info.num_blocks)
-        self._step_time: StepTimeModel | None = None
+        self._measured: StepTimeModel | None = None
+        self._assumed: StepTimeModel | None = None
+        self._slowdown = 1.0
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
         self._unseen_blocks = 0
         self._unseen_tokens = 0
         self._busy_until = now  # when today's backlog will have been prefilled
+        self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
 
     @property
     def load(self) -> Load:
@@ -79,20 +140,42 @@ class ReplicaLoad:
     def num_unseen(self) -> int:
         return len(self._unseen)
 
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
+    @property
+    def oldest_unseen_at(self) -> float:
+        """When the oldest reservation the engine has not seen was made; inf: there is none."""
+        return next(iter(self._unseen.values())).made_at if self._unseen else math.inf
+
+    @property
+    def measured(self) -> StepTimeModel | None:
+        """The engine's own fit; None until it has one."""
+        return self._measured
+
     def report(self, load: Load, now: float) -> None:
         """The engine's own account replaces ours; reservations it does not name stay on top of it."""
-        self.last_heard_at = now
+        self.silent_at = now + self._silent_after_s
         self._load = load
-        self._step_time = _sane(load.step_time)
+        self._measured = _sane(load.step_time)
         for request_id in load.admitted:
             self._forget(request_id)
-        self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
+        self._reprice(now)
+
+    def assume(self, model: StepTimeModel | None, now: float) -> None:
+        """Until it has measured itself, it is taken to be as fast as that; None: unknown."""
+        if model != self._assumed:
+            self._assumed = model
+            if self._measured is None:
+                self._reprice(now)
 
     def reserve(self, reservation: Reservation, now: float) -> None:
         self._unseen[reservation.request_id] = reservation
         self._unseen_blocks += reservation.num_blocks
         self._unseen_tokens += reservation.uncached_tokens
         self._busy_until = max(now, self._busy_until) + self._prefill_s(reservation)
+        self._state = None
 
     def drop(self, request_id: RequestId) -> None:
         """The request did not come after all, or is over. Nothing happens if the engine has seen it."""
@@ -103,46 +186,72 @@ class ReplicaLoad:
     def expire(self, made_before: float) -> int:
         """Drop reservations older than that; how many. The oldest come first, so this stops early."""
         dropped = 0
-        while self._unseen:
-            reservation = next(iter(self._unseen.values()))
-            if reservation.made_at >= made_before:
-                break
-            self.drop(reservation.request_id)
+        while self.oldest_unseen_at < made_before:
+            self.drop(next(iter(self._unseen)))
             dropped += 1
         return dropped
 
-    def view(self, now: float, silent_after_s: float) -> LoadView:
-        # Once per replica and decision, so written for speed.
-        load, unseen = self._load, len(self._unseen)
-        backlog_s = self._busy_until - now
-        is_silent = now - self.last_heard_at > silent_after_s
-        num_requests = load.num_running + load.num_waiting + unseen
-        if is_silent:  # the report is stale; what this router has there now is the better guess
-            num_requests = self.num_in_flight
-        return LoadView(
-            backlog_s=backlog_s if backlog_s > 0.0 else 0.0,
-            num_requests=num_requests,
-            num_running=load.num_running,
+    def enter(self) -> None:
+        """One more of this router's requests is in flight there."""
+        self._num_in_flight += 1
+        self._state = None
+
+    def leave(self) -> None:
+        self._num_in_flight -= 1
+        self._state = None
+
+    def choose(self, number: int) -> None:
+        """The decision of that number chose it."""
+        self._last_chosen = number
+        self._state = None
+
+    def state(self) -> ReplicaState:
+        """As of the last change. O(1)."""
+        return self._state or self._remake()
+
+    def _remake(self) -> ReplicaState:
+        load, info, unseen, model = self._load, self.info, len(self._unseen), self._step_time
+        num_requests, used = load.num_running + load.num_waiting + unseen, self._used_fraction()
+        self._state = ReplicaState(
+            replica_id=self.replica_id,
+            price=price(self._busy_until, model, info.max_batched_tokens, self._slowdown, used)
+            if model is not None
+            else None,
+            silent_at=self.silent_at,
+            is_shut=load.is_draining or _is_full(load, info, num_requests),
             num_waiting=load.num_waiting + unseen,
-            context_tokens=load.context_tokens,
-            used_fraction=self._used_fraction(),
-            max_batched_tokens=self.info.max_batched_tokens,
-            step_time=self._step_time,
-            is_full=(not is_silent and load.num_waiting >= max(1, self.info.max_waiting))
-            or num_requests >= self.info.max_running + self.info.max_waiting,
-            is_draining=load.is_draining,
-            is_silent=is_silent,
-            last_chosen=self.last_chosen,
+            num_requests=num_requests,
+            last_chosen=self._last_chosen,
+            num_in_flight=self._num_in_flight,
             queued_tokens=load.queued_uncached_tokens + self._unseen_tokens,
-            total_blocks=load.total_blocks,
-            num_in_flight=self.num_in_flight,
+            used_fraction=used,
+            busy_until=self._busy_until,
+            step_time=model,
+            load=load,
+            info=info,
         )
+        return self._state
+
+    @property
+    def _step_time(self) -> StepTimeModel | None:
+        return self._measured or self._assumed
+
+    def _reprice(self, now: float) -> None:
+        """Everything that follows from report and speed; done now, so that decisions find it ready."""
+        load, model = self._load, self._step_time
+        self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
+        self._slowdown = 1.0
+        if model is not None:
+            budget = self.info.max_batched_tokens
+            self._slowdown = decode_slowdown(model, budget, load.num_running, load.context_tokens)
+        self._remake()
 
     def _forget(self, request_id: RequestId) -> Reservation | None:
         reservation = self._unseen.pop(request_id, None)
         if reservation is not None:
             self._unseen_blocks -= reservation.num_blocks
             self._unseen_tokens -= reservation.uncached_tokens
+            self._state = None
         return reservation
 
     def _used_fraction(self) -> float:
@@ -188,13 +297,20 @@ class FleetLoad:
         self._placed: dict[RequestId, ReplicaLoad] = {}
         self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
         self._num_chosen = 0
+        self._expires_at = -math.inf  # no reservation is too old before
+        self._unmeasured: set[ReplicaId] = set()  # those without a fit of their own
 
     def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        self._replicas[replica_id] = ReplicaLoad(replica_id, info, self._clock())
+        now = self._clock()
+        self._replicas[replica_id] = ReplicaLoad(replica_id, info, now, self._silent_after_s)
+        self._unmeasured.add(replica_id)
+        self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Its requests stay in flight until they are released or routed elsewhere."""
-        self._replicas.pop(replica_id, None)
+        if self._replicas.pop(replica_id, None) is not None:
+            self._unmeasured.discard(replica_id)
+            self._assume(self._clock())
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._replicas
@@ -214,13 +330,15 @@ class FleetLoad:
                 continue  # another router's, or over already
             self._seen_by[request_id] = replica_id
             placed.drop(request_id)
-        self._replicas[replica_id].report(load, self._clock())
+        now, replica = self._clock(), self._replicas[replica_id]
+        replica.report(load, now)
+        self._note_measured(replica, now)
 
     def reserve(self, replica_id: ReplicaId, reservation: Reservation) -> None:
         """Book a request on a replica, instead of wherever it was booked before."""
         self.release(reservation.request_id)
         self._num_chosen += 1
-        self._replicas[replica_id].last_chosen = self._num_chosen
+        self._replicas[replica_id].choose(self._num_chosen)
         self._book(replica_id, reservation)
 
     def move(self, replica_id: ReplicaId, reservation: Reservation) -> None:
@@ -246,17 +364,25 @@ class FleetLoad:
         self._seen_by.pop(request_id, None)
 
     def expire(self) -> int:
-        """Drop reservations nobody released in time; how many. They stay in flight."""
-        made_before = self._clock() - self._reservation_ttl_s
-        return sum([replica.expire(made_before) for replica in self._replicas.values()])
+        """Drop reservations nobody released in time; how many. They stay in flight.
+
+        O(1) until the oldest reservation there was at the last look may be too old.
+        """
+        now = self._clock()
+        if now <= self._expires_at:
+            return 0
+        replicas = self._replicas.values()
+        dropped = sum([replica.expire(now - self._reservation_ttl_s) for replica in replicas])
+        oldest = min([replica.oldest_unseen_at for replica in replicas], default=now)
+        self._expires_at = min(oldest, now) + self._reservation_ttl_s
+        return dropped
 
     def view(self, replica_id: ReplicaId) -> LoadView:
-        return self._replicas[replica_id].view(self._clock(), self._silent_after_s)
+        return self._replicas[replica_id].state().view(self._clock())
 
-    def views(self) -> list[tuple[ReplicaId, LoadView]]:
-        """Every replica at this moment."""
-        now, silent_after_s = self._clock(), self._silent_after_s
-        return [(name, replica.view(now, silent_after_s)) for name, replica in self._replicas.items()]
+    def states(self) -> list[ReplicaState]:
+        """Every replica, in order of joining."""
+        return [replica._state or replica._remake() for replica in self._replicas.values()]
 
     def placed(self, request_id: RequestId) -> ReplicaId | None:
         """Where a request is in flight; None if it is not."""
@@ -270,10 +396,34 @@ class FleetLoad:
     def _enter(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         replica = self._replicas[replica_id]
         self._placed[request_id] = replica
-        replica.num_in_flight += 1
+        replica.enter()
 
     def _leave(self, request_id: RequestId) -> None:
-        self._placed.pop(request_id).num_in_flight -= 1
+        self._placed.pop(request_id).leave()
+
+    def _note_measured(self, replica: ReplicaLoad, now: float) -> None:
+        was_measured = replica.replica_id not in self._unmeasured
+        if was_measured is not (replica.measured is not None):
+            (self._unmeasured.add if was_measured else self._unmeasured.discard)(replica.replica_id)
+            self._assume(now)
+        elif not was_measured:
+            replica.assume(self._typical(), now)
+
+    def _assume(self, now: float) -> None:
+        """Who has measured itself has changed: the others are taken to be like those."""
+        if self._unmeasured:
+            typical = self._typical()
+            for replica_id in self._unmeasured:
+                self._replicas[replica_id].assume(typical, now)
+
+    def _typical(self) -> StepTimeModel | None:
+        """The median of the measured; None while they are fewer than half.
+
+        One early fit should not speak for a fleet that is still starting; later, a replica that is new, or
+        never gets a sound fit, should not keep everybody's cost in tokens.
+        """
+        measured = [r.measured for r in self._replicas.values() if r.measured is not None]
+        return _median(measured) if measured and 2 * len(measured) >= len(self._replicas) else None
 
 
 class QueueAverage:
@@ -293,6 +443,19 @@ class QueueAverage:
             self._mean = kept * self._mean + (1.0 - kept) * queued_per_replica
         self._updated_at = now
         return self._mean
+
+
+def _is_full(load: Load, info: ReplicaInfo, num_requests: int) -> bool:
+    """It would refuse one more request."""
+    return load.num_waiting >= max(1, info.max_waiting) or num_requests >= info.max_running + info.max_waiting
+
+
+def _median(models: Iterable[StepTimeModel]) -> StepTimeModel:
+    """Term by term."""
+    terms = zip(
+        *((m.base_s, m.per_token_s, m.per_attention_s, m.per_sequence_s) for m in models), strict=True
+    )
+    return StepTimeModel(*map(statistics.median, terms))
 
 
 def _sane(model: StepTimeModel | None) -> StepTimeModel | None:

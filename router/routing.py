@@ -1,30 +1,33 @@
 """Which replica gets this request: one `Routing` per process and deployment, free of Ray.
 
-    choose = match -> cost -> pick -> reserve (and predict)
+    choose = weigh: match -> cost -> pick;  book: reserve -> predict
 
 Knows block hashes, load and replica names; knows neither text, HTTP, sockets nor Ray. Every public
 method belongs to the router's event loop, returns without waiting, and is called from nowhere else.
-Life of one request: `choose` books it, `routed` moves the booking to whoever accepted it, `release` (in
-the caller's `finally`) ends it. The registry at the end is what a process shares between its HTTP side
-and Serve's routing hook.
+Life of one request: `choose` books it (or `weigh` and then, when it is to go, `book`), `routed` moves the
+booking to whoever accepted it, `release` (in the caller's `finally`) ends it. The registry at the end is
+what a process shares between its HTTP side and Serve's routing hook.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from cache.block_hash import hints as to_hints
 from cache.events import Digest, EventBatch, Load, Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
-from router.cost import Candidate, RequestShape, recompute_weight
+from router.cost import RequestShape, prefill_s
 from router.decision import (
+    Decision,
     DecisionRecord,
     Placement,
     ReplicaStatistics,
@@ -37,9 +40,12 @@ from router.event_stream import ResyncReason
 from router.expectations import Expectations
 from router.hash_trie import HashTrie
 from router.hot_prefixes import HotPrefixes
-from router.load import FleetLoad, QueueAverage, Reservation
+from router.load import FleetLoad, QueueAverage, ReplicaState, Reservation
 from router.observer import RoutingObserver
-from router.policies import Policy, PolicyContext, PolicyRequest, Scored, make_policy
+from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
+from router.policies.base import alone
+from router.policies.expected_time import ExpectedTime
+from router.ranking import Ranking, candidates_of, ranking_of
 
 __all__ = [
     "DecisionRecord",
@@ -55,7 +61,7 @@ __all__ = [
 ]
 
 MAX_RECORDS = 1024  # decisions kept to be explained
-HOT_USES_PER_REPLICA = 8  # in a minute or two: a copy on each replica would be used that often
+MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 
 logger = logging.getLogger(__name__)
@@ -80,17 +86,25 @@ class Routing:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        peers: Callable[[], tuple[int, int]] = alone,
     ) -> None:
+        """peers: this router's place among the routers of the same replicas, and their number."""
         self._config = config
         self._clock = clock
         self._rng = rng or random.Random(config.seed)
         self._block_size = config.fingerprint.block_size
         self._replicas: dict[ReplicaId, ReplicaInfo] = {}
         self._policies: dict[str, Policy] = {}
+        self._peers = peers
+        # Its knobs shape every request, whoever ranks: what is hot, and what computing again costs.
+        self._priced = self._make_expected_time()
         self._policy = self._policy_named(config.policy)
         self._matched: set[ReplicaId] = set()  # those that carry this Router's fingerprint and keep prefixes
         self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
+        self._unmatched: frozenset[ReplicaId] = frozenset()  # all others
         self._silent: set[ReplicaId] = set()  # already warned about
+        self._least_model_len = 0  # tokens every replica has room for
+        self._num_held = 0  # requests that wait at this router
         self._trie = HashTrie()
         self._expectations = Expectations(self._trie, config.predicted_ttl_s)
         self._loads = FleetLoad(
@@ -153,22 +167,58 @@ class Routing:
         the blocks nobody is known to hold yet. Raises NoReplica, AllBusy, or ConfigError for an unknown
         policy; then nothing is booked.
         """
+        return self.book(self.weigh(query))
+
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
+        """Where the request should go as things are; books nothing. Raises as `choose` does.
+
+        earlier: what was decided about the same query before, to save work.
+        """
         now = self._clock()
         policy = self._policy_named(query.policy) if query.policy else self._policy
-        hints = to_hints(query.block_hashes)
-        known = self._match(hints, query.num_prompt_tokens)
-        candidates = self._admissible(known, query)
-        shape = self._shape(hints, query.num_prompt_tokens, candidates, now)
+        hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
+        held = self._match(hints, now)
+        states = self._admissible(query, now)
+        cached = self._cached(states, held, query.num_prompt_tokens)
+        shape = self._shape(hints, query.num_prompt_tokens, states, now)
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
-        ranked = policy.rank(candidates, request)
-        reason = _reason(policy, ranked)
-        record = self._record(query, request, policy, ranked, reason, known, now)
-        self._reserve(query.request_id, ranked[0].candidate, shape, now)
-        self._predict(query.request_id, ranked[0].candidate, hints, now)
-        policy.routed(ranked[0].replica_id, request)
+        ranking = self._rank(policy, states, cached, request, now)
+        available = self._usable_tokens(max(held.values()), query.num_prompt_tokens) if held else 0
+        price = ranking.best.price
+        own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
+        return Decision(query, request, policy, ranking, available, own_s)
+
+    def book(self, decision: Decision) -> Placement:
+        """Act on a decision just taken: reserve, and expect its blocks there."""
+        query, request, policy, ranking = decision.query, decision.request, decision.policy, decision.ranking
+        now, hints, best_id = ranking.decided_at, request.hints, ranking.best.replica_id
+        reason = _reason(policy, ranking)
+        record = self._record(decision, reason)
+        reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
+        self._loads.reserve(best_id, reservation)
+        if ranking.is_best_matched:
+            self._expectations.expect(query.request_id, best_id, hints, now)
+        else:
+            self._expectations.drop(query.request_id)
+        self._hot.record(hints, now)
+        policy.routed(best_id, request)
         self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
-        self._tell_decision(record, query, hints)
-        return self._placement(query, policy, ranked, reason)
+        for observer in self._observers:
+            observer.decided(record, query, hints)
+        return self._placement(decision, reason)
+
+    def earliest_start(self) -> tuple[int, float]:
+        """How many replicas may be chosen, and seconds until the first of them would start on new work.
+
+        Draining ones may not; full ones may, in time. (0, inf) without any. O(replicas).
+        """
+        open_ = [state for state in self._loads.states() if not state.load.is_draining]
+        first_free = min([state.busy_until for state in open_ if not state.is_shut], default=math.inf)
+        return len(open_), max(0.0, first_free - self._clock())
+
+    def note_held(self, num_held: int) -> None:
+        """So many requests wait at this router for a replica: they count as queued."""
+        self._num_held = num_held
 
     def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
         """Order these replicas for a request already chosen for, under the same reservation.
@@ -176,16 +226,22 @@ class Routing:
         For when nobody in the first ranks accepted. Excluded replicas are left out; draining and full
         ones come last, unknown ones behind them: whoever is asked may still say no.
         """
+        now = self._clock()
         flight = self._in_flight.get(request_id)
         if flight is None:
             flight = _InFlight(PolicyRequest(request_id, RequestShape(1)), frozenset(), self._policy)
+        request = flight.request
         wanted = [replica_id for replica_id in candidates if replica_id not in flight.excluded]
-        matched = self._match(flight.request.hints, flight.request.shape.num_prompt_tokens)
-        known = [c for c in matched if c.replica_id in wanted]
-        open_ = [c for c in known if not (c.load.is_draining or c.load.is_full)]
-        shut = [c for c in known if c.load.is_draining or c.load.is_full]
-        ranks = [scored.replica_id for scored in flight.policy.rank(open_, flight.request)] if open_ else []
-        ranks += [c.replica_id for c in sorted(shut, key=lambda c: (c.load.is_draining, c.load.num_requests))]
+        held = self._match(request.hints, now)
+        known = [state for state in self._loads.states() if state.replica_id in wanted]
+        open_ = [s for s in known if not (s.load.is_draining or s.is_full(now))]
+        shut = [s for s in known if s.load.is_draining or s.is_full(now)]
+        ranks: list[ReplicaId] = []
+        if open_:
+            cached = self._cached(open_, held, request.shape.num_prompt_tokens)
+            ranks += self._rank(flight.policy, open_, cached, request, now).replica_ids(len(open_))
+        shut.sort(key=lambda state: (state.load.is_draining, state.num_requests_at(now)))
+        ranks += [state.replica_id for state in shut]
         placed = set(ranks)
         return ranks + [replica_id for replica_id in wanted if replica_id not in placed]
 
@@ -297,119 +353,129 @@ class Routing:
 
     # --- the steps of `choose` ----------------------------------------------------------------
 
-    def _match(self, hints: Sequence[HashHint], num_prompt_tokens: int) -> list[Candidate]:
-        """Every known replica with its load and what it holds of this prompt."""
-        now = self._clock()
+    def _match(self, hints: Sequence[HashHint], now: float) -> Mapping[ReplicaId, int]:
+        """Leading blocks of the prompt each replica holds; those that hold none, or are silent, left out."""
         self._trie.expire(now)
         self._num_expired += self._loads.expire()
+        self._note_silences(now)
         held = self._trie.match(hints) if hints else {}
-        candidates = []
-        for replica_id, load in self._loads.views():
-            if load.is_silent is not (replica_id in self._silent):
-                self._note_silence(replica_id, load.is_silent)
-            is_matched = replica_id in self._matched and not load.is_silent
-            overlap = held.get(replica_id, 0) if is_matched else 0
-            cached = self._usable_tokens(overlap, num_prompt_tokens)
-            candidates.append(Candidate(replica_id, load, cached, is_matched))
-        return candidates
+        if self._silent and held:
+            return {name: overlap for name, overlap in held.items() if name not in self._silent}
+        return held
 
-    def _admissible(self, candidates: list[Candidate], query: RouteQuery) -> list[Candidate]:
+    def _admissible(self, query: RouteQuery, now: float) -> list[ReplicaState]:
         """Those that are alive, not draining and have room. Raises NoReplica or AllBusy."""
-        alive = [c for c in candidates if not c.load.is_draining and c.replica_id not in query.excluded]
+        known = self._loads.states()
+        if self._silent or query.excluded:
+            states = [s for s in known if s.replica_id not in query.excluded]
+            states = [s for s in states if not (s.load.is_draining or s.is_full(now))]
+        else:
+            states = [state for state in known if not state.is_shut]
+        if not states:
+            self._refuse(known, query, now)
+        length = query.num_prompt_tokens + query.max_tokens
+        if length > self._least_model_len:
+            # While limits differ between replicas; where nobody's fits, the replica says so with its numbers.
+            return [state for state in states if state.info.max_model_len >= length] or states
+        return states
+
+    def _refuse(self, known: Sequence[ReplicaState], query: RouteQuery, now: float) -> NoReturn:
+        alive = [s for s in known if not (s.load.is_draining or s.replica_id in query.excluded)]
         if not alive:
             self._num_no_replica += 1
-            raise NoReplica(len(candidates), len(query.excluded & self._replicas.keys()))
-        admissible = [c for c in alive if not c.load.is_full]
-        if not admissible:
-            self._num_all_busy += 1
-            least, most = RETRY_AFTER_RANGE_S
-            backlog_s = min(c.load.backlog_s for c in alive)
-            raise AllBusy(len(alive), retry_after_s=min(max(backlog_s, least), most))
-        # While limits differ between replicas; where nobody's fits, the replica says so with its numbers.
-        length = query.num_prompt_tokens + query.max_tokens
-        fitting = [c for c in admissible if self._replicas[c.replica_id].max_model_len >= length]
-        return fitting or admissible
+            raise NoReplica(len(known), len(query.excluded & self._replicas.keys()))
+        self._num_all_busy += 1
+        least, most = RETRY_AFTER_RANGE_S
+        backlog_s = min(state.backlog_s(now) for state in alive)
+        raise AllBusy(len(alive), retry_after_s=min(max(backlog_s, least), most))
+
+    def _cached(
+        self, states: Sequence[ReplicaState], held: Mapping[ReplicaId, int], num_prompt_tokens: int
+    ) -> list[int]:
+        """Usable tokens of the prompt each of these holds."""
+        if not held:
+            return [0] * len(states)
+        size = self._block_size
+        usable = max(0, (num_prompt_tokens - 1) // size)
+        return [min(held.get(state.replica_id, 0), usable) * size for state in states]
 
     def _shape(
-        self, hints: Sequence[HashHint], num_prompt_tokens: int, candidates: list[Candidate], now: float
+        self, hints: Sequence[HashHint], num_prompt_tokens: int, states: Sequence[ReplicaState], now: float
     ) -> RequestShape:
-        queued = sum([c.load.num_waiting for c in candidates]) / len(candidates)
-        hot_blocks = self._hot.num_hot_blocks(hints, HOT_USES_PER_REPLICA * len(self._replicas))
-        self._hot.record(hints, now)
+        waiting = sum([state.num_waiting for state in states]) + self._num_held
+        mean_queued = self._queue.update(waiting / len(states), now)
+        options = self._priced.options
+        min_uses = (options.hot_uses + options.hot_uses_per_queued * mean_queued) * len(self._replicas)
+        hot_blocks = self._hot.num_hot_blocks(hints, min_uses)
         return RequestShape(
             num_prompt_tokens,
-            hot_tokens=self._usable_tokens(hot_blocks, num_prompt_tokens),
-            recompute_weight=recompute_weight(self._queue.update(queued, now)),
+            self._usable_tokens(hot_blocks, num_prompt_tokens) if hot_blocks else 0,
+            self._priced.charge.weight(mean_queued),
         )
 
-    def _reserve(self, request_id: RequestId, candidate: Candidate, shape: RequestShape, now: float) -> None:
-        reservation = self._reservation(request_id, candidate.cached_tokens, shape, now)
-        self._loads.reserve(candidate.replica_id, reservation)
+    def _rank(
+        self,
+        policy: Policy,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        request: PolicyRequest,
+        now: float,
+    ) -> Ranking:
+        unmatched = self._unmatched | self._silent if self._silent else self._unmatched
+        if isinstance(policy, ExpectedTime):
+            order, costs = policy.order(states, cached, request.shape, now)
+            return Ranking(states, cached, costs, order, unmatched, now)
+        scored = policy.rank(candidates_of(states, cached, unmatched, now), request)
+        return ranking_of(scored, states, cached, unmatched, now)
 
-    def _predict(
-        self, request_id: RequestId, candidate: Candidate, hints: Sequence[HashHint], now: float
-    ) -> None:
-        if candidate.is_matched:
-            self._expectations.expect(request_id, candidate.replica_id, hints, now)
-        else:
-            self._expectations.drop(request_id)
-
-    def _placement(
-        self, query: RouteQuery, policy: Policy, ranked: list[Scored], reason: RouteReason
-    ) -> Placement:
-        ranks = tuple([scored.candidate.replica_id for scored in ranked])
-        # Any of the ranks may end up with the request, so all of them must be able to read the hashes.
-        shares_hashes = self._matched.issuperset(ranks)
+    def _placement(self, decision: Decision, reason: RouteReason) -> Placement:
+        query, ranking = decision.query, decision.ranking
+        # Anybody may end up with the request, so all of them must be able to read the hashes.
+        shares_hashes = self._unmatched <= query.excluded
         return Placement(
             request_id=query.request_id,
-            ranks=ranks,
-            overlap_blocks=ranked[0].candidate.cached_tokens // self._block_size,
+            ranks=ranking.replica_ids(MAX_RANKS),
+            overlap_blocks=ranking.best_cached // self._block_size,
             block_hashes=tuple(query.block_hashes) if shares_hashes else (),
             reason=reason,
-            policy=policy.name,
+            policy=decision.policy.name,
         )
 
-    def _record(
-        self,
-        query: RouteQuery,
-        request: PolicyRequest,
-        policy: Policy,
-        ranked: list[Scored],
-        reason: RouteReason,
-        known: Sequence[Candidate],
-        now: float,
-    ) -> DecisionRecord:
+    def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:
+        query, ranking = decision.query, decision.ranking
         self._decisions[reason] += 1
-        if not all([scored.candidate.is_matched for scored in ranked]):
+        if ranking.unmatched and any([s.replica_id in ranking.unmatched for s in ranking.states]):
             self._num_degraded += 1
-        best = ranked[0].candidate
-        num_exact = self._trie.num_exact(best.replica_id, request.hints) if best.cached_tokens else 0
+        num_exact = 0
+        if ranking.best_cached:
+            num_exact = self._trie.num_exact(ranking.best.replica_id, decision.request.hints)
         record = DecisionRecord(
             query.request_id,
-            now,
-            policy.name,
-            request.shape,
-            tuple(ranked),
+            ranking.decided_at,
+            decision.policy.name,
+            decision.request.shape,
+            ranking,
             query.excluded,
             reason,
-            available_tokens=max([candidate.cached_tokens for candidate in known]),
-            exact_tokens=self._usable_tokens(num_exact, query.num_prompt_tokens),
+            decision.available_tokens,
+            self._usable_tokens(num_exact, query.num_prompt_tokens) if num_exact else 0,
         )
         self._records.append(record)
         return record
 
-    def _tell_decision(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
-        for observer in self._observers:
-            observer.decided(record, query, hints)
-
     # --- small parts --------------------------------------------------------------------------
+
+    def _make_expected_time(self) -> ExpectedTime:
+        policy = self._policy_named(ExpectedTime.name)
+        assert isinstance(policy, ExpectedTime)
+        return policy
 
     def _policy_named(self, name: str) -> Policy:
         policy = self._policies.get(name)
         if policy is None:
             # The options belong to the configured policy; another one, asked for by name, has its defaults.
             options = self._config.policy_options if name == self._config.policy else {}
-            context = PolicyContext(self._block_size, self._clock, self._rng)
+            context = PolicyContext(self._block_size, self._clock, self._rng, self._peers)
             policy = make_policy(name, options, context=context)
             for replica_id, info in self._replicas.items():
                 policy.replica_added(replica_id, info)
@@ -424,11 +490,12 @@ class Routing:
             policy.replica_added(replica_id, info)
         for observer in self._observers:
             observer.replica_added(replica_id, info)
-        if not info.has_prefix_cache:
-            return  # by its own choice: routed by load alone, without a warning
-        if info.fingerprint == self._config.fingerprint:
+        self._least_model_len = min(i.max_model_len for i in self._replicas.values())
+        if info.has_prefix_cache and info.fingerprint == self._config.fingerprint:
             self._matched.add(replica_id)
-        else:
+            return
+        self._unmatched |= {replica_id}
+        if info.has_prefix_cache:  # else it is routed by load alone by its own choice
             logger.warning("fingerprint differs, routing by load alone", extra={"replica_id": replica_id})
 
     def _tell_membership(self) -> None:
@@ -438,6 +505,8 @@ class Routing:
     def _remove(self, replica_id: ReplicaId) -> None:
         del self._replicas[replica_id]
         self._matched.discard(replica_id)
+        self._unmatched -= {replica_id}
+        self._least_model_len = min([i.max_model_len for i in self._replicas.values()], default=0)
         self._loads.remove_replica(replica_id)
         self._trie.remove_replica(replica_id)
         for policy in self._policies.values():
@@ -446,13 +515,16 @@ class Routing:
             observer.replica_removed(replica_id)
         self._silent.discard(replica_id)
 
-    def _note_silence(self, replica_id: ReplicaId, is_silent: bool) -> None:
-        if is_silent:
-            self._silent.add(replica_id)
+    def _note_silences(self, now: float) -> None:
+        """One line per change of state."""
+        silent = {state.replica_id for state in self._loads.states() if now > state.silent_at}
+        if silent == self._silent:
+            return
+        for replica_id in silent - self._silent:
             logger.warning("replica is silent, routing by load alone", extra={"replica_id": replica_id})
-        else:
-            self._silent.discard(replica_id)
+        for replica_id in self._silent - silent:
             logger.info("replica is heard again", extra={"replica_id": replica_id})
+        self._silent = silent
 
     def _usable_tokens(self, overlap_blocks: int, num_prompt_tokens: int) -> int:
         """Tokens of a prefix hit; at least one token of a prompt is always computed."""
@@ -481,16 +553,15 @@ class Routing:
         )
 
 
-def _reason(policy: Policy, ranked: list[Scored]) -> RouteReason:
-    best = ranked[0].candidate
+def _reason(policy: Policy, ranking: Ranking) -> RouteReason:
     if not policy.uses_prefix:
         return RouteReason.TURN
-    if not best.is_matched:
+    if not ranking.is_best_matched:
         return RouteReason.BLIND
-    most = max([scored.candidate.cached_tokens for scored in ranked])
+    most = max(ranking.cached)
     if not most:
         return RouteReason.COLD
-    return RouteReason.PREFIX if best.cached_tokens == most else RouteReason.LOAD
+    return RouteReason.PREFIX if ranking.best_cached == most else RouteReason.LOAD
 
 
 # One Routing per process and deployment. Serve ships the module of a routing hook by value but imports

@@ -43,6 +43,11 @@ class PolicyRequest:
     prompt: PromptView | None = None  # None where only token ids are known
 
 
+def alone() -> tuple[int, int]:
+    """The place of a router without peers."""
+    return 0, 1
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
     """What every policy is built with."""
@@ -50,6 +55,7 @@ class PolicyContext:
     block_size: int  # tokens
     clock: Callable[[], float]  # seconds
     rng: random.Random
+    peers: Callable[[], tuple[int, int]] = alone  # this router's place among the routers, and their number
 
 
 class Scored(NamedTuple):

@@ -1,25 +1,58 @@
 """Send each request where it costs the fleet the least time: the default policy.
 
-Argmin of `router.cost`; near-ties go to the less loaded of two drawn at random, so that several
-routers with the same view do not all pick the same replica.
+Argmin of `router.cost`; near-ties go to the less loaded of two drawn at random, so that several routers with
+the same view do not all pick the same replica. Where there are several routers, each prefers its own share
+of the replicas for prompts that nobody holds: what one has just sent is unknown to the others for a
+moment, and cold prompts are those that all of them would send to the same idle replica.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.cost import Candidate, costs
+from cache.messages import ReplicaInfo
+from cache.types import ReplicaId
+from router.cost import (
+    Candidate,
+    RecomputeCharge,
+    RequestShape,
+    costs,
+    expected_times,
+    prefill_s,
+    price_of,
+    tuning_free,
+)
+from router.load import ReplicaState
 from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
 from router.policies.options import check_range
+
+TieKey = tuple[int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTimeOptions:
     near_tie: float = 0.05  # costs within this share of the best are drawn at random, less loaded of two
+    recompute_idle: float = 2.0  # w on a fleet where nobody is queued
+    recompute_per_queued: float = 2.0  # more of it per queued request and replica
+    recompute_most: float = 8.0  # beyond it, holding on to a prefix starves idle replicas
+    hot_uses: float = 8.0  # uses per replica in a minute or two that make a prefix worth copying for nothing
+    hot_uses_per_queued: float = 0.0  # more of them per queued request and replica
+    memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
+    own_share: float = 0.1  # of a cold prompt's prefill: how much dearer others' replicas are
 
     def __post_init__(self) -> None:
-        check_range(self, near_tie=(0.0, 1.0))
+        check_range(
+            self,
+            near_tie=(0.0, 1.0),
+            recompute_idle=(1.0, 100.0),
+            recompute_per_queued=(0.0, 100.0),
+            recompute_most=(1.0, 1000.0),
+            hot_uses=(1.0, 1e6),
+            hot_uses_per_queued=(0.0, 1e6),
+            memory_pressure_s=(0.0, 60.0),
+            own_share=(0.0, 10.0),
+        )
 
 
 class ExpectedTime(StatelessPolicy):
@@ -28,43 +61,119 @@ class ExpectedTime(StatelessPolicy):
     Options = ExpectedTimeOptions
 
     def __init__(self, context: PolicyContext, options: ExpectedTimeOptions) -> None:
+        self.options = options
+        self.charge = RecomputeCharge(
+            options.recompute_idle, options.recompute_per_queued, options.recompute_most
+        )
         self._near_tie = options.near_tie
-        self._rng = context.rng
+        self._random = context.rng.random
+        self._peers = context.peers
+        self._share_of: tuple[int, int] = (0, 1)
+        self._replicas: list[ReplicaId] = []
+        self._others: frozenset[ReplicaId] = frozenset()  # replicas in the share of other routers
+
+    # --- deciding -----------------------------------------------------------------------------
 
     def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
-        costed = zip(candidates, costs(candidates, request.shape), strict=True)
-        scored = [Scored(*pair) for pair in costed]
-        scored.sort(key=_order)
-        best = self._draw(self._near_ties(scored))
-        if best is not scored[0]:
-            scored.remove(best)
-            scored.insert(0, best)
-        return scored
+        shape = request.shape
+        cached = [candidate.cached_tokens for candidate in candidates]
+        found = costs(candidates, shape, memory_pressure_s=self.options.memory_pressure_s)
+        others = self._preferred_by_others() if not any(cached) else frozenset()
+        if others:
+            for index, candidate in enumerate(candidates):
+                price = price_of(candidate.load)
+                if price is not None and candidate.replica_id in others:
+                    found[index] += self.options.own_share * prefill_s(price, shape.num_prompt_tokens, 0)
+        order = self._order(found, cached, lambda index: _load_of_view(candidates[index]))
+        return [Scored(candidates[index], found[index]) for index in order]
 
-    def _near_ties(self, scored: list[Scored]) -> list[Scored]:
+    def order(
+        self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
+    ) -> tuple[list[int], list[float]]:
+        """`rank` for states as they are: indices, best first, and the cost of each state."""
+        prices = [state.price for state in states if state.price is not None]
+        if len(prices) == len(states):
+            found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
+            others = self._preferred_by_others() if not any(cached) else frozenset()
+            if others:
+                for index, state in enumerate(states):
+                    if state.replica_id in others:
+                        own_s = prefill_s(prices[index], shape.num_prompt_tokens, 0)
+                        found[index] += self.options.own_share * own_s
+        else:
+            total = shape.num_prompt_tokens
+            found = [
+                tuning_free(total - held, state.num_requests_at(now))
+                for state, held in zip(states, cached, strict=True)
+            ]
+        return self._order(found, cached, lambda index: _load_of_state(states[index], now)), found
+
+    def _order(
+        self, found: Sequence[float], cached: Sequence[int], load_of: Callable[[int], TieKey]
+    ) -> list[int]:
+        order = sorted(range(len(found)), key=found.__getitem__)
+        best = self._draw(self._near_ties(order, found, cached), load_of)
+        if best != order[0]:
+            order.remove(best)
+            order.insert(0, best)
+        return order
+
+    def _near_ties(
+        self, order: Sequence[int], found: Sequence[float], cached: Sequence[int]
+    ) -> Sequence[int]:
         """Those as good as the first. Holding less of the prompt is never as good: the draw must not
         trade a prefix hit for nothing."""
-        first = scored[0]
-        limit = _cost(first) * (1.0 + self._near_tie)
-        held = first.candidate.cached_tokens
-        return [s for s in scored if _cost(s) <= limit and s.candidate.cached_tokens >= held]
+        first = order[0]
+        limit, held = found[first] * (1.0 + self._near_tie), cached[first]
+        ties = []
+        for index in order:
+            if found[index] > limit:
+                break
+            if cached[index] >= held:
+                ties.append(index)
+        return ties
 
-    def _draw(self, ties: list[Scored]) -> Scored:
+    def _draw(self, ties: Sequence[int], load_of: Callable[[int], TieKey]) -> int:
         if len(ties) > 2:
-            ties = self._rng.sample(ties, 2)
-        return min(ties, key=_load)
+            first = int(self._random() * len(ties))
+            second = int(self._random() * (len(ties) - 1))
+            ties = (ties[first], ties[second + (second >= first)])
+        return min(ties, key=load_of)
+
+    # --- shares of several routers ------------------------------------------------------------
+
+    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        self._replicas.append(replica_id)
+        self._share_out()
+
+    def replica_removed(self, replica_id: ReplicaId) -> None:
+        self._replicas.remove(replica_id)
+        self._share_out()
+
+    def _preferred_by_others(self) -> frozenset[ReplicaId]:
+        place = self._peers()
+        if place != self._share_of:
+            self._share_of = place
+            self._share_out()
+        return self._others
+
+    def _share_out(self) -> None:
+        """Replicas, and routers where they are more, take turns in order of their names: every router finds
+        the same shares without asking, and they are of one size."""
+        place, num_routers = self._share_of
+        num_shares = min(num_routers, len(self._replicas))
+        self._others = frozenset(
+            replica_id
+            for index, replica_id in enumerate(sorted(self._replicas))
+            if num_shares > 1 and index % num_shares != place % num_shares
+        )
 
 
-def _cost(scored: Scored) -> float:
-    assert scored.cost is not None
-    return scored.cost
-
-
-def _order(scored: Scored) -> tuple[float, int]:
-    return _cost(scored), scored.candidate.load.last_chosen
-
-
-def _load(scored: Scored) -> tuple[int, float, int]:
+def _load_of_view(candidate: Candidate) -> TieKey:
     """Fewer requests, then less work, then longest not chosen: idle replicas take turns."""
-    load = scored.candidate.load
+    load = candidate.load
     return load.num_requests, load.backlog_s, load.last_chosen
+
+
+def _load_of_state(state: ReplicaState, now: float) -> TieKey:
+    return state.num_requests_at(now), state.backlog_s(now), state.last_chosen

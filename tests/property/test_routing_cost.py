@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.cost import Candidate, RequestShape, decode_slowdown, expected_time, tuning_free
+from router.cost import Candidate, RequestShape, costs, expected_time, price_of, tuning_free
 from router.load import LoadView
 from tests.fakes_router import view
 
@@ -39,7 +39,11 @@ SHAPES = st.builds(
 
 
 def cost(load: LoadView, cached: int, shape: RequestShape) -> float:
-    return expected_time(Candidate(ReplicaId("r"), load, cached, True), shape).total_s
+    """As it is decided with; it must be what is told of it."""
+    candidate = Candidate(ReplicaId("r"), load, cached, True)
+    [found] = costs([candidate], shape)
+    assert math.isclose(found, expected_time(candidate, shape).total_s, rel_tol=1e-9)
+    return found
 
 
 def not_less(larger: float, smaller: float) -> bool:
@@ -65,7 +69,9 @@ def test_more_sequences_context_or_memory_never_make_it_more_attractive(
     )
     if load.num_running:
         assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
-    assert decode_slowdown(busier) >= 1.0
+    price = price_of(busier)
+    assert price is not None
+    assert price.decode_slowdown >= 1.0
 
 
 @given(LOADS, SHAPES, st.data())
@@ -77,8 +83,8 @@ def test_more_match_never_makes_it_less_attractive(
     hot = shape._replace(hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)))
     for asked in (shape, hot):
         assert not_less(cost(load, less, asked), cost(load, more, asked))
-    without = Candidate(ReplicaId("r"), load, less, True)
-    assert tuning_free(without, shape) >= tuning_free(without._replace(cached_tokens=more), shape)
+    total = shape.num_prompt_tokens
+    assert tuning_free(total - less, load.num_requests) >= tuning_free(total - more, load.num_requests)
 
 
 @given(LOADS, SHAPES, st.data())

@@ -182,9 +182,53 @@ def test_used_blocks_include_what_is_on_the_way(fleet: Fleet) -> None:
 def test_a_fit_that_prices_work_below_zero_or_at_nothing_is_no_fit(
     fleet: Fleet, model: StepTimeModel
 ) -> None:
+    fleet.loads.report(B, load(step_time=None))
     fleet.loads.report(A, load(step_time=model, queued_uncached_tokens=1000))
     assert fleet.view().step_time is None
     assert fleet.view().backlog_s == 0.0
+
+
+def test_a_replica_without_a_fit_is_taken_to_be_like_the_median_of_the_others(fleet: Fleet) -> None:
+    """One replica that never fits, new or broken, must not keep the whole fleet's cost in tokens."""
+    slower = StepTimeModel(0.03, 0.0003, 0.0, 0.003)
+    fleet.loads.report(B, load(step_time=slower))
+    fleet.loads.add_replica(replica_id(2), info())
+    halfway = fleet.loads.view(replica_id(2)).step_time
+    assert halfway is not None
+    assert halfway.step_s(100, 0.0, 1) == pytest.approx(0.02 + 100 * 0.0002 + 0.002)
+    fleet.loads.reserve(replica_id(2), fleet.book(X, uncached=512))
+    assert fleet.loads.view(replica_id(2)).backlog_s == pytest.approx(0.02 + 512 * 0.0002 + 0.002)
+    own = StepTimeModel(0.5, 0.0, 0.0, 0.0)
+    fleet.loads.report(replica_id(2), load(step_time=own))
+    assert fleet.loads.view(replica_id(2)).step_time == own
+
+
+def test_what_was_booked_is_priced_when_a_speed_can_be_assumed() -> None:
+    clock = FakeClock()
+    loads = FleetLoad(clock, reservation_ttl_s=600.0, silent_after_s=5.0)
+    loads.add_replica(A, info())
+    loads.add_replica(B, info())
+    loads.reserve(A, Reservation(X, 500, 0, 32, clock()))
+    assert loads.view(A).backlog_s == 0.0
+    loads.report(B, load())
+    assert loads.view(A).backlog_s == PREFILL_500_S
+
+
+def test_a_few_early_fits_do_not_speak_for_a_fleet_that_is_still_starting() -> None:
+    loads = FleetLoad(FakeClock(), reservation_ttl_s=600.0, silent_after_s=5.0)
+    for index in range(5):
+        loads.add_replica(replica_id(index), info())
+    for index, is_known in enumerate([False, False, True]):
+        loads.report(replica_id(index), load())
+        assert (loads.view(replica_id(4)).step_time is not None) is is_known
+    loads.add_replica(replica_id(5), info())
+    assert loads.view(replica_id(5)).step_time == STEP_TIME
+    loads.add_replica(replica_id(6), info())
+    assert loads.view(replica_id(5)).step_time is None
+    for index in (3, 4, 5, 6):
+        loads.remove_replica(replica_id(index))
+    loads.report(A, load(step_time=None))
+    assert loads.view(A).step_time == STEP_TIME
 
 
 def test_a_first_fit_prices_what_was_booked_before_it() -> None:
