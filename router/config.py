@@ -9,6 +9,8 @@ from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
 from router.policies import check_policy
 
+BINDINGS = ("at_once", "late")
+
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
@@ -20,6 +22,13 @@ class RouterConfig:
     tokenizer_revision: str | None = None
     policy: str = "expected_time"  # one of `router.policies.NAMES`
     policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
+    binding: str = "at_once"  # or "late": a request waits here until its best replica is nearly free
+    hold_backlog_s: float = 0.1  # late: a replica that would start within this is free to be given work
+    hold_window: int = 24  # late: requests, shortest first, that are looked at each time a replica is free
+    hold_aging: float = 0.1  # late: seconds of own prefill that one second of waiting outweighs
+    hold_age_floor_s: float = 20.0  # late: who has waited so long goes before everybody who has not
+    max_held_per_replica: int = 256  # late: beyond it a request is refused; the engine's own queue is as long
+    request_timeout_s: float | None = None  # a request not finished by then is given up; None = never
     predicted_ttl_s: float = 5.0  # a routed prompt counts as cached this long, unless events confirm it
     reservation_ttl_s: float = 600.0  # a reservation nobody released is dropped after this
     silent_after_s: float = 5.0  # a replica without event or heartbeat this long is scored by load alone
@@ -33,7 +42,16 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_policy(self.policy, self.policy_options)
+        if self.binding not in BINDINGS:
+            raise ConfigError("binding", self.binding, "must be one of " + ", ".join(BINDINGS))
+        if self.request_timeout_s is not None and not 0.0 < self.request_timeout_s <= 86400.0:
+            raise ConfigError("request_timeout_s", self.request_timeout_s, "must be above 0, to 86400.0")
         for name, low, high in (
+            ("hold_backlog_s", 0.0, 60.0),
+            ("hold_window", 1, 10_000),
+            ("hold_aging", 0.0, 1000.0),
+            ("hold_age_floor_s", 0.0, 86400.0),
+            ("max_held_per_replica", 1, 1_000_000),
             ("predicted_ttl_s", 0.0, 3600.0),
             ("reservation_ttl_s", 1.0, 86400.0),
             ("silent_after_s", 0.1, 3600.0),

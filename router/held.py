@@ -29,6 +29,7 @@ from typing import Protocol
 
 from cache.errors import DeadlineExceeded, ServingError
 from cache.types import RequestId
+from router.config import RouterConfig
 from router.decision import Decision, Placement, RouteQuery
 from router.errors import AllBusy
 
@@ -54,13 +55,23 @@ class Deciding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HoldOptions:
-    """The knobs. Checked where they are configured."""
+    """The knobs, checked where they are configured: `RouterConfig` tells what they do, and why so much."""
 
-    max_backlog_s: float = 0.1  # a replica that would start within this is free to be given work
-    window: int = 24  # requests in order for which the decision is taken
-    aging: float = 0.1  # seconds of own prefill that one second of waiting outweighs
-    age_floor_s: float = 20.0  # who has waited this long goes before everybody who has not
-    max_held_per_replica: int = 256  # beyond it a request is refused: it would only time out later
+    max_backlog_s: float
+    window: int  # requests
+    aging: float
+    age_floor_s: float
+    max_held_per_replica: int
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> HoldOptions:
+        return cls(
+            max_backlog_s=config.hold_backlog_s,
+            window=config.hold_window,
+            aging=config.hold_aging,
+            age_floor_s=config.hold_age_floor_s,
+            max_held_per_replica=config.max_held_per_replica,
+        )
 
 
 @dataclass(frozen=True, slots=True)
