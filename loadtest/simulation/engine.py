@@ -1,0 +1,309 @@
+"""One simulated replica: production's scheduler, cache and event log, and a model's step time for a runner.
+
+It goes from step to step as `replica.engine.Engine` does: between steps it takes in what has come and tells
+the routers when there is something to tell. Steps that only decode are taken many at once: that changes how
+long the simulation takes, and nothing else (a property test).
+Its speed is published from the start: on steps that follow the model the engine's fit finds the model.
+Knows steps and seconds; knows neither routers nor placement.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from cache.events import EventBatch, EventLog, StepTimeModel
+from cache.kv_cache_manager import KVCacheManager
+from cache.messages import SamplingParams
+from cache.types import ReplicaId, RequestId
+from loadtest.simulation.clock import EventQueue
+from loadtest.simulation.machine import Machine
+from loadtest.simulation.turns import Turn, TurnTokens
+from replica.detokenizer import Detokenizer, NoText
+from replica.request import Request
+from replica.runner import StepResult
+from replica.scheduler import Scheduler
+from replica.step_time import attention_pairs
+
+HEARTBEAT_S = 0.5  # `ReplicaConfig.heartbeat_interval_s`
+NEVER_FULL = 1 << 30  # requests that may wait: a refused one would have no time to first token
+
+# Nobody reads the text: one detokenizer that all requests share and none uses.
+_SAMPLING = SamplingParams(max_tokens=1)
+_NO_TEXT = Detokenizer(NoText(), _SAMPLING, frozenset(), max_tokens=1, sent_chars=0)
+
+
+class EngineListener(Protocol):
+    """Whoever reads the replica's streams and hears its events. Called at the moment it happens."""
+
+    def first_token(self, engine: SimEngine, turn: Turn, cached_tokens: int) -> None: ...
+    def finished(self, engine: SimEngine, turn: Turn) -> None: ...
+    def published(self, engine: SimEngine, batch: EventBatch) -> None: ...
+    def between_steps(self, engine: SimEngine) -> None:
+        """The engine is about to plan its next step; what is submitted now is part of it."""
+
+
+class SimEngine:
+    def __init__(
+        self,
+        index: int,
+        replica_id: ReplicaId,
+        machine: Machine,
+        cache: KVCacheManager,
+        *,
+        queue: EventQueue,
+        listener: EngineListener,
+        events: EventLog | None = None,
+        slowdown: float = 1.0,
+        jumps: bool = True,
+        shares_cache: bool = False,
+    ) -> None:
+        """events: the log that is also the cache's sink; None publishes nothing.
+        jumps: take quiet steps many at once. shares_cache: other engines use the cache too."""
+        self.index = index
+        self.replica_id = replica_id
+        self.step_time: StepTimeModel = machine.step_time(slowdown)
+        self.scheduler = Scheduler(
+            cache,
+            num_blocks=cache.pool.num_blocks,
+            block_size=cache.block_size,
+            max_model_len=machine.max_model_len,
+            max_batched_tokens=machine.max_batched_tokens,
+            max_running=machine.max_running,
+            max_waiting=NEVER_FULL,
+            clock=queue,
+        )
+        self.is_alive = True
+        self.busy_s = 0.0
+        self.prefill_tokens = 0  # prompt tokens computed
+        self.num_steps = 0
+        self._cache = cache
+        self._queue = queue
+        self._listener = listener
+        self._events = events
+        self._jumps = jumps
+        self._shares_cache = shares_cache
+        self._inbox: list[tuple[Turn, int]] = []  # and how many tokens of its answer it brings along
+        self._turns: dict[RequestId, Turn] = {}
+        self._admitted: list[RequestId] = []  # taken in since the last batch
+        self._has_news = False  # something ended since the last batch
+        self._published_s = queue.now
+        self._run: _Run | None = None  # the steps being computed
+        if events is not None:
+            queue.at(queue.now + HEARTBEAT_S, self._heartbeat)
+
+    def submit(self, turn: Turn, *, num_output: int = 0) -> None:
+        """A request has come; num_output: tokens of its answer that an earlier attempt generated."""
+        assert self.is_alive, "sent to a replica that has died"
+        self._inbox.append((turn, num_output))
+        if self._run is None:
+            self._begin()
+        elif self._run.num_steps > 1:
+            self._cut_short(self._run)
+
+    def kill(self) -> list[tuple[Turn, int]]:
+        """Stop at once. What was being served, with the tokens each has generated."""
+        self.is_alive = False
+        if self._run is not None:  # the steps of this run that are over, and none of the one in progress
+            self._run.num_steps = max(0, self._steps_by(self._run, self._queue.now) - 1)
+            unread = self._run.num_steps
+        else:
+            unread = 0
+        self._run = None
+        lost = [
+            (
+                self._turns[request.request_id],
+                request.num_output_tokens + (unread if request.is_decoding else 0),
+            )
+            for request in self.scheduler
+        ]
+        return lost + self._inbox
+
+    @property
+    def is_idle(self) -> bool:
+        return self._run is None
+
+    @property
+    def step_ends_s(self) -> float:
+        """When the step in progress ends; now for an engine between steps."""
+        run, now = self._run, self._queue.now
+        if run is None:
+            return now
+        end_s = run.began_s
+        for number in range(self._steps_by(run, now)):
+            end_s += run.step_s(number)
+        return end_s
+
+    @property
+    def inbox(self) -> Sequence[tuple[Turn, int]]:
+        """Come since the step in progress began; and how many tokens of its answer each brings along."""
+        return self._inbox
+
+    def take(self, turn: Turn) -> None:
+        """Take a request into the step about to be planned: for `EngineListener.between_steps`."""
+        self._inbox.append((turn, 0))
+
+    def wake(self) -> None:
+        """Look again whether somebody who waits can start: another engine has given blocks back."""
+        if self._run is None and self.is_alive:
+            self._begin()
+
+    # -- from step to step ------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Between two steps: take in, tell, plan, compute."""
+        self._listener.between_steps(self)
+        for turn, num_output in self._inbox:
+            self._take_in(turn, num_output)
+        self._inbox.clear()
+        self._publish_if_due()
+        planned = self.scheduler.plan()
+        if not planned:
+            assert self._shares_cache or not len(self.scheduler)
+            return
+        new_tokens, attention, num_steps = 0, 0.0, NEVER_FULL
+        for request, num_tokens in planned:
+            computed = request.num_computed
+            new_tokens += num_tokens
+            attention += attention_pairs(computed, num_tokens)
+            if computed < request.num_prompt_tokens:
+                self.prefill_tokens += num_tokens
+                num_steps = 1  # its first token, if it gets one, is told at once
+            else:
+                num_steps = min(num_steps, request.max_output_tokens - request.num_output_tokens)
+        if num_steps > 1:
+            num_steps = min(num_steps, 1 + self._quiet_steps())
+        run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
+        self._run = run
+        self._schedule_end(run)
+
+    def _quiet_steps(self) -> int:
+        if not self._jumps or (self._shares_cache and self.scheduler.num_waiting):
+            return 0
+        return self.scheduler.quiet_steps()
+
+    def _schedule_end(self, run: _Run) -> None:
+        """Let the run end with its last step, or with the first after which a heartbeat is due."""
+        due_s = self._published_s + HEARTBEAT_S if self._events is not None else float("inf")
+        end_s = run.began_s
+        for number in range(run.num_steps):
+            end_s += run.step_s(number)
+            if end_s >= due_s:
+                run.num_steps = number + 1
+                break
+        self._queue.at(end_s, self._end, run, run.num_steps)
+
+    def _end(self, run: _Run, num_steps: int) -> None:
+        """A run is over: its tokens, whoever ended, and on to the next."""
+        if run is not self._run or run.num_steps != num_steps:
+            return  # it was cut short, or its replica died
+        scheduler = self.scheduler
+        planned = run.planned
+        if num_steps > 1:
+            more = array("b", bytes(num_steps - 1))
+            scheduler.advance([more] * len(planned))
+        tokens = tuple(
+            [0 if len(r.token_ids) - r.num_computed == num_tokens else None for r, num_tokens in planned]
+        )
+        self._run = None
+        self.busy_s += self._queue.now - run.began_s
+        self.num_steps += num_steps
+        for request in scheduler.update(StepResult(tokens, elapsed_s=self._queue.now - run.began_s)):
+            num_output = request.num_output_tokens
+            if num_output == 1:
+                self._listener.first_token(self, self._turns[request.request_id], request.cached_tokens or 0)
+            if num_output == request.max_output_tokens:
+                scheduler.finish(request)
+                self._has_news = True
+                self._listener.finished(self, self._turns.pop(request.request_id))
+        self._begin()
+
+    def _cut_short(self, run: _Run) -> None:
+        """Somebody has come: the step in progress is the run's last."""
+        num_steps = self._steps_by(run, self._queue.now)
+        if num_steps < run.num_steps:
+            run.num_steps = num_steps
+            self._schedule_end(run)
+
+    @staticmethod
+    def _steps_by(run: _Run, now: float) -> int:
+        """Steps of the run that have begun before `now`; at least the first, and at most all."""
+        end_s = run.began_s
+        for number in range(run.num_steps):
+            end_s += run.step_s(number)
+            if end_s >= now:
+                return number + 1
+        return run.num_steps
+
+    def _take_in(self, turn: Turn, num_output: int) -> None:
+        work = turn.work
+        tokens = TurnTokens.of(work.input_tokens + num_output, turn.block_hashes)
+        self.scheduler.check_room(turn.request_id, work.input_tokens, work.output_tokens)
+        self.scheduler.submit(
+            Request(
+                request_id=turn.request_id,
+                token_ids=tokens,
+                num_prompt_tokens=work.input_tokens,
+                max_output_tokens=work.output_tokens,
+                sampling=_SAMPLING,
+                seed=0,
+                arrival_s=self._queue.now,
+                expires_s=None,
+                blocks=self._cache.begin(tokens),
+                detokenizer=_NO_TEXT,
+            )
+        )
+        self._turns[turn.request_id] = turn
+        self._admitted.append(turn.request_id)
+
+    # -- what routers are told --------------------------------------------------------------------
+
+    def _publish_if_due(self) -> None:
+        """As `Engine` does: when something changed, or a heartbeat when nothing did for a while."""
+        if self._events is None:
+            return
+        is_due = self._queue.now - self._published_s >= HEARTBEAT_S
+        if not (self._events.has_changes or self._admitted or self._has_news or is_due):
+            return
+        self._published_s = self._queue.now
+        self._has_news = False
+        load = self.scheduler.load(self.step_time, tuple(self._admitted))
+        self._admitted.clear()
+        self._listener.published(self, self._events.flush(load))
+
+    def _heartbeat(self) -> None:
+        """Say that the replica is there, while it is idle; between steps `_begin` does."""
+        if not self.is_alive:
+            return
+        if self._run is None:
+            self._publish_if_due()
+        self._queue.at(max(self._published_s, self._queue.now) + HEARTBEAT_S, self._heartbeat)
+
+
+class _Run:
+    """Steps planned alike, one after the other: the first as planned, then one token more for each."""
+
+    __slots__ = ("attention", "began_s", "model", "new_tokens", "num_sequences", "num_steps", "planned")
+
+    def __init__(
+        self,
+        began_s: float,
+        planned: Sequence[tuple[Request, int]],
+        new_tokens: int,
+        attention: float,
+        num_steps: int,
+        model: StepTimeModel,
+    ) -> None:
+        self.began_s = began_s
+        self.planned = planned
+        self.new_tokens = new_tokens
+        self.attention = attention  # of the first step
+        self.num_sequences = len(planned)
+        self.num_steps = num_steps
+        self.model = model
+
+    def step_s(self, number: int) -> float:
+        """Seconds of step `number`, from 0."""
+        attention = self.attention + number * self.num_sequences
+        return self.model.step_s(self.new_tokens, attention, self.num_sequences)

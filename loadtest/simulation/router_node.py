@@ -1,0 +1,100 @@
+"""One simulated router: production's `Routing`, and the calls around it that the ingress makes.
+
+Every router hears every replica, an event's delay later, and knows of the other routers' requests only what
+the replicas say. Knows placement and its calls; knows neither steps nor caches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Protocol
+
+from cache.events import EventBatch
+from cache.messages import ReplicaInfo
+from cache.types import ReplicaId, RequestId
+from loadtest.simulation.clock import EventQueue
+from loadtest.simulation.turns import Turn, fingerprint
+from router.config import RouterConfig
+from router.errors import AllBusy, NoReplica
+from router.routing import RouteQuery, Routing
+
+NO_REPLICA_RETRY_S = 1.0  # after which a client asks again when nobody is there
+
+
+class Dispatch(Protocol):
+    def __call__(self, router: RouterNode, turn: Turn, num_output: int, replica_id: ReplicaId) -> None:
+        """The router sends the request there."""
+
+
+class RouterNode:
+    def __init__(
+        self,
+        *,
+        policy: str,
+        policy_options: Mapping[str, object],
+        block_tokens: int,
+        queue: EventQueue,
+        rng: random.Random,
+        dispatch: Dispatch,
+    ) -> None:
+        """Raises ConfigError for an unknown policy or option."""
+        config = RouterConfig(
+            model_name="simulated",
+            tokenizer="simulated",
+            fingerprint=fingerprint(block_tokens),
+            policy=policy,
+            policy_options=policy_options,
+        )
+        self.routing = Routing(config, clock=queue, rng=rng)
+        self._block_tokens = block_tokens
+        self._queue = queue
+        self._dispatch = dispatch
+
+    def submit(
+        self, turn: Turn, *, num_output: int = 0, excluded: frozenset[ReplicaId] = frozenset()
+    ) -> None:
+        """Place a request, now or when there is room. num_output: tokens of its answer that are there."""
+        tokens = turn.work.input_tokens + num_output
+        query = RouteQuery(
+            request_id=turn.request_id,
+            block_hashes=turn.block_hashes[: tokens // self._block_tokens],
+            num_prompt_tokens=tokens,
+            excluded=excluded,
+            max_tokens=turn.work.output_tokens - num_output,
+            prompt=turn.prompt,
+        )
+        try:
+            placement = self.routing.choose(query)
+        except AllBusy as error:
+            self._again(error.retry_after_s, turn, num_output, excluded)
+        except NoReplica:
+            self._again(NO_REPLICA_RETRY_S, turn, num_output, frozenset())
+        else:
+            self._dispatch(self, turn, num_output, placement.replica_id)
+
+    def accepted(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        self.routing.routed(request_id, replica_id)
+
+    def first_token(self, turn: Turn, replica_id: ReplicaId, cached_tokens: int) -> None:
+        self.routing.first_token(turn.request_id, replica_id, cached_tokens)
+
+    def finished(self, turn: Turn) -> None:
+        self.routing.finish(
+            turn.request_id, block_hashes=turn.block_hashes, num_output_tokens=turn.work.output_tokens
+        )
+
+    def heard(self, replica_id: ReplicaId, batch: EventBatch) -> None:
+        self.routing.on_events(replica_id, batch)
+
+    def members(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
+        self.routing.update_replicas(replicas)
+
+    def lost(self, replica_id: ReplicaId) -> None:
+        self.routing.replica_lost(replica_id)
+
+    def _again(self, after_s: float, turn: Turn, num_output: int, excluded: frozenset[ReplicaId]) -> None:
+        def submit() -> None:
+            self.submit(turn, num_output=num_output, excluded=excluded)
+
+        self._queue.at(self._queue.now + after_s, submit)
