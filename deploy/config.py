@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -68,10 +68,13 @@ def _section(
 
 def _convert(where: str, value: Any, kind: Any) -> Any:
     """Strictly: 16 is no string and "16" no number; an integer may stand for a float."""
-    if isinstance(value, Mapping) and hasattr(kind, "__dataclass_fields__"):
-        _refuse_unknown(where, value, kind.__dataclass_fields__)
+    section = next((each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")), None)
+    if isinstance(value, Mapping) and section is not None:
+        _refuse_unknown(where, value, section.__dataclass_fields__)
     try:
         return msgspec.convert(value, kind, strict=True)
+    except ConfigError as error:  # a section checks itself, and names its fields from its owner's place on
+        raise ConfigError(f"{where.rpartition('.')[0]}.{error.field}", error.value, error.accepted) from None
     except msgspec.ValidationError as error:
         if isinstance(kind, type) and issubclass(kind, Enum):
             raise ConfigError(where, value, "must be one of " + ", ".join(kind)) from None

@@ -12,6 +12,41 @@ from router.policies import check_policy
 BINDINGS = ("at_once", "late")
 
 
+MIN_SECRET_CHARS = 16
+MAX_RECORDED_BLOCK = 1024  # tokens: what readers of a trace take
+_HIDDEN = "(hidden)"  # stands for a secret in errors, which end up in logs
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """Where and how the Router's own traffic is written as a trace: times, lengths, keyed block ids."""
+
+    folder: str  # on the Router's node; made if it is not there
+    max_file_bytes: int = 64 << 20  # then a new file begins
+    max_total_bytes: int = 1 << 30  # of all traces in the folder: the oldest file goes first
+    # Block ids are keyed, so that nobody can look a guessed prompt up. None: drawn at random, never
+    # written; the same key in several Routers makes ids that name the same prompt everywhere.
+    key: str | None = field(default=None, repr=False)
+    block_tokens: int | None = None  # a multiple of the block size: coarser ids, smaller files; None = that
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise ConfigError("record.folder", self.folder, "must name a folder")
+        if not 1 << 16 <= self.max_file_bytes <= 1 << 40:
+            raise ConfigError(
+                "record.max_file_bytes", self.max_file_bytes, "must be between 64 KiB and 1 TiB"
+            )
+        if not self.max_file_bytes <= self.max_total_bytes <= 1 << 44:
+            raise ConfigError(
+                "record.max_total_bytes", self.max_total_bytes, "must be between max_file_bytes and 16 TiB"
+            )
+        check_secret("record.key", self.key)
+        if self.block_tokens is not None and not 1 <= self.block_tokens <= MAX_RECORDED_BLOCK:
+            raise ConfigError(
+                "record.block_tokens", self.block_tokens, f"must be between 1 and {MAX_RECORDED_BLOCK}"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Everything one Router needs to start."""
@@ -38,10 +73,32 @@ class RouterConfig:
     max_stop_strings: int = 16
     max_stop_chars: int = 256
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header
+    expose_debug: bool = False  # GET /debug/route: latest decisions by request id, sums; no prompt text
+    # What readers of /debug/route must send as a bearer token; None: whoever reaches the port may read it.
+    debug_token: str | None = field(default=None, repr=False)
+    debug_requests: int = 1024  # kept to be explained, a few KB each
+    shadow_policy: str | None = None  # decides beside `policy` and is only counted; None = none does
+    shadow_policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
+    shadow_share: float = 1.0  # of the decisions that it takes too: less costs the router less
+    record: RecordConfig | None = None  # writes the traffic as a trace; None = nothing is written
     seed: int | None = None  # of the Router's random draws; None = from the system
 
     def __post_init__(self) -> None:
         check_policy(self.policy, self.policy_options)
+        if self.shadow_policy is not None:
+            try:
+                check_policy(self.shadow_policy, self.shadow_policy_options)
+            except ConfigError as error:
+                raise ConfigError(f"shadow_{error.field}", error.value, error.accepted) from None
+        elif self.shadow_policy_options:
+            raise ConfigError(
+                "shadow_policy_options", dict(self.shadow_policy_options), "has no shadow_policy to go with"
+            )
+        check_secret("debug_token", self.debug_token)
+        if self.record is not None:
+            size, block_tokens = self.fingerprint.block_size, self.record.block_tokens
+            if block_tokens is not None and block_tokens % size:
+                raise ConfigError("record.block_tokens", block_tokens, f"must be a multiple of {size}")
         if self.binding not in BINDINGS:
             raise ConfigError("binding", self.binding, "must be one of " + ", ".join(BINDINGS))
         if self.request_timeout_s is not None and not 0.0 < self.request_timeout_s <= 86400.0:
@@ -60,7 +117,15 @@ class RouterConfig:
             ("max_body_bytes", 1024, 1 << 30),
             ("max_stop_strings", 1, 10_000),
             ("max_stop_chars", 1, 1 << 20),
+            ("debug_requests", 1, 1_000_000),
+            ("shadow_share", 0.0, 1.0),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(name, value, f"must be between {low} and {high}")
+
+
+def check_secret(name: str, value: str | None) -> None:
+    """A secret is long enough not to be guessed. Raises ConfigError without showing it."""
+    if value is not None and len(value) < MIN_SECRET_CHARS:
+        raise ConfigError(name, _HIDDEN, f"must have at least {MIN_SECRET_CHARS} characters")

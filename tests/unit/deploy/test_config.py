@@ -46,6 +46,7 @@ def test_nothing_set_is_the_tiny_model() -> None:
         ({"replica": {"blok_size": 16}}, "args.replica", "block_size"),
         ({"router": {"polcy": "x"}}, "args.router", "policy"),
         ({"replica": {"sim": {"slow_down": 2.0}}}, "args.replica.sim", "slowdown"),
+        ({"router": {"record": {"foldr": "x"}}}, "args.router.record", "folder"),
     ],
 )
 def test_unknown_key_names_the_nearest(args: dict[str, Any], where: str, nearest: str) -> None:
@@ -70,6 +71,10 @@ def test_what_follows_from_the_replicas_cannot_be_set_twice() -> None:
         ({"replica": {"device": "tpu"}}, "args.replica.device"),
         ({"replica": 3}, "args.replica"),
         ({"router": {"policy_options": {"near_tie": "a"}}}, "args.router.policy_options.near_tie"),
+        ({"router": {"record": {"folder": ""}}}, "args.router.record.folder"),
+        ({"router": {"record": {"folder": "x", "max_total_bytes": 5}}}, "args.router.record.max_total_bytes"),
+        ({"router": {"shadow_policy": "fastest"}}, "args.router.shadow_policy"),
+        ({"replica": {"sim": {"slowdown": -1.0}}}, "args.replica.sim.slowdown"),
     ],
 )
 def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None:

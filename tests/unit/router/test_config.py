@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cache.errors import ConfigError
+from router.config import RecordConfig
 from router.policies import NAMES
 from tests.fakes_router import config
 
@@ -25,6 +26,9 @@ def test_every_policy_can_be_configured(policy: str) -> None:
         ("silent_after_s", 0.0),
         ("max_attempts", 0),
         ("max_body_bytes", 1),
+        ("shadow_policy", "fastest"),
+        ("shadow_share", 1.5),
+        ("debug_requests", 0),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_accepted(field: str, value: Any) -> None:
@@ -33,3 +37,33 @@ def test_a_wrong_value_is_named_with_what_is_accepted(field: str, value: Any) ->
     assert caught.value.field == field
     assert str(value) in str(caught.value)
     assert "must be" in caught.value.accepted
+
+
+def test_a_short_secret_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(debug_token="hunter2")
+    assert caught.value.field == "debug_token"
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError, match="record.key"):
+        RecordConfig(folder="traces", key="hunter2")
+
+
+def test_secrets_are_in_no_representation() -> None:
+    made = config(debug_token="a" * 20, record=RecordConfig(folder="traces", key="b" * 20))
+    assert "aaaa" not in repr(made)
+    assert "bbbb" not in repr(made)
+
+
+def test_recorded_blocks_are_whole_blocks() -> None:
+    config(record=RecordConfig(folder="traces", block_tokens=64))
+    with pytest.raises(ConfigError, match="multiple of 16"):
+        config(record=RecordConfig(folder="traces", block_tokens=40))
+
+
+def test_a_shadow_policys_knobs_are_its_own() -> None:
+    config(shadow_policy="expected_time", shadow_policy_options={"near_tie": 0.0})
+    with pytest.raises(ConfigError) as caught:
+        config(shadow_policy="expected_time", shadow_policy_options={"near_ties": 0.0})
+    assert caught.value.field == "shadow_policy_options.near_ties"
+    with pytest.raises(ConfigError, match="no shadow_policy"):
+        config(shadow_policy_options={"near_tie": 0.0})
