@@ -97,6 +97,10 @@ class SimEngine:
         """A request has come; num_output: tokens of its answer that an earlier attempt generated."""
         assert self.is_alive, "sent to a replica that has died"
         self._inbox.append((turn, num_output))
+        self.call()
+
+    def call(self) -> None:
+        """Go between two steps as soon as the one in progress is over; now if there is none."""
         if self._run is None:
             self._begin()
         elif self._run.num_steps > 1:

@@ -5,8 +5,8 @@ placement decides nothing but the waiting. Each request goes where its first tok
 engine's true queue.
 
     ideal            first come, first served: bound to an engine on arrival
-    ideal_shortest   held until an engine has room, least `prefill - aging * waited` first: the order of
-                     late binding (`router/held.py`), its floor for the old included
+    ideal_shortest   held until its engine's next step has room, least `prefill - aging * waited` first: the
+                     order of late binding (`router/held.py`), its floor for the old and its window included
 
 Knows engines from inside, which no router can. Neither is a bound in the strict sense: greedy choices are not
 always the best ones.
@@ -14,8 +14,8 @@ always the best ones.
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from itertools import islice, takewhile
 
 from cache.events import EventBatch
 from cache.kv_cache_manager import KVCacheManager
@@ -30,6 +30,7 @@ from replica.request import RequestState
 from replica.step_time import attention_pairs
 
 AGING = 0.1  # seconds of own prefill that one second of waiting outweighs
+WINDOW = 24  # of the order, for whom the choice is made at one time
 AGE_FLOOR_S = 20.0  # who has waited this long goes before everybody who has not
 
 
@@ -59,6 +60,7 @@ class IdealCluster:
             for index in range(spec.num_replicas)
         ]
         self._shelf = _Shelf() if spec.policy == IDEAL_SHORTEST else None
+        self._is_emptying = False
 
     def run(self, load_1_rate_per_s: float = 0.0) -> CellResult:
         """Simulate until the last request has its last token."""
@@ -74,67 +76,63 @@ class IdealCluster:
     # -- where to ---------------------------------------------------------------------------------
 
     def _arrive(self, turn: Turn) -> None:
-        uncached = self._uncached(turn)
         if self._shelf is None:
-            self._soonest(self._engines, turn, uncached).submit(turn)
+            need = self._need(turn)
+            backlogs = [self._backlog(engine) for engine in self._engines]
+            self._soonest(backlogs, need).engine.submit(turn)
             return
-        own_s = self._own_s(self._engines[0], turn, uncached)
-        self._shelf.put(turn, own_s + AGING * self._queue.now, self._queue.now)
-        idle = [engine for engine in self._engines if engine.is_idle]
-        if idle:  # who begins now takes the first on the shelf, which is this one
-            self._soonest(idle, turn, uncached).wake()
+        key = self._own_s(turn) + AGING * self._queue.now
+        self._shelf.put(turn, key, self._queue.now)
+        self._empty_shelf(None)
 
     def between_steps(self, engine: SimEngine) -> None:
-        """The coming step has room for so many tokens of prefill: fill it from the shelf."""
-        if self._shelf is None:
-            return
-        scheduler = engine.scheduler
-        room = self._budget - scheduler.num_running - scheduler.queued_uncached_tokens
-        while room > 0 and not scheduler.num_waiting and (turn := self._shelf.take(self._queue.now)):
-            room -= self._uncached(turn)
-            engine.take(turn)
+        if self._shelf is not None and self._shelf and not self._is_emptying:
+            self._empty_shelf(engine)
 
-    def _soonest(self, engines: list[SimEngine], turn: Turn, uncached: int) -> SimEngine:
-        return min(engines, key=lambda engine: self._first_token_s(engine, turn, uncached))
+    def _empty_shelf(self, beginning: SimEngine | None) -> None:
+        """Give whoever is next to the engine that is best for it, if that one's next step has room.
 
-    def _first_token_s(self, engine: SimEngine, turn: Turn, uncached: int) -> float:
-        """When the engine would have computed the prompt behind what it has, by its own step times."""
-        scheduler, model = engine.scheduler, engine.step_time
-        tokens, attention, decoding = uncached, self._attention(turn, uncached), 0
-        for request in scheduler:
-            if request.is_decoding:
-                decoding += 1
+        beginning: the engine that is about to plan a step, if one is.
+        """
+        assert self._shelf is not None
+        backlogs = [self._backlog(engine) for engine in self._engines]
+        self._is_emptying = True
+        for turn in self._shelf.first(WINDOW, self._queue.now):
+            if all(backlog.room <= 0 for backlog in backlogs):
+                break
+            need = self._need(turn)
+            best = self._soonest(backlogs, need)
+            if best.room <= 0:
                 continue
-            done = request.num_computed
-            if request.state is RequestState.WAITING:
-                done = request.expected_hit
-            left = len(request.token_ids) - done
-            tokens += left
-            attention += attention_pairs(done, left)
+            self._shelf.remove(turn)
+            best.add(*need)
+            if best.engine is beginning:
+                best.engine.take(turn)
+            else:
+                best.engine.submit(turn)
+        self._is_emptying = False
+
+    def _backlog(self, engine: SimEngine) -> _Backlog:
+        backlog = _Backlog(engine, self._budget)
         for waiting, _ in engine.inbox:
-            left = self._uncached(waiting)
-            tokens += left
-            attention += self._attention(waiting, left)
-        chunk = max(1, self._budget - decoding)
-        num_steps = -(-tokens // chunk)
-        beside_s = model.step_s(decoding, 0.0, decoding + 1)
-        return (
-            engine.step_ends_s
-            + num_steps * beside_s
-            + model.per_token_s * tokens
-            + (model.per_attention_s * attention)
-        )
-
-    def _own_s(self, engine: SimEngine, turn: Turn, uncached: int) -> float:
-        return engine.step_time.prefill_s(uncached, turn.work.input_tokens - uncached, self._budget)
-
-    def _uncached(self, turn: Turn) -> int:
-        tokens = TurnTokens.of(turn.work.input_tokens, turn.block_hashes)
-        return turn.work.input_tokens - self._cache.match(self._cache.begin(tokens)).num_tokens
+            backlog.add(*self._need(waiting))
+        return backlog
 
     @staticmethod
-    def _attention(turn: Turn, uncached: int) -> float:
-        return attention_pairs(turn.work.input_tokens - uncached, uncached)
+    def _soonest(backlogs: list[_Backlog], need: tuple[int, float]) -> _Backlog:
+        return min(backlogs, key=lambda backlog: backlog.first_token_s(*need))
+
+    def _need(self, turn: Turn) -> tuple[int, float]:
+        """Tokens to compute and their attention, by what the cache holds now."""
+        num_tokens = turn.work.input_tokens
+        sequence = self._cache.begin(TurnTokens.of(num_tokens, turn.block_hashes))
+        cached = self._cache.match(sequence).num_tokens
+        return num_tokens - cached, attention_pairs(cached, num_tokens - cached)
+
+    def _own_s(self, turn: Turn) -> float:
+        uncached, _ = self._need(turn)
+        model = self._engines[0].step_time
+        return model.prefill_s(uncached, turn.work.input_tokens - uncached, self._budget)
 
     # -- what engines say (EngineListener) --------------------------------------------------------
 
@@ -151,25 +149,73 @@ class IdealCluster:
         raise AssertionError("the ideal's engines have nobody to tell")
 
 
+class _Backlog:
+    """What stands before a new request on one engine at one moment."""
+
+    def __init__(self, engine: SimEngine, budget: int) -> None:
+        self.engine = engine
+        self._budget = budget
+        self._tokens = 0  # of prompts, to compute
+        self._attention = 0.0  # of these
+        self._num_decoding = 0
+        for request in engine.scheduler:
+            if request.is_decoding:
+                self._num_decoding += 1
+                continue
+            is_waiting = request.state is RequestState.WAITING
+            done = request.expected_hit if is_waiting else request.num_computed
+            left = len(request.token_ids) - done
+            self.add(left, attention_pairs(done, left))
+        self._step_ends_s = engine.step_ends_s
+
+    def add(self, tokens: int, attention: float) -> None:
+        self._tokens += tokens
+        self._attention += attention
+
+    @property
+    def room(self) -> int:
+        """Tokens of prefill that its next step could take beyond these."""
+        return self._budget - self._num_decoding - self._tokens
+
+    def first_token_s(self, tokens: int, attention: float) -> float:
+        """When so much more would be computed behind it, in full steps beside the present decodes."""
+        model, decoding = self.engine.step_time, self._num_decoding
+        tokens += self._tokens
+        chunk = max(1, self._budget - decoding)
+        num_steps = -(-tokens // chunk)
+        return (
+            self._step_ends_s
+            + num_steps * model.step_s(decoding, 0.0, decoding + 1)
+            + model.per_token_s * tokens
+            + model.per_attention_s * (self._attention + attention)
+        )
+
+
 class _Shelf:
     """Requests that nobody has yet, in the order they leave."""
 
     def __init__(self) -> None:
-        self._by_key: list[tuple[float, int, Turn]] = []  # a heap; all age alike, so keys stand still
-        self._by_age: OrderedDict[int, tuple[float, Turn]] = OrderedDict()  # oldest first, who is here
+        # Least key first: all age alike, so a key that counts arrival instead of waiting stands still.
+        self._by_key: list[tuple[float, int, Turn]] = []
+        self._by_age: dict[int, tuple[float, float, Turn]] = {}  # oldest first: key, since, turn
+
+    def __len__(self) -> int:
+        return len(self._by_age)
 
     def put(self, turn: Turn, key: float, now: float) -> None:
-        heapq.heappush(self._by_key, (key, turn.index, turn))
-        self._by_age[turn.index] = now, turn
+        insort(self._by_key, (key, turn.index, turn))
+        self._by_age[turn.index] = key, now, turn
 
-    def take(self, now: float) -> Turn | None:
-        if not self._by_age:
-            return None
-        since, oldest = next(iter(self._by_age.values()))
-        if now - since >= AGE_FLOOR_S:
-            del self._by_age[oldest.index]
-            return oldest
-        while True:
-            _, index, turn = heapq.heappop(self._by_key)
-            if self._by_age.pop(index, None) is not None:  # else it left by its age
-                return turn
+    def remove(self, turn: Turn) -> None:
+        key, _, _ = self._by_age.pop(turn.index)
+        del self._by_key[bisect_left(self._by_key, (key, turn.index))]
+
+    def first(self, count: int, now: float) -> list[Turn]:
+        """The next `count`: the old in order of age, then the others by their keys."""
+        old = takewhile(lambda entry: now - entry[1] >= AGE_FLOOR_S, self._by_age.values())
+        chosen = [turn for _, _, turn in islice(old, count)]
+        if len(chosen) < count:
+            are_old = {turn.index for turn in chosen}
+            young = (turn for _, index, turn in self._by_key if index not in are_old)
+            chosen += islice(young, count - len(chosen))
+        return chosen
