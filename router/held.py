@@ -34,6 +34,7 @@ from router.decision import Decision, Placement, RouteQuery
 from router.errors import AllBusy
 
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
+ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
 RELOOK_S = 0.05  # what nobody reports, such as predictions that end, is noticed after this at the latest
 
 
@@ -160,7 +161,7 @@ class HeldRequests:
         departures = self._overdue(now)
         if self._by_id:
             num_replicas, start_s = self._routing.earliest_start()
-            if not num_replicas or start_s <= self._options.max_backlog_s:
+            if not num_replicas or start_s <= self._options.max_backlog_s + ROUNDING_S:
                 departures += self._let_go(now)
         return departures
 
@@ -209,7 +210,7 @@ class HeldRequests:
             return None
         except ServingError as error:
             return Departure(request_id, waited_s, error=error)
-        if held.free_at > now:
+        if held.free_at > now + ROUNDING_S:
             return None
         return Departure(request_id, waited_s, self._routing.book(decision))
 

@@ -1,0 +1,243 @@
+"""Laws of late binding, whatever comes, goes, is reported or lost.
+
+Each request that was taken in leaves exactly once: placed, refused or withdrawn. Who leaves is, at that
+moment, the first in the order of those that could; and nobody waits for ever while others come.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cache.errors import DeadlineExceeded
+from cache.types import ReplicaId, RequestId
+from router.decision import Decision
+from router.errors import AllBusy, NoReplica
+from router.held import Departure, HeldRequests, HoldOptions
+from router.routing import Routing
+from tests.fakes_router import FakeClock, config, info, load, query, replica_id
+
+REPLICAS = [replica_id(i) for i in range(3)]
+OPTIONS = HoldOptions(max_backlog_s=0.1, window=4, aging=0.1, age_floor_s=5.0, max_held_per_replica=5)
+
+
+class HeldMachine(RuleBasedStateMachine):
+    """Drives the held requests of a real Routing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.routing = Routing(config(), clock=self.clock)
+        self.held = HeldRequests(self.routing, OPTIONS, self.clock)
+        self.waiting: dict[RequestId, float] = {}  # name -> deadline
+        self.placed: dict[RequestId, ReplicaId] = {}
+        self.num_requests = 0
+        self.running: set[ReplicaId] = set()
+        self.draining: set[ReplicaId] = set()
+
+    @rule(running=st.sets(st.sampled_from(REPLICAS)))
+    def membership(self, running: set[ReplicaId]) -> None:
+        self.routing.update_replicas({replica: info() for replica in running})
+        self.draining &= self.running & running
+        self.running = running
+        self.poll()
+
+    @precondition(lambda self: self.running)
+    @rule(
+        data=st.data(), queued=st.sampled_from([0, 500, 5000, 50_000]), waiting=st.sampled_from([0, 1, 256])
+    )
+    def report(self, data: st.DataObject, queued: int, waiting: int) -> None:
+        replica = data.draw(st.sampled_from(sorted(self.running)))
+        here = sorted(name for name, where in self.placed.items() if where == replica)
+        is_draining = data.draw(st.booleans())
+        said = load(
+            queued_uncached_tokens=queued, num_waiting=waiting, is_draining=is_draining, admitted=tuple(here)
+        )
+        self.routing.on_load(replica, said)
+        (self.draining.add if is_draining else self.draining.discard)(replica)
+        self.poll()
+
+    @rule(
+        prompt=st.sampled_from("abc"),
+        num_blocks=st.sampled_from([1, 20, 300]),
+        excluded=st.frozensets(st.sampled_from(REPLICAS), max_size=2),
+        waited=st.sampled_from([0.0, 1.0]),
+        timeout=st.sampled_from([None, 0.5, 30.0]),
+    )
+    def submit(
+        self,
+        prompt: str,
+        num_blocks: int,
+        excluded: frozenset[ReplicaId],
+        waited: float,
+        timeout: float | None,
+    ) -> None:
+        self.num_requests += 1
+        name = RequestId(str(self.num_requests))
+        now = self.clock()
+        deadline = None if timeout is None else now + timeout
+        asked = query(prompt, num_blocks, request_id=name, excluded=excluded)
+        try:
+            self.held.submit(asked, since=now - waited, deadline=deadline)
+        except NoReplica:
+            assert not self.running - self.draining - excluded
+        except AllBusy:
+            assert len(self.held) >= 5 * len(self.running - self.draining)
+        else:
+            self.waiting[name] = float("inf") if deadline is None else deadline
+            self.poll()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.waiting)))
+        assert self.held.withdraw(name)
+        del self.waiting[name]
+
+    @precondition(lambda self: self.placed)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.placed)))
+        self.routing.finish(name)
+        del self.placed[name]
+        self.poll()
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 3.0]))
+    def time_passes(self, seconds: float) -> None:
+        """As an event loop lets it pass: it comes back when it was told to."""
+        end = self.clock() + seconds
+        while (wake_at := self.held.next_poll_at()) is not None and wake_at <= end:
+            assert wake_at > self.clock()
+            self.clock.now = wake_at
+            self.poll()
+        self.clock.now = end
+        self.poll()
+
+    def poll(self) -> None:
+        now = self.clock()
+        for departure in self.held.poll():
+            deadline = self.waiting.pop(departure.request_id)  # it left only once
+            assert (departure.placement is None) is not (departure.error is None)
+            if isinstance(departure.error, DeadlineExceeded):
+                assert deadline <= now
+            elif departure.error is not None:
+                assert isinstance(departure.error, NoReplica)
+            else:
+                self.check_placed(departure)
+
+    def check_placed(self, departure: Departure) -> None:
+        assert departure.placement is not None
+        chosen = departure.placement.replica_id
+        assert chosen in self.running - self.draining
+        self.placed[departure.request_id] = chosen
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert len(self.held) == len(self.waiting)
+        assert all(name in self.held for name in self.waiting)
+        assert self.routing.statistics().in_flight == len(self.placed)
+
+    @invariant()
+    def deadlines_are_kept(self) -> None:
+        self.poll()
+        assert all(deadline > self.clock() for deadline in self.waiting.values())
+
+    @invariant()
+    def nobody_is_held_without_a_replica(self) -> None:
+        assert self.running - self.draining or not self.waiting
+
+    def teardown(self) -> None:
+        """With idle replicas everybody leaves."""
+        self.routing.update_replicas({replica: info() for replica in REPLICAS})
+        for _ in range(self.num_requests + 1):
+            for replica in REPLICAS:
+                self.routing.on_load(replica, load(admitted=tuple(self.placed)))
+            self.poll()
+        assert not self.waiting
+        for name in self.placed:
+            self.routing.finish(name)
+        assert self.routing.statistics().in_flight == 0
+
+
+HeldMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHeld = HeldMachine.TestCase
+
+
+def one_replica(options: HoldOptions) -> tuple[Routing, HeldRequests, FakeClock]:
+    clock = FakeClock()
+    routing = Routing(config(), clock=clock)
+    routing.update_replicas({REPLICAS[0]: info()})
+    routing.on_load(REPLICAS[0], load(queued_uncached_tokens=10**9, num_waiting=1))
+    return routing, HeldRequests(routing, options, clock), clock
+
+
+WIDE = replace(OPTIONS, window=1000, max_held_per_replica=1000)
+ARRIVALS = st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(1, 600)), min_size=1, max_size=20)
+
+
+@given(ARRIVALS, st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([0.0, 5.0, 1e6]))
+def test_they_leave_in_the_order_of_the_law(
+    arrivals: list[tuple[float, int]], aging: float, age_floor_s: float
+) -> None:
+    """Own prefill less aging, least first; whoever is past the floor before everybody who is not, oldest
+    first. All want the one replica there is, which takes one at a time."""
+    routing, held, clock = one_replica(replace(WIDE, aging=aging, age_floor_s=age_floor_s))
+    came: dict[RequestId, tuple[float, float]] = {}
+    for number, (gap, num_blocks) in enumerate(arrivals):
+        clock.advance(gap)
+        name = RequestId(str(number))
+        decision: Decision = routing.weigh(query(name, num_blocks))
+        came[name] = (clock(), decision.prefill_s)
+        held.submit(query(name, num_blocks))
+    now = clock()
+
+    def place(name: RequestId) -> tuple[bool, float, float]:
+        since, own_s = came[name]
+        if now - since >= age_floor_s:
+            return False, since, 0.0
+        return True, own_s - aging * (now - since), since
+
+    left = []
+    while len(held):
+        routing.on_load(REPLICAS[0], load())
+        departures = held.poll()
+        assert departures
+        for departure in departures:
+            left.append(departure.request_id)
+            routing.release(departure.request_id)
+    keys = [place(name) for name in left]
+    assert all(
+        one[0] < other[0] or (one[0] == other[0] and one[1] <= other[1] + 1e-9)
+        for one, other in itertools.pairwise(keys)
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(50, 1000), st.integers(1, 20), st.floats(0.0, 10.0))
+def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int, floor_s: float) -> None:
+    """Short prompts keep the replica more than busy; nothing ages but the floor."""
+    options = replace(WIDE, aging=0.0, age_floor_s=floor_s)
+    routing, held, clock = one_replica(options)
+    held.submit(query("long", long_blocks))
+    submitted_at, busy_until, number = clock(), clock(), 0
+    routing.on_load(REPLICAS[0], load())
+    while RequestId("long") in held:
+        for _ in range(burst):
+            number += 1
+            held.submit(query(str(number), 10))
+        for departure in held.poll():
+            decision_s = 0.05 if departure.request_id != "long" else 0.0
+            busy_until = max(busy_until, clock()) + decision_s
+            routing.release(departure.request_id)
+        clock.advance(0.04)
+        queued_s = max(0.0, busy_until - clock())
+        routing.on_load(REPLICAS[0], load(queued_uncached_tokens=int(queued_s / 0.00012), num_waiting=1))
+        assert clock() - submitted_at <= floor_s + 1.0
+        if len(held) > 900:
+            for waiting in list(held._by_id):
+                if waiting != "long":
+                    held.withdraw(waiting)
