@@ -4,7 +4,8 @@ Runs on any device and for any block size, window, softcap or sinks; the backend
 others are measured against.
 
 - A decode attends as one row per query head, grouped by K/V head: the query heads that share a K/V
-  head become that head's query axis, so K and V are never repeated.
+  head become that head's query axis, so K and V are never repeated. Where many sequences' K and V are
+  kept side by side, two products take SDPA's place (`wide_decode.py`).
 - A prefill without context is plain causal attention over the K and V just computed.
 - A prefill with context is two attentions without any mask, over the context and over the new
   tokens, merged by their log-sum-exp; where the kernel that returns it is missing, one attention
@@ -20,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention.backend import AttentionCall
 from replica.attention.resident import ResidentDecodes
+from replica.attention.wide_decode import WideDecode
 from replica.kv_pages import LayerPages
 from replica.step_batch import DecodeGroup, PrefillPiece, StepBatch
 
@@ -38,6 +40,7 @@ class GatherSdpa:
         self._scratch: dict[tuple[str, tuple[int, ...], torch.dtype], torch.Tensor] = {}
         self._flash = _flash_with_log_sum_exp(device)
         self._resident = ResidentDecodes()
+        self._wide = WideDecode()
 
     def close(self) -> None:
         self._scratch.clear()
@@ -49,11 +52,11 @@ class GatherSdpa:
         groups = batch.decode_groups(call.window)
         if len(groups) == 1 and groups[0].size == num_tokens:  # decodes only: nothing to put together
             keys, values = self._decoded_keys_and_values(pages, batch, 0, groups[0], call)
-            return _decode(groups[0], call, keys, values)
+            return self._decode(groups[0], call, keys, values)
         out = call.query.new_empty(num_tokens, heads, call.value.shape[2])
         for index, group in enumerate(groups):
             keys, values = self._decoded_keys_and_values(pages, batch, index, group, call)
-            out[group.first_row : group.first_row + group.size] = _decode(group, call, keys, values)
+            out[group.first_row : group.first_row + group.size] = self._decode(group, call, keys, values)
         for piece in batch.prefill_pieces(call.window):
             rows = slice(piece.first_row, piece.first_row + piece.num_tokens)
             out[rows] = self._prefill(pages, batch, piece, call).transpose(0, 1)
@@ -64,7 +67,7 @@ class GatherSdpa:
     def _decoded_keys_and_values(
         self, pages: LayerPages, batch: StepBatch, index: int, group: DecodeGroup, call: AttentionCall
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values in sight of a group's sequences, (size, kv_heads, length, dim) each."""
+        """A group's keys and values, (size, kv_heads, at least length, dim) each; its `length` count."""
         rows = slice(group.first_row, group.first_row + group.size)
         age = self._resident.age_of(batch, call.window, index)
         new_key, new_value = call.key[:, rows].transpose(0, 1), call.value[:, rows].transpose(0, 1)
@@ -77,6 +80,30 @@ class GatherSdpa:
         )
         self._resident.keep(pages, age, index, keys, values)
         return keys, values
+
+    def _decode(
+        self, group: DecodeGroup, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """(size, heads, value_dim). K and V are not repeated: a K/V head's query heads are its query axis."""
+        heads, _, key_dim = call.query.shape
+        kv_heads = keys.shape[1]
+        rows = slice(group.first_row, group.first_row + group.size)
+        query = call.query[:, rows].transpose(0, 1).reshape(group.size, kv_heads, -1, key_dim)
+        is_plain = call.softcap is None and call.sinks is None
+        if is_plain and self._wide.suits(keys, values):
+            attended = self._wide.attend(
+                query, keys, values, length=group.length, bias=group.bias, scale=call.scale
+            )
+        else:
+            keys, values = keys[:, :, : group.length], values[:, :, : group.length]
+            if is_plain:
+                attended = scaled_dot_product_attention(
+                    query, keys, values, attn_mask=group.bias, scale=call.scale
+                )
+            else:
+                bias = None if group.bias is None else group.bias.unsqueeze(1)
+                attended = _explicit(query.unsqueeze(3), keys, values, bias, call)
+        return attended.reshape(group.size, heads, values.shape[3])
 
     # -- prefills ---------------------------------------------------------------------------------
 
@@ -141,22 +168,6 @@ class GatherSdpa:
             self._scratch.pop(key, None)
             buffer = self._scratch[key] = like.new_empty(rounded, *like.shape[1:])
         return buffer[:count]
-
-
-def _decode(
-    group: DecodeGroup, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor
-) -> torch.Tensor:
-    """(size, heads, value_dim). One K/V head's query heads are its query axis: K and V are not repeated."""
-    heads, _, key_dim = call.query.shape
-    kv_heads = keys.shape[1]
-    rows = slice(group.first_row, group.first_row + group.size)
-    query = call.query[:, rows].transpose(0, 1).reshape(group.size, kv_heads, heads // kv_heads, key_dim)
-    if call.softcap is not None or call.sinks is not None:
-        bias = None if group.bias is None else group.bias.unsqueeze(1)
-        attended = _explicit(query.unsqueeze(3), keys, values, bias, call)
-    else:
-        attended = scaled_dot_product_attention(query, keys, values, attn_mask=group.bias, scale=call.scale)
-    return attended.reshape(group.size, heads, values.shape[3])
 
 
 def _attend_causally(

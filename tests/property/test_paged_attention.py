@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cache.messages import SamplingParams
 from cache.types import RequestId
 from replica import step_batch
-from replica.attention import gather_sdpa
+from replica.attention import gather_sdpa, wide_decode
 from replica.attention.backend import AttentionCall
 from replica.attention.gather_sdpa import GatherSdpa
 from replica.kv_pages import LayerPages, LayerShape
@@ -342,13 +342,17 @@ def decoding(prompt: int, num_decodes: int) -> Sequence:
     block_size=st.sampled_from([1, 4, 16]),
     shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
+    is_wide=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_many_steps_of_decoding_while_others_join(
-    layer: Layer, block_size: int, shapes: list[tuple[int, int]], seed: int
+    layer: Layer, block_size: int, shapes: list[tuple[int, int]], seed: int, is_wide: bool
 ) -> None:
     """Whatever a backend keeps from one step to the next: members come, blocks are opened, windows move."""
-    check(layer, block_size, [decoding(*shape) for shape in shapes], seed, GatherSdpa(CPU))
+    with pytest.MonkeyPatch.context() as patch:
+        if is_wide:  # as large batches are computed
+            patch.setattr(wide_decode, "FEWEST_ELEMENTS", 0)
+        check(layer, block_size, [decoding(*shape) for shape in shapes], seed, GatherSdpa(CPU))
 
 
 @pytest.mark.parametrize("window", [None, 9])

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from replica.attention import gather_sdpa
+from replica.attention import gather_sdpa, wide_decode
 from replica.attention.backend import AttentionCall
 from replica.attention.gather_sdpa import GatherSdpa
 from replica.kv_pages import LayerPages
@@ -97,9 +97,16 @@ def attend_in_pieces(
     ids=lambda options: "+".join(options) or "plain",
 )
 @pytest.mark.parametrize("has_flash", [True, False], ids=["two parts", "one part with bias"])
+@pytest.mark.parametrize("is_wide", [True, False], ids=["wide", "narrow"])
 def test_every_route_is_dense_attention(
-    cuts: list[int], options: dict[str, object], has_flash: bool, monkeypatch: pytest.MonkeyPatch
+    cuts: list[int],
+    options: dict[str, object],
+    has_flash: bool,
+    is_wide: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if is_wide:
+        monkeypatch.setattr(wide_decode, "FEWEST_ELEMENTS", 0)
     if not has_flash:
         monkeypatch.setattr(gather_sdpa, "_flash_with_log_sum_exp", lambda device: None)
     whole = call(19, **options)
