@@ -25,6 +25,10 @@ GREEDY_TEMPERATURE = 1e-5  # below this a softmax is a maximum in float32
 # Rows are drawn in slices of about this many logits: bounds the noise's memory (16 MiB per tensor).
 MAX_SLICE_ELEMENTS = 1 << 22
 
+# The largest logit is looked for in chunks of this many: vocabularies are mostly multiples of it.
+ARGMAX_CHUNK = 64
+FEWEST_CHUNKED = 1 << 15  # of fewer logits the place is found before two stages have begun
+
 # top-p looks at this many of the largest logits first; only flat distributions need the full sort.
 NUCLEUS_CANDIDATES = 1024
 
@@ -58,7 +62,7 @@ def sample(
         return []
     logits = _without_early_stops(logits, rows, eos_token_ids)
     places = [i for i, row in enumerate(rows) if row and row.sampling.temperature >= GREEDY_TEMPERATURE]
-    best, tokens = logits.max(dim=-1)  # the maximum also carries NaN, so it is checked without another pass
+    best, tokens = _largest(logits)  # the maximum also carries NaN, so it is checked without another pass
     if places:
         index = torch.tensor(places, device=logits.device)
         drawing = [row for row in (rows[i] for i in places) if row is not None]
@@ -92,6 +96,22 @@ def _without_early_stops(
         torch.tensor(token_ids, device=logits.device),
     )
     return logits.index_put(places, torch.tensor(float("-inf"), dtype=logits.dtype, device=logits.device))
+
+
+def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's largest logit and its token, the first one among equals; NaN is larger than anything.
+
+    In two stages, because torch's CPU kernels find a maximum many times as fast as they find its place
+    (32 x 32,000 float32: 45 and 842 us): the place is looked for only within one chunk.
+    """
+    num_rows, vocabulary = logits.shape
+    if vocabulary % ARGMAX_CHUNK or logits.numel() < FEWEST_CHUNKED:
+        best, tokens = logits.max(dim=-1)
+        return best, tokens
+    chunks = logits.view(num_rows, -1, ARGMAX_CHUNK)
+    chunk = chunks.amax(dim=-1).argmax(dim=-1, keepdim=True)
+    best, place = chunks.take_along_dim(chunk[..., None], dim=1).squeeze(1).max(dim=-1)
+    return best, chunk.squeeze(1) * ARGMAX_CHUNK + place
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[DrawRow]) -> torch.Tensor:

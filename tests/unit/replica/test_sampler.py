@@ -198,6 +198,23 @@ def test_greedy_is_the_maximum_whatever_the_seed(temperature: float) -> None:
     assert sample(logits, rows, NO_EOS) == logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("vocabulary", [64, 64 * 300, 64 * 300 + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_is_torchs_own_and_the_first_among_equals(vocabulary: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(vocabulary)
+    logits = torch.randn(6, vocabulary).to(dtype)
+    logits[0, [5, 40, vocabulary - 1]] = 50.0  # equals in one chunk and across chunks
+    logits[1] = 0.0
+    logits[2] = -torch.inf
+    logits[3, [1, vocabulary - 2]] = torch.nan
+    logits[4, vocabulary - 1] = torch.inf
+    best, tokens = sampler._largest(logits)
+    expected = logits.max(dim=-1)
+    torch.testing.assert_close(best, expected.values, rtol=0, atol=0, equal_nan=True)
+    assert tokens.tolist() == expected.indices.tolist()
+    assert tokens.tolist()[:4] == [5, 0, 0, 1]
+
+
 def test_a_low_temperature_approaches_greedy() -> None:
     logits = random_logits(50, 300)
     rows = [row(seed=index, temperature=1e-3) for index in range(50)]
