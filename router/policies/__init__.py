@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cache.errors import ConfigError
+from router.policies.aibrix_preble import AibrixPreble
+from router.policies.aibrix_prefix import AibrixPrefix
 from router.policies.base import (
     Policy,
     PolicyContext,
@@ -13,15 +15,51 @@ from router.policies.base import (
     Scored,
     StatelessPolicy,
 )
+from router.policies.chwbl import Chwbl
+from router.policies.dynamo_kv import DynamoKv
 from router.policies.expected_time import ExpectedTime
+from router.policies.gie_epp import GieEpp
+from router.policies.least_outstanding import LeastOutstanding
+from router.policies.llmd_precise import LlmdPrecise
+from router.policies.lmetric import Lmetric
+from router.policies.mooncake_min_ttft import MooncakeMinTtft
 from router.policies.options import PolicySpec, read_options
+from router.policies.power_of_two import PowerOfTwo
+from router.policies.preble import Preble
+from router.policies.prodstack_kv_aware import ProdstackKvAware
+from router.policies.prodstack_prefix import ProdstackPrefix
+from router.policies.prodstack_simhash import ProdstackSimhash
+from router.policies.random_choice import RandomChoice
+from router.policies.ray_kv_aware import RayKvAware
+from router.policies.ray_prefix_affinity import RayPrefixAffinity
 from router.policies.round_robin import RoundRobin
+from router.policies.session_affinity import SessionAffinity
+from router.policies.sglang_cache_aware import SglangCacheAware
 
 POLICIES: Mapping[str, PolicySpec] = {
     spec.name: spec
     for spec in (
         PolicySpec(ExpectedTime, ExpectedTime.Options),
         PolicySpec(RoundRobin),
+        PolicySpec(RandomChoice),
+        PolicySpec(LeastOutstanding),
+        PolicySpec(PowerOfTwo),
+        PolicySpec(SessionAffinity, SessionAffinity.Options),
+        PolicySpec(Chwbl, Chwbl.Options),
+        PolicySpec(SglangCacheAware, SglangCacheAware.Options),
+        PolicySpec(ProdstackPrefix, ProdstackPrefix.Options),
+        PolicySpec(ProdstackSimhash, ProdstackSimhash.Options),
+        PolicySpec(ProdstackKvAware, ProdstackKvAware.Options),
+        PolicySpec(AibrixPrefix, AibrixPrefix.Options),
+        PolicySpec(AibrixPreble, AibrixPreble.Options),
+        PolicySpec(GieEpp, GieEpp.Options),
+        PolicySpec(LlmdPrecise, LlmdPrecise.Options),
+        PolicySpec(DynamoKv, DynamoKv.Options),
+        PolicySpec(RayKvAware, RayKvAware.Options),
+        PolicySpec(RayPrefixAffinity, RayPrefixAffinity.Options),
+        PolicySpec(Preble, Preble.Options),
+        PolicySpec(MooncakeMinTtft),
+        PolicySpec(Lmetric),
     )
 }
 NAMES = tuple(POLICIES)

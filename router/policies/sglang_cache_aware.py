@@ -1,0 +1,87 @@
+"""The replica that was sent the longest like beginning, unless little is alike or the load is uneven.
+
+Source: SGLang router, `cache_aware` (sgl-model-gateway, 2026): one radix tree of characters, shared by all
+workers.
+    max - min > 32 requests and max > 1.1 * min  ->  least loaded
+    matched / prompt characters > 0.5            ->  who was last sent that prefix
+    otherwise                                    ->  least loaded
+The prompt enters the tree whichever rule chose; ties go to the first worker, so an idle fleet's cold prompts
+all do. Defaults are those of its library, as most descriptions have them; its command line starts with
+0.3 / 64 / 1.5. Of the tree each worker keeps 2^26 characters, the command line's value: the library's
+10,000 would forget every prompt of a usual length at once.
+Not represented: eviction every 30 s (here at once); a worker's circuit breaker. Load is this gateway's own
+count of open requests, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.messages import ReplicaInfo
+from cache.types import ReplicaId
+from router.cost import Candidate
+from router.policies.base import PolicyContext, PolicyRequest, Scored
+from router.policies.indexes.radix_tree import RadixTree
+from router.policies.options import check_range
+from router.policies.prompt_parts import prompt_text
+from router.policies.ranking import chosen_first, least_loaded, num_in_flight
+from router.policies.stateful import StatefulPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SglangCacheAwareOptions:
+    cache_threshold: float = 0.5  # share of the prompt that must be matched
+    balance_abs_threshold: int = 32  # requests between the most and the least loaded
+    balance_rel_threshold: float = 1.1  # the most loaded over the least
+    max_tree_chars: int = 2**26  # per replica
+
+    def __post_init__(self) -> None:
+        check_range(
+            self,
+            cache_threshold=(0.0, 1.0),
+            balance_abs_threshold=(0, 1_000_000),
+            balance_rel_threshold=(1.0, 1_000_000.0),
+            max_tree_chars=(1, 2**30),
+        )
+
+
+class SglangCacheAware(StatefulPolicy):
+    name = "sglang_cache_aware"
+    uses_prefix = True
+    Options = SglangCacheAwareOptions
+
+    def __init__(self, context: PolicyContext, options: SglangCacheAwareOptions) -> None:
+        self._options = options
+        self._block_size = context.block_size
+        self._tree = RadixTree()
+
+    def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
+        by_load = least_loaded(candidates, num_in_flight)
+        if self._is_imbalanced(by_load):
+            return chosen_first(by_load[0], by_load)
+        text = prompt_text(request, self._block_size)
+        match = self._tree.match(text.symbols)
+        if match.length * text.chars_per_symbol <= self._options.cache_threshold * text.num_chars:
+            return chosen_first(by_load[0], by_load)
+        holder = match.node.last_owner
+        # One that cannot be chosen now is passed over for the first that can, as there.
+        chosen = next((c for c in candidates if c.replica_id == holder), candidates[0])
+        return chosen_first(chosen, by_load)
+
+    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        self._tree.add_owner(replica_id, self._options.max_tree_chars)
+
+    def replica_removed(self, replica_id: ReplicaId) -> None:
+        self._tree.remove_owner(replica_id)
+
+    def routed(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
+        text = prompt_text(request, self._block_size)
+        self._tree.insert(text.symbols, text.chars_per_symbol, replica_id)
+
+    def _is_imbalanced(self, by_load: Sequence[Candidate]) -> bool:
+        least, most = num_in_flight(by_load[0]), num_in_flight(by_load[-1])
+        return (
+            most - least > self._options.balance_abs_threshold
+            and most > self._options.balance_rel_threshold * least
+        )
