@@ -61,6 +61,7 @@ class CellSpec:
     seed: int  # of the workload's window and of every draw
     policy: str = "expected_time"  # one of `router.policies.NAMES`, or of `IDEALS`
     policy_options: tuple[tuple[str, object], ...] = ()  # sorted by name, so that equal options are equal
+    router_options: tuple[tuple[str, object], ...] = ()  # other `RouterConfig` fields, sorted; e.g. binding
     cache_tokens: int = 1_500_000  # of one replica
     num_routers: int = 1
     event_delay_s: float = 0.005  # from an engine's publication to every router
@@ -81,8 +82,9 @@ class CellSpec:
                 raise ValueError(f"{name} = {getattr(self, name)} is negative")
         if len(self.slowdowns) > self.num_replicas or not all(slowdown > 0 for slowdown in self.slowdowns):
             raise ValueError(f"slowdowns = {self.slowdowns} do not fit {self.num_replicas} replicas")
-        if self.policy_options != tuple(sorted(self.policy_options)):
-            raise ValueError(f"policy_options = {self.policy_options} are not sorted by name")
+        for name in ("policy_options", "router_options"):
+            if getattr(self, name) != tuple(sorted(getattr(self, name))):
+                raise ValueError(f"{name} = {getattr(self, name)} are not sorted by name")
 
     def digest(self) -> str:
         """Names the cell in a store of results. The workload's content is the caller's to add."""

@@ -47,6 +47,8 @@ class Cluster:
             RouterNode(
                 policy=spec.policy,
                 policy_options=dict(spec.policy_options),
+                router_options=dict(spec.router_options),
+                peers=(number, spec.num_routers),
                 block_tokens=workload.block_tokens,
                 queue=self._queue,
                 rng=random.Random(f"{spec.seed} router {number}"),

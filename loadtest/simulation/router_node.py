@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from cache.events import EventBatch
 from cache.messages import ReplicaInfo
@@ -17,6 +18,7 @@ from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.turns import Turn, fingerprint
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
+from router.held import HeldRequests, HoldOptions
 from router.routing import RouteQuery, Routing
 
 NO_REPLICA_RETRY_S = 1.0  # after which a client asks again when nobody is there
@@ -27,26 +29,42 @@ class Dispatch(Protocol):
         """The router sends the request there."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    turn: Turn
+    num_output: int
+
+
 class RouterNode:
     def __init__(
         self,
         *,
         policy: str,
         policy_options: Mapping[str, object],
+        router_options: Mapping[str, Any],
+        peers: tuple[int, int],
         block_tokens: int,
         queue: EventQueue,
         rng: random.Random,
         dispatch: Dispatch,
     ) -> None:
-        """Raises ConfigError for an unknown policy or option."""
+        """peers: its place among the routers, and their number. Raises ConfigError for an unknown policy
+        or option."""
         config = RouterConfig(
             model_name="simulated",
             tokenizer="simulated",
             fingerprint=fingerprint(block_tokens),
             policy=policy,
             policy_options=policy_options,
+            **router_options,
         )
-        self.routing = Routing(config, clock=queue, rng=rng)
+        self.routing = Routing(config, clock=queue, rng=rng, peers=lambda: peers)
+        # Late binding: None where requests are sent at once.
+        self._held: HeldRequests | None = None
+        if config.binding == "late":
+            self._held = HeldRequests(self.routing, HoldOptions.of(config), queue)
+        self._waiting: dict[RequestId, _Held] = {}
+        self._poll_at = float("inf")  # the earliest poll that is scheduled
         self._block_tokens = block_tokens
         self._queue = queue
         self._dispatch = dispatch
@@ -65,13 +83,17 @@ class RouterNode:
             prompt=turn.prompt,
         )
         try:
-            placement = self.routing.choose(query)
+            if self._held is not None:
+                self._held.submit(query, since=turn.work.arrival_s)
+                self._waiting[turn.request_id] = _Held(turn, num_output)
+            else:
+                placement = self.routing.choose(query)
+                self._dispatch(self, turn, num_output, placement.replica_id)
         except AllBusy as error:
             self._again(error.retry_after_s, turn, num_output, excluded)
         except NoReplica:
             self._again(NO_REPLICA_RETRY_S, turn, num_output, frozenset())
-        else:
-            self._dispatch(self, turn, num_output, placement.replica_id)
+        self._poll()
 
     def accepted(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         self.routing.routed(request_id, replica_id)
@@ -83,15 +105,40 @@ class RouterNode:
         self.routing.finish(
             turn.request_id, block_hashes=turn.block_hashes, num_output_tokens=turn.work.output_tokens
         )
+        self._poll()
 
     def heard(self, replica_id: ReplicaId, batch: EventBatch) -> None:
         self.routing.on_events(replica_id, batch)
+        self._poll()
 
     def members(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
         self.routing.update_replicas(replicas)
+        self._poll()
 
     def lost(self, replica_id: ReplicaId) -> None:
         self.routing.replica_lost(replica_id)
+        self._poll()
+
+    def _poll(self) -> None:
+        """Let go of whoever may leave; come back when somebody else may."""
+        if self._held is None or not len(self._held):
+            return
+        for departure in self._held.poll():
+            held = self._waiting.pop(departure.request_id)
+            if departure.placement is not None:
+                self._dispatch(self, held.turn, held.num_output, departure.placement.replica_id)
+            else:
+                assert isinstance(departure.error, NoReplica)
+                self._again(NO_REPLICA_RETRY_S, held.turn, held.num_output, frozenset())
+        poll_at = self._held.next_poll_at()
+        if poll_at is not None and poll_at < self._poll_at:
+            self._poll_at = poll_at
+            self._queue.at(poll_at, self._poll_then, poll_at)
+
+    def _poll_then(self, poll_at: float) -> None:
+        if poll_at == self._poll_at:
+            self._poll_at = float("inf")
+            self._poll()
 
     def _again(self, after_s: float, turn: Turn, num_output: int, excluded: frozenset[ReplicaId]) -> None:
         def submit() -> None:
