@@ -75,7 +75,7 @@ class SimEngine:
             clock=queue,
         )
         self.is_alive = True
-        self.busy_s = 0.0
+        self.busy_s = 0.0  # of periods that are over
         self.prefill_tokens = 0  # prompt tokens computed
         self.num_steps = 0
         self._cache = cache
@@ -90,6 +90,7 @@ class SimEngine:
         self._has_news = False  # something ended since the last batch
         self._published_s = queue.now
         self._run: _Run | None = None  # the steps being computed
+        self._busy_since: float | None = None  # None while idle
         if events is not None:
             queue.at(queue.now + HEARTBEAT_S, self._heartbeat)
 
@@ -109,6 +110,7 @@ class SimEngine:
     def kill(self) -> list[tuple[Turn, int]]:
         """Stop at once. What was being served, with the tokens each has generated."""
         self.is_alive = False
+        self._rest()
         if self._run is not None:  # the steps of this run that are over, and none of the one in progress
             self._run.num_steps = max(0, self._steps_by(self._run, self._queue.now) - 1)
             unread = self._run.num_steps
@@ -165,7 +167,10 @@ class SimEngine:
         planned = self.scheduler.plan()
         if not planned:
             assert self._shares_cache or not len(self.scheduler)
+            self._rest()
             return
+        if self._busy_since is None:
+            self._busy_since = self._queue.now
         new_tokens, attention, num_steps = 0, 0.0, NEVER_FULL
         for request, num_tokens in planned:
             computed = request.num_computed
@@ -181,6 +186,12 @@ class SimEngine:
         run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
         self._run = run
         self._schedule_end(run)
+
+    def _rest(self) -> None:
+        """Idle from now on."""
+        if self._busy_since is not None:
+            self.busy_s += self._queue.now - self._busy_since
+            self._busy_since = None
 
     def _quiet_steps(self) -> int:
         if not self._jumps or (self._shares_cache and self.scheduler.num_waiting):
@@ -211,7 +222,6 @@ class SimEngine:
             [0 if len(r.token_ids) - r.num_computed == num_tokens else None for r, num_tokens in planned]
         )
         self._run = None
-        self.busy_s += self._queue.now - run.began_s
         self.num_steps += num_steps
         for request in scheduler.update(StepResult(tokens, elapsed_s=self._queue.now - run.began_s)):
             num_output = request.num_output_tokens
