@@ -44,7 +44,7 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
         config(debug_token="hunter2")
     assert caught.value.field == "debug_token"
     assert "hunter2" not in str(caught.value)
-    with pytest.raises(ConfigError, match="record.key"):
+    with pytest.raises(ConfigError, match=r"record\.key"):
         RecordConfig(folder="traces", key="hunter2")
 
 
