@@ -44,6 +44,7 @@ class RouteQuery:
     # array may grow afterwards.
     token_ids: array[int] | None = None
     cache_salt: str = ""  # requests of different salts share no block
+    asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
 
 
 @dataclass(frozen=True, slots=True)

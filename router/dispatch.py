@@ -91,6 +91,7 @@ class Generation:
         self._deaths = 0
         self._forward_failures = 0
         self._was_placed = False
+        self._asked_at: float | None = None  # when the first attempt began to look for a replica
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
         self.overlap_blocks = 0
@@ -154,6 +155,8 @@ class Generation:
         shared, job = self._shared, self._job
         self._hash_new_blocks()
         started_at = shared.clock()
+        if self._asked_at is None:
+            self._asked_at = started_at
         placement = shared.routing.choose(
             RouteQuery(
                 request_id=job.request_id,
@@ -164,6 +167,7 @@ class Generation:
                 max_tokens=job.sampling.max_tokens - (len(self._tokens) - len(job.prompt)),
                 token_ids=self._tokens,
                 cache_salt=job.cache_salt,
+                asked_at=self._asked_at,
             )
         )
         self._was_placed = True
