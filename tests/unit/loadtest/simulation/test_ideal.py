@@ -1,0 +1,72 @@
+"""The yardsticks: what one cache for all and true knowledge of every queue give."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from loadtest.simulation.cell import IDEAL, IDEAL_SHORTEST
+from loadtest.simulation.run import simulate
+from loadtest.workloads.request import Workload
+from tests.fakes_simulation import MACHINE, Blocks, request, spec, unrelated, workload, workloads
+
+MODEL = MACHINE.step_time()
+
+
+def test_what_one_engine_computed_is_there_for_all() -> None:
+    """Round robin computes the twin's prompt again on the other replica; the ideal's engines share it."""
+    blocks = Blocks().extend((), 64)
+    work = workload(request(0.0, 64, 90, blocks), request(1.0, 64, 1, blocks))
+    ideal = simulate(work, spec(policy=IDEAL))
+    assert ideal.cached_tokens.tolist() == [0, 48]
+    assert ideal.replica.tolist() == [0, 1]  # and goes where nobody decodes
+    assert simulate(work, spec()).cached_tokens.tolist() == [0, 0]
+
+
+def test_each_goes_where_its_first_token_comes_soonest() -> None:
+    """A long prompt on the first engine, a short one on the second: the third follows the short one."""
+    work = unrelated((0.0, 600, 1), (0.0, 60, 1), (0.01, 40, 1))
+    assert simulate(work, spec(policy=IDEAL)).replica.tolist() == [0, 1, 1]
+
+
+def test_a_slow_engine_is_used_when_the_fast_one_is_too_full() -> None:
+    work = unrelated(*((0.0, 64, 1) for _ in range(6)))
+    replicas = simulate(work, spec(policy=IDEAL, slowdowns=(2.0,))).replica.tolist()
+    assert replicas.count(0) == 2
+
+
+def test_the_short_pass_the_long_that_wait() -> None:
+    """One engine: while it computes, a long prompt comes and then a short one."""
+    work = unrelated((0.0, 64, 1), (0.01, 600, 1), (0.02, 20, 1))
+    served = spec(num_replicas=1, policy=IDEAL)
+    fcfs = simulate(work, served)
+    shortest = simulate(work, spec(num_replicas=1, policy=IDEAL_SHORTEST))
+    first_s = MODEL.prefill_s(64, 0, 64)
+    # It shares its step with the start of the long one.
+    assert shortest.ttft_s[2] == pytest.approx(first_s + MODEL.step_s(64, 20 * 10 + 44 * 22, 2) - 0.02)
+    assert shortest.ttft_s[2] < fcfs.ttft_s[2] / 4
+    assert shortest.ttft_s[1] < fcfs.ttft_s[1] + MODEL.step_s(20, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("long_tokens", "least_s", "most_s"),
+    [
+        (600, 7.0, 14.0),  # 0.8 s of prefill more than a short one are made good by 8 s of waiting
+        (3000, 20.0, 30.0),  # 4 s would take 40: whoever has waited for 20 goes first
+    ],
+)
+def test_the_long_are_not_starved(long_tokens: int, least_s: float, most_s: float) -> None:
+    """More short prompts than one engine can take, and a long one among the first of them."""
+    short = [(0.07 * i, 64, 1) for i in range(700)]  # each fills a step, so none takes the long one along
+    work = unrelated((0.01, long_tokens, 1), *short)
+    result = simulate(work, spec(num_replicas=1, cache_tokens=8000, policy=IDEAL_SHORTEST))
+    assert least_s < result.ttft_s[result.input_tokens.argmax()] < most_s
+
+
+@given(workloads())
+@settings(max_examples=40, deadline=None)
+def test_everybody_is_served_however_small_the_pool(work: Workload) -> None:
+    """Engines may wait for each other's blocks: somebody always goes on."""
+    for policy in (IDEAL, IDEAL_SHORTEST):
+        result = simulate(work, spec(policy=policy, num_replicas=3, cache_tokens=200))
+        assert (result.e2e_s > 0).all()
