@@ -20,6 +20,7 @@ from cache.types import ReplicaId
 from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.prefix_window import PrefixWindow
+from router.policies.indexes.prompt_tree import PromptTree
 from router.policies.indexes.radix_tree import nearest_owners
 from router.policies.options import check_range
 from router.policies.profiled_prefill import V100_MISTRAL_7B
@@ -48,13 +49,13 @@ class AibrixPreble(StatefulPolicy):
         self._options = options
         self._block_size = context.block_size
         self._clock = context.clock
-        self._tree = PrefixWindow(window_s=options.window_s, prefill_s=V100_MISTRAL_7B.seconds)
+        self._window = PrefixWindow(window_s=options.window_s, prefill_s=V100_MISTRAL_7B.seconds)
+        self._prompts = PromptTree(self._window, context.block_size)
 
     def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
-        self._tree.expire(self._clock())
+        self._window.expire(self._clock())
         by_work = by_cost(candidates, [self._work_s(candidate.replica_id) for candidate in candidates])
-        symbols = tuple(request.hints)
-        match = self._tree.match(symbols)
+        match = self._window.match(tuple(request.hints))
         matched_tokens = match.length * self._block_size
         if matched_tokens <= self._options.match_threshold * request.shape.num_prompt_tokens:
             return by_work
@@ -62,21 +63,19 @@ class AibrixPreble(StatefulPolicy):
         if not owners:
             return by_work
         holders = [candidate for candidate in candidates if candidate.replica_id in owners]
-        chosen = min(holders, key=lambda candidate: self._tree.owner_use(candidate.replica_id).num_requests)
+        chosen = min(holders, key=lambda candidate: self._window.owner_use(candidate.replica_id).num_requests)
         return chosen_first(chosen, [scored.candidate for scored in by_work])
 
     def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        self._tree.add_owner(replica_id, info.num_blocks * self._block_size)
+        self._window.add_owner(replica_id, info.num_blocks * self._block_size)
 
     def replica_removed(self, replica_id: ReplicaId) -> None:
-        self._tree.remove_owner(replica_id)
+        self._window.remove_owner(replica_id)
 
     def routed(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
-        leaf = self._tree.insert(tuple(request.hints), self._block_size, replica_id)
-        prompt_tokens = leaf.end * self._block_size
-        cached_tokens = leaf.start * self._block_size
-        self._tree.count(leaf, prompt_tokens, cached_tokens, self._clock())
+        leaf = self._prompts.send(request, replica_id)
+        self._window.count(leaf, leaf.end_chars, leaf.chars_before, self._clock())
 
     def _work_s(self, replica_id: ReplicaId) -> float:
-        use = self._tree.owner_use(replica_id)
+        use = self._window.owner_use(replica_id)
         return use.work_s + use.num_nodes * self._options.decode_tokens * DECODE_TOKEN_S

@@ -30,7 +30,8 @@ from cache.types import ReplicaId
 from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.prefix_window import NodeUse, PrefixWindow
-from router.policies.indexes.radix_tree import RadixMatch, RadixNode, nearest_owners
+from router.policies.indexes.prompt_tree import PromptTree
+from router.policies.indexes.radix_tree import RadixNode, nearest_owners
 from router.policies.options import check_range
 from router.policies.profiled_prefill import A6000_MISTRAL_7B
 from router.policies.ranking import by_cost
@@ -70,6 +71,7 @@ class Preble(StatefulPolicy):
         self._block_size = context.block_size
         self._clock = context.clock
         self._tree = _PrebleTree(window_s=options.window_s, prefill_s=self._prefill_s)
+        self._prompts = PromptTree(self._tree, context.block_size)
         self._step_time: StepTimeModel | None = None  # of the fleet, for prefill times
         self._max_batched_tokens = 1
         self._num_replicas = 0
@@ -79,14 +81,11 @@ class Preble(StatefulPolicy):
     def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
         self._tree.expire(self._clock())
         self._follow_speed(candidates)
-        symbols = tuple(request.hints)
-        match = self._tree.match(symbols)
-        new_blocks, cached_blocks = _as_leaf(match, len(symbols))
-        new_tokens = new_blocks * self._block_size
-        costs = [self._cost_s(candidate, new_tokens) for candidate in candidates]
+        leaf = self._prompts.find(request)
+        costs = [self._cost_s(candidate, leaf.new_tokens) for candidate in candidates]
         ranked = by_cost(candidates, costs)
-        if new_blocks < cached_blocks:
-            allocated = nearest_owners(match.node, {candidate.replica_id for candidate in candidates})
+        if leaf.new_tokens < leaf.known_tokens:
+            allocated = nearest_owners(leaf.match.node, {candidate.replica_id for candidate in candidates})
             ranked.sort(key=lambda scored: scored.replica_id not in allocated)
         return ranked
 
@@ -100,9 +99,8 @@ class Preble(StatefulPolicy):
 
     def routed(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
         now = self._clock()
-        leaf = self._tree.insert(tuple(request.hints), self._block_size, replica_id)
-        size = self._block_size
-        self._tree.count(_important(leaf), leaf.end * size, leaf.start * size, now)
+        leaf = self._prompts.send(request, replica_id)
+        self._tree.count(_important(leaf), leaf.end_chars, leaf.chars_before, now)
         self._num_routed += 1
         if self._is_rebalancing_due(now):
             self._rebalanced_at = now
@@ -196,7 +194,7 @@ class _PrebleTree(PrefixWindow):
 
 def _is_large(node: RadixNode) -> bool:
     """More tokens than all before it."""
-    return len(node.edge) > node.start
+    return node.num_chars > node.chars_before
 
 
 def _important(leaf: RadixNode) -> RadixNode:
@@ -205,13 +203,6 @@ def _important(leaf: RadixNode) -> RadixNode:
     while not _is_large(node) and node.parent is not None:
         node = node.parent
     return node
-
-
-def _as_leaf(match: RadixMatch, num_blocks: int) -> tuple[int, int]:
-    """New and cached blocks of the leaf that the prompt would end at if it were inserted."""
-    if match.length < num_blocks:
-        return num_blocks - match.length, match.length
-    return match.length - match.node.start, match.node.start
 
 
 def _decode_token_s(candidate: Candidate) -> float:

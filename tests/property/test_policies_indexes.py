@@ -73,7 +73,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(prompt=prompts)
     def owners_of_a_match_are_those_that_were_sent_it(self, prompt: Symbols) -> None:
         match = self.tree.match(prompt)
-        if match.length == match.node.end and match.length:
+        if match.length == match.node.end_chars and match.length:
             expected = {
                 owner
                 for owner, sent in self.sent.items()
@@ -94,6 +94,8 @@ class TreeMachine(RuleBasedStateMachine):
         for node in nodes(self.tree):
             assert node.owners
             assert node.last_owner in node.owners
+            assert node.parent is not None
+            assert node.chars_before == node.parent.end_chars
             if node.parent is not self.tree.root:
                 assert node.parent is not None
                 assert node.owners.keys() <= node.parent.owners.keys()
@@ -180,7 +182,7 @@ def test_sums_per_replica_are_those_of_the_nodes_it_owns(
     for step, owner, prompt in story:
         if step == "send":
             leaf = window.insert(prompt, 10, owner)
-            window.count(leaf, 10 * leaf.end, 10 * leaf.start, now)
+            window.count(leaf, leaf.end_chars, leaf.chars_before, now)
         elif step == "trim":
             window.trim(owner, 20)
         elif step == "leave":

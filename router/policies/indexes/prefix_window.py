@@ -90,7 +90,7 @@ class PrefixWindow(RadixTree):
 
     def prefill_s(self, node: RadixNode) -> float:
         """Seconds to compute the node's tokens after its ancestors'."""
-        return self._prefill_s(node.num_chars, node.end * node.chars_per_symbol)
+        return self._prefill_s(node.num_chars, node.end_chars)
 
     def recompute_s(self, node: RadixNode) -> float:
         """Seconds to compute the node again for all its requests of the window; 0 if it had none."""

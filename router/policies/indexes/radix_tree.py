@@ -22,39 +22,40 @@ Symbols = str | tuple[int, ...]
 class RadixNode:
     """One edge and what hangs on it. Read-only outside this module."""
 
-    __slots__ = ("chars_per_symbol", "children", "edge", "last_owner", "owners", "parent", "start")
+    __slots__ = ("chars_before", "chars_per_symbol", "children", "edge", "last_owner", "owners", "parent")
 
-    def __init__(self, edge: Symbols, parent: RadixNode | None, start: int, chars_per_symbol: int) -> None:
+    def __init__(self, edge: Symbols, parent: RadixNode | None, chars_per_symbol: int) -> None:
         self.edge = edge
         self.parent = parent
-        self.start = start  # symbols before this edge
+        self.chars_before = parent.end_chars if parent is not None else 0  # from the root to this edge
         self.chars_per_symbol = chars_per_symbol
         self.children: dict[str | int, RadixNode] = {}  # by their edge's first symbol
         self.owners: dict[ReplicaId, None] = {}
         self.last_owner: ReplicaId | None = None  # who was given it most recently
 
     @property
-    def end(self) -> int:
-        """Symbols from the root to the end of this edge."""
-        return self.start + len(self.edge)
+    def num_chars(self) -> int:
+        """Of this edge."""
+        return len(self.edge) * self.chars_per_symbol
 
     @property
-    def num_chars(self) -> int:
-        return len(self.edge) * self.chars_per_symbol
+    def end_chars(self) -> int:
+        """From the root to the end of this edge."""
+        return self.chars_before + self.num_chars
 
 
 class RadixMatch(NamedTuple):
-    """How far a prompt is known."""
+    """How far a prompt is known. May end inside the node's edge."""
 
     node: RadixNode  # the deepest one that shares something; the root if nothing does
-    length: int  # symbols, from the prompt's start; may end inside the node's edge
+    length: int  # symbols, from the prompt's start
 
 
 class RadixTree:
     """Prefixes and their owners, each remembered for so many characters at most."""
 
     def __init__(self) -> None:
-        self.root = RadixNode((), None, 0, 1)
+        self.root = RadixNode((), None, 1)
         self.num_nodes = 0
         # Nodes of each owner, least recently used first; a node always before its parent.
         self._held: dict[ReplicaId, OrderedDict[RadixNode, None]] = {}
@@ -163,7 +164,7 @@ class RadixTree:
     # --- parts --------------------------------------------------------------------------------
 
     def _grow(self, parent: RadixNode, edge: Symbols, chars_per_symbol: int) -> RadixNode:
-        node = RadixNode(edge, parent, parent.end, chars_per_symbol)
+        node = RadixNode(edge, parent, chars_per_symbol)
         parent.children[edge[0]] = node
         self.num_nodes += 1
         return node
@@ -176,7 +177,7 @@ class RadixTree:
         upper.children[lower.edge[at]] = lower
         upper.owners = dict(lower.owners)
         upper.last_owner = lower.last_owner
-        lower.parent, lower.edge, lower.start = upper, lower.edge[at:], lower.start + at
+        lower.parent, lower.edge, lower.chars_before = upper, lower.edge[at:], upper.end_chars
         for owner in upper.owners:
             self._refresh(upper, owner)
         self.node_split(upper, lower)

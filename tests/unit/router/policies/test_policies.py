@@ -139,7 +139,9 @@ def test_a_replica_that_left_is_not_remembered(name: str) -> None:
         visitor = f"visitor{visit}"
         bench.policy.replica_added(ReplicaId(visitor), info())
         for index in range(10):
-            request = cold(f"p{index}")  # the same prompts in each round, so that they add nothing
+            request = of_blocks(
+                hint_chain(f"p{index}", 4)
+            )  # the same prompts in each round, so that they add nothing
             bench.rank([candidate("a"), candidate("b"), candidate(visitor)], request)
             bench.sent(("a", "b", visitor)[index % 3], request)
         bench.leave(visitor)

@@ -21,7 +21,7 @@ def window() -> PrefixWindow:
 def send(window: PrefixWindow, blocks: tuple[int, ...], owner: ReplicaId, now: float) -> None:
     """A prompt of 10-token blocks, counted where it ends."""
     leaf = window.insert(blocks, 10, owner)
-    window.count(leaf, 10 * leaf.end, 10 * leaf.start, now)
+    window.count(leaf, leaf.end_chars, leaf.chars_before, now)
 
 
 def test_a_cold_prompt_costs_its_replica_all_of_it(window: PrefixWindow) -> None:

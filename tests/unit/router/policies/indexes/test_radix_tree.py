@@ -37,7 +37,7 @@ def test_a_prompt_that_ends_inside_an_edge_splits_it() -> None:
     t = tree()
     t.insert("abcdef", 1, A)
     node = t.insert("abc", 1, B)
-    assert (node.edge, node.start, node.end) == ("abc", 0, 3)
+    assert (node.edge, node.chars_before, node.end_chars) == ("abc", 0, 3)
     assert node.owners.keys() == {A, B}
     assert t.match("abcdef").node.owners.keys() == {A}
 
