@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable
 
 from cache.block_hash import BlockHasher
+from cache.types import ReplicaId
 from router.config import RouterConfig
 from router.dispatch import Dispatcher, ReplicaCalls
+from router.insight import Insight
+from router.insight_metrics import InsightCollector
 from router.metrics import RouterMetrics
 from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
@@ -40,6 +43,10 @@ class RouterParts:
         self.config = config
         self.metrics = RouterMetrics([endpoint.value for endpoint in Endpoint], OUTCOMES)
         self.routing = Routing(config, clock=clock, rng=rng)
+        self.insight = Insight(  # before anything that must be closed: its recording may be refused
+            config, self.routing, doubt=self._doubt, clock=clock, wall_clock=wall_clock
+        )
+        self.metrics.registry.register(InsightCollector(self.insight.totals))
         self.subscribers = SubscriberGroup(self.routing)
         self.routing.watch_membership(self.subscribers.update)
         self.metrics.watch_routing(self.routing.statistics)
@@ -50,6 +57,7 @@ class RouterParts:
             hasher=hasher,
             routing=self.routing,
             dispatcher=Dispatcher(config, self.routing, calls, hasher, self.metrics, clock),
+            insight=self.insight,
             metrics=self.metrics,
             readiness=self.readiness,
             version=version,
@@ -77,6 +85,10 @@ class RouterParts:
             self._was_synced = True
         return Readiness(None, len(replicas))
 
+    def _doubt(self, replica_id: ReplicaId) -> None:
+        self.subscribers.resync(replica_id)
+
     async def aclose(self) -> None:
         await self.subscribers.aclose()
+        await self.insight.aclose()
         self._encoder.close()

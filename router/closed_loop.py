@@ -68,6 +68,10 @@ class LoopTotals:
     unexpected: int = 0  # tokens found that nobody expected
     doubts: int = 0  # snapshots asked for
 
+    @property
+    def within_one_block(self) -> int:
+        return sum(self.by_bound[:2])
+
 
 class ClosedLoop:
     """Hears every account; asks for snapshots. O(1) per request."""

@@ -25,6 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cache.errors import ServingError
 from router.metrics import CONTENT_TYPE, RouterMetrics
 from router.openai_api.body import parse_object, read_limited
+from router.openai_api.debug import PATH as DEBUG_PATH
+from router.openai_api.debug import DebugRoute
 from router.openai_api.errors import ErrorAnswer, answer_to, outcome_of, route_error
 from router.openai_api.fields import Endpoint, count_unknown
 from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
@@ -160,6 +162,9 @@ class _Routes:
             ("/version", self.version),
         ):
             api.add_api_route(path, handler, methods=["GET"], response_model=None)
+        if self._service.config.expose_debug:
+            debug = DebugRoute(self._service.insight, self._service.config.debug_token)
+            api.add_api_route(DEBUG_PATH, debug.handle, methods=["GET"], response_model=None)
 
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: dict[str, Any]) -> Answer:

@@ -22,6 +22,7 @@ from router.config import RouterConfig
 from router.decision import ReplicaStatistics
 from router.dispatch import Dispatcher, Generation, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel
+from router.insight import Insight
 from router.metrics import RouterMetrics
 from router.openai_api.codec import (
     ChatCodec,
@@ -112,6 +113,7 @@ class Service:
         hasher: BlockHasher,
         routing: Routing,
         dispatcher: Dispatcher,
+        insight: Insight,
         metrics: RouterMetrics,
         readiness: Callable[[], Readiness],
         version: str,
@@ -120,6 +122,7 @@ class Service:
         rng: random.Random,
     ) -> None:
         self.config = config
+        self.insight = insight
         self.metrics = metrics
         self.readiness = readiness
         self.clock = clock
