@@ -22,6 +22,7 @@ from cache.types import RequestId
 from replica import kv_pages, model_probe
 from replica.attention.backend import choose_backend
 from replica.config import ReplicaConfig
+from replica.fused_norm import fuse_norms
 from replica.kv_pages import KVPages, LayerShape
 from replica.model_source import (
     ModelRefused,
@@ -94,7 +95,8 @@ class ModelRunner:
             model = load_model(resolved, device, dtype)
             reference = _reference_logits(model, max_model_len)
             layers = model_probe.probe_layers(model)
-            pack_linears(model)
+            fuse_norms(model)
+            pack_linears(model, run=lambda: model_probe.probe_layers(model))
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]

@@ -68,7 +68,8 @@ class WideDecode:
         room, value_dim = values.shape[2:]
         batch = size * kv_heads
         products = torch.bmm(
-            (query * scale).reshape(batch, group, key_dim), keys.view(batch, room, key_dim).transpose(1, 2)
+            (query * scale).reshape(batch, group, key_dim),
+            keys.view(batch, room, key_dim).transpose(1, 2),
         )
         scores = products.view(size, kv_heads, group, room)[..., :length]
         if bias is not None:

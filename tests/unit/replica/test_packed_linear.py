@@ -111,6 +111,89 @@ def test_each_weight_is_freed_before_the_next_is_packed(monkeypatch: pytest.Monk
     assert seen == [4, 3, 2, 1]
 
 
+class Gated(nn.Module):
+    """Three layers of one input and one of another; `skips` leaves a sibling out."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(24, 40, bias=bias), nn.Linear(24, 40, bias=bias)
+        self.scale = nn.Linear(24, 1, bias=bias)
+        self.down = nn.Linear(40, 24, bias=bias)
+        self.skips = False
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        gated = torch.sigmoid(self.gate(rows)) * self.up(rows)
+        out: torch.Tensor = self.down(gated if self.skips else gated * self.scale(rows))
+        return out
+
+
+@needs_kernels
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 600])
+def test_layers_of_one_input_are_packed_as_one_and_give_the_same(num_rows: int, bias: bool) -> None:
+    torch.manual_seed(num_rows)
+    model = Gated(bias).eval()
+    many = [torch.randn(1, num_rows, 24) for _ in range(3)]
+    with torch.inference_mode():
+        expected = [model(rows) for rows in many]
+        assert pack_linears(model, run=lambda: model(torch.randn(1, 2, 24))) == 4
+        kinds = {name: type(child).__name__ for name, child in model.named_children()}
+        assert kinds == dict.fromkeys(("gate", "up", "scale"), "PackedPart") | {"down": "PackedLinear"}
+        assert [part.out_features for part in (model.gate, model.up, model.scale)] == [40, 40, 1]
+        for rows, wanted in zip(many, expected, strict=True):
+            torch.testing.assert_close(model(rows), wanted, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_a_part_that_nobody_asked_for_is_no_later_forwards() -> None:
+    """A forward that leaves one of them out, or stops halfway, must not be answered for by the next."""
+    torch.manual_seed(0)
+    model = Gated(bias=True).eval()
+    first, second = torch.randn(1, 3, 24), torch.randn(1, 3, 24)
+    with torch.inference_mode():
+        expected = model(second)
+        pack_linears(model, run=lambda: model(first))
+        model.skips = True
+        model(first)
+        model.skips = False
+        torch.testing.assert_close(model(second), expected, rtol=1e-5, atol=1e-5)
+        model.gate(first)  # and then it raised
+        torch.testing.assert_close(model(second), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model(second), expected, rtol=1e-5, atol=1e-5)  # the same tensor again
+
+
+@needs_kernels
+def test_nothing_is_held_once_all_parts_were_taken() -> None:
+    model = Gated(bias=True).eval()
+    with torch.inference_mode():
+        pack_linears(model, run=lambda: model(torch.randn(1, 2, 24)))
+        rows = torch.randn(1, 3, 24)
+        alive = weakref.ref(rows)
+        model(rows)
+        del rows
+    assert alive() is None
+
+
+@needs_kernels
+def test_siblings_weights_are_freed_before_the_next_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(Gated(bias=False)).eval()
+    gated = model[0]
+    assert isinstance(gated, Gated)
+    alive = [weakref.ref(layer) for layer in (gated.gate, gated.up, gated.scale)]
+    seen: list[int] = []
+    kernels = packed_linear._kernels()
+    assert kernels is not None
+    pack, multiply = kernels
+
+    def counting(weight: torch.Tensor, num_rows: int) -> torch.Tensor:
+        seen.append(sum(ref() is not None for ref in alive))
+        return pack(weight, num_rows)
+
+    monkeypatch.setattr(packed_linear, "_kernels", lambda: (counting, multiply))
+    assert pack_linears(model, run=lambda: model(torch.zeros(1, 2, 24))) == 4
+    assert seen == [3, 0]  # the three together, then `down`
+
+
 def test_subclasses_other_dtypes_and_hooked_layers_stay_as_they_are() -> None:
     hooked = nn.Linear(8, 8)
     hooked.register_forward_hook(lambda _module, _args, output: output + 1)
