@@ -85,3 +85,12 @@ def test_an_owner_that_left_bears_nothing_when_it_returns(window: PrefixWindow) 
     assert window.owner_use(A).work_s == 0.0
     window.expire(1000.0)
     assert window.owner_use(A).work_s == 0.0
+
+
+def test_what_left_the_window_counts_neither_as_asked_nor_as_cached(window: PrefixWindow) -> None:
+    node = window.insert((1, 2), 10, A)
+    window.count(node, 20, 20, 0.0)
+    window.count(node, 20, 0, 100.0)
+    assert window.owner_use(A).work_s == pytest.approx(20.0)  # two requests, half missed, 20 tokens
+    window.expire(180.1)
+    assert window.owner_use(A).work_s == pytest.approx(20.0)  # one request, all of it missed
