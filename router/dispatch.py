@@ -26,6 +26,7 @@ from router.config import RouterConfig
 from router.decision import Placement, RouteQuery
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.metrics import RouterMetrics
+from router.policies import PromptView
 from router.routing import Routing
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Job:
     seed: int
     cache_salt: str = ""
     policy: str | None = None  # None = the configured one
+    text: PromptView | None = None  # for policies that place by it
 
 
 class Dispatcher:
@@ -167,6 +169,7 @@ class Generation:
                 max_tokens=job.sampling.max_tokens - (len(self._tokens) - len(job.prompt)),
                 token_ids=self._tokens,
                 cache_salt=job.cache_salt,
+                prompt=job.text,
                 asked_at=self._asked_at,
             )
         )

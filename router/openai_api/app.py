@@ -34,6 +34,7 @@ from router.openai_api.service import Answer, Service
 from router.openai_api.streams import BrokenStream, ClientGone, SseResponse, event, unless_gone
 
 POLICY_HEADER = "x-warmpath-policy"
+SESSION_HEADER = "x-session-id"
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
 OVERLAP_HEADER = "x-warmpath-overlap-blocks"
@@ -168,14 +169,16 @@ class _Routes:
 
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: dict[str, Any]) -> Answer:
-            return await self._service.chat(parse_chat(body), _id_of(request), self._policy_of(request))
+            return await self._service.chat(
+                parse_chat(body), _id_of(request), self._policy_of(request), _session_of(request)
+            )
 
         return await self._answer(request, Endpoint.CHAT, start)
 
     async def completions(self, request: Request) -> Response:
         async def start(body: dict[str, Any]) -> Answer:
             return await self._service.complete(
-                parse_completion(body), _id_of(request), self._policy_of(request)
+                parse_completion(body), _id_of(request), self._policy_of(request), _session_of(request)
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
@@ -295,6 +298,11 @@ class _Routes:
 def _id_of(request: Request) -> str:
     request_id: str = request.scope[_SCOPE_KEY]
     return request_id
+
+
+def _session_of(request: Request) -> str | None:
+    """What the client says its requests have in common; None if it says nothing."""
+    return request.headers.get(SESSION_HEADER) or None
 
 
 def _json(content: bytes, headers: dict[str, str] | None = None) -> Response:

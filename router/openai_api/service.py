@@ -34,10 +34,12 @@ from router.openai_api.codec import (
     whole_answer,
 )
 from router.openai_api.fields import Endpoint
+from router.openai_api.prompt_text import ChatText, PlainText
 from router.openai_api.responses import ModelCard, ModelList
-from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TokenPrompt
+from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
 from router.openai_api.streams import Indexed, merge
 from router.policies import NAMES as POLICY_NAMES
+from router.policies import PromptView
 from router.prompt import PromptEncoder
 from router.routing import Routing
 
@@ -137,17 +139,26 @@ class Service:
 
     # --- generating ---------------------------------------------------------------------------
 
-    async def chat(self, body: ChatBody, request_id: str, policy: str | None) -> Answer:
-        """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged."""
+    async def chat(
+        self, body: ChatBody, request_id: str, policy: str | None, session: str | None = None
+    ) -> Answer:
+        """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged.
+
+        session: what the client says its requests have in common, for policies that keep sessions together.
+        """
         arrived_at = self.clock()
         self._check(body, policy)
         messages = [message.model_dump() for message in body.messages]
         prompt = await self._encoder.encode_chat(messages, salt=body.cache_salt or "")
-        job = await self._job(body, prompt, body.token_limit, self._unique(request_id), policy, "messages")
+        text = ChatText(body.messages, session)
+        unique = self._unique(request_id)
+        job = await self._job(body, prompt, text, body.token_limit, unique, policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at)
 
-    async def complete(self, body: CompletionBody, request_id: str, policy: str | None) -> Answer:
+    async def complete(
+        self, body: CompletionBody, request_id: str, policy: str | None, session: str | None = None
+    ) -> Answer:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
         self._check(body, policy)
@@ -157,7 +168,8 @@ class Service:
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
             token_ids = await self._encode(prompt, param, body.cache_salt or "")
             job_id = RequestId(f"{unique}-{index}") if index else unique
-            jobs.append(await self._job(body, token_ids, body.token_limit, job_id, policy, param))
+            text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session)
+            jobs.append(await self._job(body, token_ids, text, body.token_limit, job_id, policy, param))
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
         return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at)
 
@@ -208,6 +220,7 @@ class Service:
         self,
         body: RequestBody,
         prompt: array[int],
+        text: PromptView,
         token_limit: int | None,
         request_id: RequestId,
         policy: str | None,
@@ -238,6 +251,7 @@ class Service:
             seed=body.seed if body.seed is not None else self._rng.getrandbits(63),
             cache_salt=salt,
             policy=policy,
+            text=text,
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> Sequence[Any]:

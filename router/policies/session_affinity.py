@@ -3,7 +3,7 @@
 Source: vLLM production-stack a6c01db0 (2026-08-05), `--routing-logic session`: `uhashring` on the session
 header; a request without a session goes to the lowest rate of the last minute. 160 points per replica, as
 `uhashring` has by default (it hashes with MD5, this with xxHash64: another ring of the same kind).
-Not represented: the header's name is fixed here (`x-session-id`, or the body's `user`).
+The header is `x-session-id` (there, whatever `--session-key` says).
 """
 
 from __future__ import annotations
