@@ -1,0 +1,301 @@
+"""`python -m router`: ask a running Router why a request went where it went, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cache.errors import ServingError
+from router.advice import Advice, advise, hit_ratio
+from router.debug_view import FORMAT_VERSION, DebugPage, RequestView, SummaryView
+from router.explanation import explain, seconds
+
+DESCRIPTION = """\
+explain  one request in words: who could have taken it, what each held of its prompt, what each would have
+         cost, why it went where it went, and what the engine found then. Without an id: the latest requests.
+advise   what would raise the hit rate, ranked by the tokens each cause costs.
+
+Both ask the Router at --url for /debug/route, which is off unless deploy.yaml says, under args.router,
+    expose_debug: true
+They see request ids and numbers, never a prompt.
+
+examples:
+  python -m router explain                              the latest requests, one line each
+  python -m router explain chatcmpl-6f1c2a90b7d44e52    by the id in an answer
+  python -m router explain my-trace-17                  by the x-request-id the client sent
+  python -m router advise --url http://10.0.0.5:8000
+"""
+
+URL_VARIABLE, TOKEN_VARIABLE = "WARMPATH_URL", "WARMPATH_DEBUG_TOKEN"
+DEFAULT_URL = "http://127.0.0.1:8000"
+_TRIES = 24  # of a request's id: with several Routers behind one address, each remembers only its own
+_TIMEOUT_S = 10.0
+
+
+class CannotAsk(ServingError):
+    """The Router could not be asked or does not know; the message says what to do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    console = Console(highlight=False)
+    try:
+        with _client(arguments.url, arguments.token) as client:
+            if arguments.command == "advise":
+                _advise(console, _ask(client, last=0))
+            elif arguments.request_id is None:
+                _list(console, _ask(client, last=arguments.last))
+            else:
+                _explain(console, _ask_for(client, arguments.request_id))
+    except CannotAsk as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]{escape(str(error))}[/]", soft_wrap=True)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m router", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="explain | advise")
+    explaining = commands.add_parser(
+        "explain",
+        help="one request in words, or the latest ones",
+        description="One request's decision in words; without an id, the latest requests, one line each.",
+    )
+    explaining.add_argument(
+        "request_id",
+        nargs="?",
+        help="id of an answer (chatcmpl-…, cmpl-…), or the x-request-id a client sent",
+    )
+    explaining.add_argument(
+        "--last", type=_count, default=20, help="without an id: how many requests to list (default 20)"
+    )
+    advising = commands.add_parser(
+        "advise",
+        help="what would raise the hit rate",
+        description="What would raise the hit rate, ranked by the tokens each cause costs. "
+        "Sums count from the Router's start.",
+    )
+    for command in (explaining, advising):
+        command.add_argument(
+            "--url",
+            default=os.environ.get(URL_VARIABLE, DEFAULT_URL),
+            help=f"where the server listens (default: ${URL_VARIABLE}, or {DEFAULT_URL})",
+        )
+        command.add_argument(
+            "--token",
+            default=os.environ.get(TOKEN_VARIABLE),
+            help=f"debug_token of deploy.yaml, if it has one (default: ${TOKEN_VARIABLE})",
+        )
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1000:
+        raise argparse.ArgumentTypeError("must be between 1 and 1000")
+    return value
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def _client(url: str, token: str | None) -> httpx.Client:
+    headers = {"connection": "close"}  # a new connection may reach another Router
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    try:
+        return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S)
+    except httpx.InvalidURL as error:
+        raise CannotAsk(f"--url {url} is not an address: {error}") from None
+
+
+def _ask(client: httpx.Client, **query: str | int) -> DebugPage:
+    """The page. Raises CannotAsk."""
+    try:
+        answer = client.get("/debug/route", params=query)
+    except httpx.HTTPError as error:
+        raise CannotAsk(
+            f"no server answers at {client.base_url} ({error}): "
+            "start one with `make serve`, or name it with --url"
+        ) from None
+    if answer.status_code != httpx.codes.OK:
+        raise _refused(answer)
+    try:
+        page = msgspec.json.decode(answer.content, type=DebugPage)
+    except msgspec.MsgspecError as error:
+        raise CannotAsk(f"what answers at {client.base_url} is no Router of this version ({error})") from None
+    if page.version != FORMAT_VERSION:
+        raise CannotAsk(f"the Router's page has version {page.version}; this command reads {FORMAT_VERSION}")
+    return page
+
+
+def _ask_for(client: httpx.Client, request_id: str) -> DebugPage:
+    """The page of one request, from whichever Router remembers it. Raises CannotAsk."""
+    routers = set()
+    for _ in range(_TRIES):
+        try:
+            return _ask(client, request_id=request_id)
+        except _Forgotten as error:
+            routers.add(error.router)
+    asked = "1 Router" if len(routers) == 1 else f"{len(routers)} Routers"
+    raise CannotAsk(
+        f"{request_id} is not remembered ({asked} asked). Give the id of an answer or the x-request-id that "
+        "was sent; only the latest requests are kept (debug_requests)."
+    )
+
+
+def _refused(answer: httpx.Response) -> CannotAsk:
+    """What an error answer means here."""
+    try:
+        error = answer.json()["error"]
+        code, message = error["code"], error["message"]
+    except (ValueError, KeyError, TypeError):
+        code, message = None, answer.text[:200]
+    if code == "request_not_found":
+        return _Forgotten(answer.headers.get("x-warmpath-router", ""))
+    if code == "unknown_url":
+        return CannotAsk("/debug/route is off: in deploy.yaml, under args.router, set expose_debug: true")
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        return CannotAsk(f"the Router asks for its debug_token: give --token, or set {TOKEN_VARIABLE}")
+    return CannotAsk(f"the server answered {answer.status_code}: {message}")
+
+
+class _Forgotten(CannotAsk):
+    """One Router does not remember the request; another may."""
+
+    def __init__(self, router: str) -> None:
+        super().__init__(f"Router {router} does not remember the request")
+        self.router = router
+
+
+# --- showing --------------------------------------------------------------------------------------
+
+
+def _explain(console: Console, page: DebugPage) -> None:
+    [request] = page.requests
+    console.print(f"[bold]{request.request_id}[/]", soft_wrap=True)
+    for paragraph in explain(request):
+        console.print(f"\n{paragraph}")
+    console.print()
+    console.print(_candidates(request))
+    if hidden := request.num_candidates - len(request.candidates):
+        console.print(f"and {hidden} more")
+
+
+def _candidates(request: RequestView) -> Table:
+    table = _table("what the decision saw, best first")
+    for name in ("replica", "cached", "running", "waiting", "queued", "ahead", "prefill", "cost"):
+        table.add_column(name, justify="left" if name == "replica" else "right", no_wrap=True)
+    for candidate in request.candidates:
+        terms = candidate.terms
+        table.add_row(
+            candidate.replica,
+            f"{candidate.cached_tokens:,}" if candidate.is_matched else "unknown",
+            str(candidate.num_running),
+            str(candidate.num_waiting),
+            f"{candidate.queued_tokens:,}",
+            seconds(terms.backlog_s) if terms is not None else "",
+            seconds(terms.prefill_s) if terms is not None else "",
+            seconds(terms.total_s) if terms is not None else _plain(candidate.cost),
+        )
+    return table
+
+
+def _list(console: Console, page: DebugPage) -> None:
+    if not page.requests:
+        console.print("This Router has had no request yet.")
+        return
+    table = _table(f"latest requests of Router {page.summary.router}, newest first")
+    for name in ("request", "reason", "replica", "prompt", "cached", "first token"):
+        right = name in ("prompt", "cached", "first token")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for request in page.requests:
+        outcome = request.outcome
+        table.add_row(
+            request.request_id,
+            request.reason,
+            outcome.replica if outcome is not None else request.candidates[0].replica,
+            f"{request.prompt_tokens:,}",
+            f"{outcome.delivered:,}" if outcome is not None else "",
+            seconds(request.first_token_s) if request.first_token_s is not None else "",
+        )
+    console.print(table)
+    console.print("python -m router explain <request> says why in words")
+
+
+def _advise(console: Console, page: DebugPage) -> None:
+    summary = page.summary
+    totals = summary.totals
+    if not totals.requests:
+        console.print("No request has been answered yet: there is nothing to go by.")
+        return
+    console.print(
+        f"{totals.requests:,} requests, {totals.prompt:,} prompt tokens: {totals.delivered:,} "
+        f"({hit_ratio(totals):.1%}) came from caches. {totals.available:,} were cached somewhere, "
+        f"{totals.captured:,} where they were sent."
+    )
+    console.print(_reasons(summary))
+    found = advise(summary)
+    if not found:
+        console.print("Nothing to change is worth half a percent of the prompt tokens.")
+    for number, advice in enumerate(found, start=1):
+        _show(console, number, advice, totals.prompt)
+    if summary.shadow is not None:
+        console.print(f"\n{_shadow(summary)}")
+
+
+def _reasons(summary: SummaryView) -> Table:
+    table = _table("why the others were computed")
+    for name in ("reason", "tokens", "of the prompts"):
+        table.add_column(name, justify="left" if name == "reason" else "right")
+    ordered = sorted(summary.totals.uncached.items(), key=lambda item: -item[1])
+    for reason, count in ordered:
+        table.add_row(reason.replace("_", " "), f"{count:,}", f"{count / summary.totals.prompt:.1%}")
+    return table
+
+
+def _show(console: Console, number: int, advice: Advice, prompt: int) -> None:
+    worth = f"at most {advice.tokens:,} tokens ({advice.tokens / prompt:.1%})"
+    console.print(f"\n[bold]{number}. {advice.title}[/]: {worth}")
+    console.print(f"   seen: {advice.evidence}")
+    console.print(f"   do:   {advice.change}")
+
+
+def _shadow(summary: SummaryView) -> str:
+    shadow = summary.shadow
+    assert shadow is not None
+    if shadow.failed:
+        return f"The shadow policy {shadow.policy} failed and was switched off; the log says how."
+    decisions = shadow.agreed + shadow.disagreed
+    if not decisions:
+        return f"The shadow policy {shadow.policy} has decided nothing yet."
+    mean_s = (shadow.extra_s - shadow.saved_s) / decisions
+    compared = f"{seconds(abs(mean_s))} {'dearer' if mean_s > 0 else 'cheaper'}"
+    return (
+        f"The shadow policy {shadow.policy} disagreed with {summary.policy} in "
+        f"{shadow.disagreed / decisions:.0%} of {decisions:,} decisions; by the live cost model its choices "
+        f"are {compared} per request."
+    )
+
+
+def _plain(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:,.3g}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

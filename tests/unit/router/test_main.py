@@ -1,0 +1,186 @@
+"""`python -m router`: what it prints, and what it says when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from router import __main__ as command
+from router.debug_view import FORMAT_VERSION, DebugPage, RequestView, ShadowTotalsView, SummaryView
+from tests.unit.router.test_advice import SUMMARY, summary
+from tests.unit.router.test_explanation import REQUEST
+
+CLIENT = httpx.Client
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def page(
+    requests: list[RequestView] | None = None, about: SummaryView = SUMMARY, version: int = FORMAT_VERSION
+) -> httpx.Response:
+    return httpx.Response(200, content=msgspec.json.encode(DebugPage(version, about, requests or [])))
+
+
+def refusal(status: int, code: str, **headers: str) -> httpx.Response:
+    body = {"error": {"message": "no", "type": "t", "param": None, "code": code}}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv(command.TOKEN_VARIABLE, raising=False)
+
+    def run(handler: Handler, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output, standard error."""
+
+        def client(**settings: Any) -> httpx.Client:
+            return CLIENT(transport=httpx.MockTransport(handler), **settings)
+
+        monkeypatch.setattr(command.httpx, "Client", client)
+        status = command.main(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_explain_tells_the_story_and_shows_the_candidates(run: Any) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.params["request_id"] == "r"
+        return page([REQUEST])
+
+    status, out, _ = run(answer, "explain", "r")
+    assert status == 0
+    assert "expected_time sent it to A" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["A", "1,952", "1", "0", "0", "400", "ms", "10", "ms", "420", "ms"] in rows
+    assert ["B", "0", "1", "0", "0", "0", "ms", "590", "ms", "1.18", "s"] in rows
+
+
+def test_explain_without_an_id_lists_the_latest(run: Any) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.params["last"] == "5"
+        return page([REQUEST])
+
+    status, out, _ = run(answer, "explain", "--last", "5")
+    assert status == 0
+    assert ["r", "prefix", "A", "1,980", "1,952", "430", "ms"] in [line.split() for line in out.splitlines()]
+
+
+def test_a_request_of_another_router_is_found_by_asking_on(run: Any) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append("x")
+        if len(asked) < 4:
+            return refusal(404, "request_not_found", **{"x-warmpath-router": f"router {len(asked) % 2}"})
+        return page([REQUEST])
+
+    assert run(answer, "explain", "r")[0] == 0
+
+
+def test_a_forgotten_request_names_what_to_do(run: Any) -> None:
+    status, _, err = run(lambda _: refusal(404, "request_not_found"), "explain", "r")
+    assert status == 1
+    assert "r is not remembered (1 Router asked)" in err
+    assert "debug_requests" in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (refusal(404, "unknown_url"), "expose_debug: true"),
+        (refusal(401, "unauthorized"), "WARMPATH_DEBUG_TOKEN"),
+        (refusal(500, "internal_error"), "answered 500: no"),
+        (httpx.Response(502, text="<html>bad gateway"), "answered 502: <html>bad gateway"),
+        (httpx.Response(200, text="hello"), "no Router of this version"),
+        (page(version=99), "has version 99"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [("explain",), ("explain", "r"), ("advise",)])
+def test_what_cannot_be_asked_says_why(
+    run: Any, answer: httpx.Response, words: str, arguments: tuple[str, ...]
+) -> None:
+    status, _, err = run(lambda _: answer, *arguments)
+    assert status == 1
+    assert words in err
+
+
+def test_no_server_is_said_with_its_address(run: Any) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[Errno 111] Connection refused", request=request)
+
+    status, _, err = run(answer, "advise", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "no server answers at http://127.0.0.1:9" in err
+    assert "[Errno 111]" in err
+    assert "make serve" in err
+
+
+def test_a_url_that_is_none(run: Any) -> None:
+    status, _, err = run(lambda _: page(), "advise", "--url", "http://host:port")
+    assert status == 1
+    assert "is not an address" in err
+
+
+def test_the_token_comes_from_the_option_or_the_environment(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        return page()
+
+    run(answer, "advise")
+    run(answer, "advise", "--token", "given")
+    monkeypatch.setenv(command.TOKEN_VARIABLE, "from outside")
+    run(answer, "advise")
+    assert seen == [None, "Bearer given", "Bearer from outside"]
+
+
+def test_advise_ranks_and_sums_up(run: Any) -> None:
+    about = summary(
+        uncached={"diverged": 120_000, "evicted": 200_000, "cold": 80_000},
+        parting_tokens={"0": 120_000},
+        parting_requests={"0": 400},
+    )
+    about = msgspec.structs.replace(
+        about, shadow=ShadowTotalsView("power_of_two", 300, 700, 30.0, 10.0, 0.1, False)
+    )
+    status, out, _ = run(lambda _: page(about=about), "advise")
+    assert status == 0
+    assert "600,000 (60.0%) came from caches" in out
+    assert out.index("1. Give the replicas more cache") < out.index("2. Move what changes at the top")
+    assert "at most 200,000 tokens (20.0%)" in out
+    assert "disagreed with round_robin in 70% of 1,000 decisions" in out
+    assert "20 ms dearer per request" in out
+
+
+def test_advise_says_when_there_is_nothing_to_say(run: Any) -> None:
+    assert "Nothing to change" in run(lambda _: page(), "advise")[1]
+    quiet = msgspec.structs.replace(SUMMARY, totals=msgspec.structs.replace(SUMMARY.totals, requests=0))
+    assert "No request has been answered yet" in run(lambda _: page(about=quiet), "advise")[1]
+    assert "has had no request yet" in run(lambda _: page(), "explain")[1]
+
+
+def test_help_teaches(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["explain", "--help"], ["advise", "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            command.main(arguments)
+        assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "expose_debug: true" in out
+    assert "never a prompt" in out
+    assert "--url" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["explain", "--last", "0"], ["explain", "a", "b"], ["advice"]])
+def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
