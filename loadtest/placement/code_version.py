@@ -16,7 +16,7 @@ from pathlib import Path
 from router.policies import POLICIES
 
 PACKAGES = ("cache", "replica", "router", "loadtest")
-SIMULATION = "loadtest.simulation.cluster"
+SIMULATION = "loadtest.simulation.run"
 # It imports every policy; which one a cell uses, and with what options, is in the cell itself.
 REGISTRY = "router.policies"
 

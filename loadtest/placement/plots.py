@@ -54,6 +54,9 @@ def plot_against_load(comparison: Comparison, title: str, path: Path) -> None:
             _lines(axis, part, measure)
             if is_logarithmic:
                 axis.set_yscale("log")
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("{x:g}")
+                axis.tick_params(axis="y", which="minor", labelsize="x-small")
             if not column:
                 axis.set_ylabel(label)
     figure.suptitle(title)
@@ -77,8 +80,16 @@ def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, p
             [i.estimate - i.low if ok else 0.0 for i, ok in zip(intervals, finite, strict=True)],
             [i.high - i.estimate if ok else 0.0 for i, ok in zip(intervals, finite, strict=True)],
         ]
-        colours = ["tab:red" if policy.name == DEFAULT else "tab:blue" for policy in policies]
-        axis.barh(range(len(policies)), estimates, xerr=errors, color=colours, height=0.7, capsize=2)
+        for place, policy in enumerate(policies):
+            axis.errorbar(
+                estimates[place],
+                place,
+                xerr=[[errors[0][place]], [errors[1][place]]],
+                fmt="o",
+                capsize=3,
+                color=_colour(policy),
+            )
+        axis.grid(axis="x", which="both", alpha=0.3)
         axis.axvline(1.0, color="black", linewidth=1)
         axis.set_xscale("log")
         axis.set_xlabel(f"{label} TTFT over the ideal's")
@@ -111,17 +122,23 @@ def _lines(axis: Axes, part: Comparison, measure: Callable[[CellSummary], float]
     loads = [setting.load for setting in part.settings]
     for number, policy in enumerate(part.policies):
         values = [part.mean(setting, policy, measure) for setting in part.settings]
+        style: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)], "linewidth": 1.0, "alpha": 0.8}
         if policy.is_ideal:
-            style: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.5}
+            style = {"color": _colour(policy), "linestyle": "--", "linewidth": 1.5}
         elif policy.name == DEFAULT:
-            style = {"color": "tab:red", "linewidth": 2.5, "zorder": 5}
-        else:
-            colour = _COLOURS[number % len(_COLOURS)]
-            style = {"color": colour, "linewidth": 1.0, "alpha": 0.8}
-        axis.plot(
-            loads, values, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=policy.label, **style
-        )
+            style = {"color": _colour(policy), "linewidth": 2.2, "zorder": 5}
+        marker = _MARKERS[number % len(_MARKERS)]
+        axis.plot(loads, values, marker=marker, markersize=4, label=policy.label, **style)
+    axis.set_xticks(sorted(set(loads)))
     axis.grid(alpha=0.3)
+
+
+def _colour(policy: PolicyChoice) -> str:
+    if policy.is_ideal:
+        return "black"
+    if policy.name != DEFAULT:
+        return "tab:blue"
+    return "tab:orange" if policy.is_late else "tab:red"
 
 
 def _save(*, figure_to: Path) -> None:

@@ -1,6 +1,6 @@
-"""Which policies to compare: `expected_time:near_tie=0.1` on the command line, a value everywhere else.
+"""Which policies to compare: `expected_time+late:near_tie=0.1` on the command line, a value everywhere else.
 
-Knows names and knobs, as production's registry has them; knows no cells.
+Knows names and knobs, as production's registry and the Router's settings have them; knows no cells.
 """
 
 from __future__ import annotations
@@ -12,56 +12,101 @@ from typing import get_type_hints
 from cache.errors import ConfigError
 from loadtest.placement.errors import BadRequest
 from loadtest.simulation.cell import IDEAL, IDEALS
-from router.policies import POLICIES, check_policy
+from loadtest.simulation.turns import fingerprint
+from router.config import RouterConfig
+from router.policies import POLICIES
 
 DEFAULT = "expected_time"
 ALL = "all"
+LATE = "late"
+AT_ONCE = "at_once"
+
+# Of the Router's settings those that can change where or when a request goes.
+ROUTER_KNOBS = ("hold_backlog_s", "hold_window", "hold_aging", "hold_age_floor_s", "predicted_ttl_s")
+
+Options = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyChoice:
-    """A policy with the knobs that differ from its defaults, sorted by name."""
+    """A policy with the knobs that differ from its defaults, sorted by name.
+
+    Requests are dispatched at once unless late binding is asked for, whatever the Router's own default:
+    rivals do not hold requests.
+    """
 
     name: str
-    options: tuple[tuple[str, object], ...] = ()
+    is_late: bool = False
+    options: Options = ()  # the policy's
+    router_options: Options = ()  # of `ROUTER_KNOBS`
 
     @property
     def label(self) -> str:
-        knobs = ",".join(f"{key}={_shown(value)}" for key, value in self.options)
-        return f"{self.name}:{knobs}" if knobs else self.name
+        knobs = ",".join(f"{key}={_shown(value)}" for key, value in (*self.options, *self.router_options))
+        name = f"{self.name}+{LATE}" if self.is_late else self.name
+        return f"{name}:{knobs}" if knobs else name
 
     @property
     def is_ideal(self) -> bool:
         """It sees one pooled cache: a bound to compare with, nothing to run."""
         return self.name in IDEALS
 
+    @property
+    def router_settings(self) -> Options:
+        """Fields of `RouterConfig`, sorted by name; none for an ideal, which has no router."""
+        if self.is_ideal:
+            return ()
+        return tuple(sorted((("binding", LATE if self.is_late else AT_ONCE), *self.router_options)))
+
 
 def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
-    """`name` or `name:knob=value,...`, each; `all` stands for every policy at its defaults, and the ideals.
+    """`name`, `name+late` or `name:knob=value,...`, each.
 
-    The ideal is always among them, first, since all others are measured against it. No choice comes twice.
+    `all` stands for every policy at its defaults, the default policy with late binding, and the ideals. The
+    ideal is always among them, first, since all others are measured against it. No choice comes twice.
     Raises BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take.
     """
     chosen = [PolicyChoice(IDEAL)]
     for text in texts:
-        found = [PolicyChoice(name) for name in (*IDEALS, *POLICIES)] if text == ALL else [_parse(text)]
+        found = _everybody() if text == ALL else [_parse(text)]
         chosen += [choice for choice in found if choice not in chosen]
     return chosen
 
 
+def _everybody() -> list[PolicyChoice]:
+    ours = [PolicyChoice(DEFAULT), PolicyChoice(DEFAULT, is_late=True)]
+    rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]
+    return [*map(PolicyChoice, IDEALS), *ours, *rivals]
+
+
 def _parse(text: str) -> PolicyChoice:
-    name, _, knobs = text.partition(":")
+    head, _, knobs = text.partition(":")
+    name, plus, binding = head.partition("+")
     if name not in POLICIES and name not in IDEALS:
         raise BadRequest(f"unknown policy {name!r}; there are: {', '.join((*POLICIES, *IDEALS, ALL))}")
-    options = dict(_knob(name, part) for part in knobs.split(",")) if knobs else {}
-    if name in POLICIES:
-        _check(name, options)
-    return PolicyChoice(name, tuple(sorted(options.items())))
+    if (plus and binding != LATE) or (plus and name in IDEALS):
+        raise BadRequest(f"{head!r}: only '+{LATE}' may follow a policy's name, and no ideal's")
+    found = [_knob(name, part) for part in knobs.split(",")] if knobs else []
+    choice = PolicyChoice(
+        name,
+        is_late=bool(plus),
+        options=tuple(sorted((key, value) for key, value in found if key not in ROUTER_KNOBS)),
+        router_options=tuple(sorted((key, value) for key, value in found if key in ROUTER_KNOBS)),
+    )
+    if not choice.is_ideal:
+        _check(choice)
+    return choice
 
 
 def _knob(policy: str, text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
-    known: Mapping[str, object] = get_type_hints(POLICIES[policy].options_type) if policy in POLICIES else {}
+    known: Mapping[str, object] = {}
+    if policy in POLICIES:
+        router_types = get_type_hints(RouterConfig)
+        known = {
+            **get_type_hints(POLICIES[policy].options_type),
+            **{name: router_types[name] for name in ROUTER_KNOBS},
+        }
     if key not in known:
         raise BadRequest(f"{policy} has no knob {key!r}; it has: {', '.join(known) or 'none'}")
     if not equals:
@@ -82,9 +127,17 @@ def _value(policy: str, key: str, text: str, wanted: object) -> object:
         raise BadRequest(f"{policy}: {key} must be {kind}, not {text!r}") from None
 
 
-def _check(name: str, options: Mapping[str, object]) -> None:
+def _check(choice: PolicyChoice) -> None:
+    """As a Router would check it."""
     try:
-        check_policy(name, options)
+        RouterConfig(
+            model_name="simulated",
+            tokenizer="simulated",
+            fingerprint=fingerprint(1),
+            policy=choice.name,
+            policy_options=dict(choice.options),
+            **dict(choice.router_settings),  # type: ignore[arg-type]
+        )
     except ConfigError as error:
         raise BadRequest(str(error)) from error
 

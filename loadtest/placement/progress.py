@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from loadtest.placement.grid import describe
-from loadtest.placement.policy_choice import DEFAULT
+from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.summary import summarize
 from loadtest.simulation.cell import IDEAL, CellResult, CellSpec
 
@@ -89,7 +89,9 @@ class RunningEstimate:
     def add(self, spec: CellSpec, mean_ttft_s: float) -> None:
         if spec.policy not in (DEFAULT, IDEAL) or spec.policy_options or spec.num_routers > 1:
             return
-        window = replace(spec, policy=IDEAL)
+        if spec.router_options not in ((), PolicyChoice(DEFAULT).router_settings):
+            return
+        window = replace(spec, policy=IDEAL, router_options=())
         pair = self._waiting[window]
         pair[spec.policy] = mean_ttft_s
         if len(pair) == 2:

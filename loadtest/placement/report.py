@@ -39,9 +39,14 @@ class TextTable:
 
     def rich(self) -> Table:
         table = Table(
-            title=self.title, caption=self.note or None, title_justify="left", caption_justify="left",
-            box=SIMPLE_HEAD, title_style="bold", pad_edge=False,
-        )  # fmt: skip
+            title=self.title,
+            caption=self.note or None,
+            title_justify="left",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            title_style="bold",
+            pad_edge=False,
+        )
         for place, column in enumerate(self.columns):
             table.add_column(column, justify="right" if place else "left", no_wrap=True)
         for row in self.rows:
@@ -165,7 +170,7 @@ def _versus(ours: PolicyChoice, found: Sequence[Versus], what: str) -> TextTable
         for versus in sorted(found, key=lambda versus: -versus.overall.estimate)
     ]
     return TextTable(
-        f"{ours.label} beside each rival: {what} time to first token, ratio (below 1: {ours.name} is sooner)",
+        f"{ours.label} beside each rival: {what} time to first token, ratio (below 1: it is sooner)",
         ("rival", "geometric mean [95 %]", "cells better", "cells worse", "verdict"),
         tuple(rows),
         "Significant: the 95 % interval over paired seeds leaves 1 out.",

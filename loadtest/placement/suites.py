@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from loadtest.placement.policy_choice import PolicyChoice
-from loadtest.simulation.cell import CellSpec
-from loadtest.simulation.machine import Machine
+from loadtest.simulation.cell import CellSpec, Failure, Scaling
+from loadtest.simulation.machine import H100_8B, Machine
 from loadtest.workloads.reference import WorkloadRef
 
 TRACE_VARIABLE = "WARMPATH_TRACE"
@@ -40,7 +39,11 @@ class GridSpec:
     cache_tokens: tuple[int, ...] = (1_500_000,)
     routers: tuple[int, ...] = (1,)
     event_delay_s: float = 0.005
-    machine: Machine = field(default_factory=Machine)
+    dispatch_delay_s: float = 0.001
+    slowdowns: tuple[float, ...] = ()  # of the first replicas; 1 for the others
+    failures: tuple[Failure, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
+    machine: Machine = H100_8B
 
     def cells(self) -> list[tuple[Setting, PolicyChoice, CellSpec]]:
         """In the order to run them: all policies of one window one after another, since they share it.
@@ -59,9 +62,14 @@ class GridSpec:
                     seed=seed,
                     policy=policy.name,
                     policy_options=policy.options,
+                    router_options=policy.router_settings,
                     cache_tokens=cache_tokens,
                     num_routers=1 if policy.is_ideal else num_routers,
                     event_delay_s=self.event_delay_s,
+                    dispatch_delay_s=self.dispatch_delay_s,
+                    slowdowns=self.slowdowns,
+                    failures=self.failures,
+                    scalings=self.scalings,
                     machine=self.machine,
                 )
                 found.append((setting, policy, spec))
@@ -72,7 +80,3 @@ def default_trace() -> Path:
     """The trace `WARMPATH_TRACE` names, else the excerpt that comes with the project."""
     named = os.environ.get(TRACE_VARIABLE)
     return Path(named) if named else EXCERPT
-
-
-def generators(names: Sequence[str], num_requests: int) -> tuple[WorkloadRef, ...]:
-    return tuple(WorkloadRef(name, num_requests=num_requests) for name in names)

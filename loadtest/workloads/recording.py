@@ -49,6 +49,9 @@ def read_recording(path: Path) -> Workload:
     rows: list[_Row] = []
     block_tokens = 0
     for line in lines:
+        if "format" in line:
+            _check_header(path, line)  # rotated files, put together: each opens with one
+            continue
         line.check_fields(_REQUIRED, _OPTIONAL)
         size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
         if size != (block_tokens or size):

@@ -1,0 +1,102 @@
+"""From a grid to its report: run what is missing, compare, print, write, draw."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadtest.placement.comparison import Comparison
+from loadtest.placement.errors import BadRequest
+from loadtest.placement.grid import Grid
+from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
+from loadtest.placement.progress import GridProgress
+from loadtest.placement.report import TextTable, groups, print_tables, tables, write_report
+from loadtest.placement.store import ResultStore
+from loadtest.placement.suites import GridSpec
+from loadtest.placement.summary import WARM_UP_SHARE, summarize
+from loadtest.simulation.cell import IDEAL
+from loadtest.simulation.run import run_cell
+
+IDEAL_CHOICE = PolicyChoice(IDEAL)
+RESULTS = Path(".bench/placement/cells")
+REPORTS = Path(".bench/placement")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where an experiment's results go."""
+
+    results: Path = RESULTS  # finished cells; may be shared by experiments, and deleted at any time
+    report: Path = REPORTS / "report"
+    with_plots: bool = True
+    num_workers: int = os.cpu_count() or 1
+
+
+def run_experiment(spec: GridSpec, output: Output, console: Console) -> list[TextTable]:
+    """Every cell's result, then tables on the console and tables, JSON and plots in a folder.
+
+    Raises BadRequest before anything runs, if plots are wanted but cannot be drawn; CellsFailed and
+    Stopped as `Grid.run`, and then neither prints nor writes a table.
+    """
+    plots = load_plots() if output.with_plots else None
+    cells = spec.cells()
+    store = ResultStore(output.results)
+    began_s = time.monotonic()
+    with GridProgress(console) as progress:
+        Grid(run_cell, store, output.num_workers).run(
+            list(dict.fromkeys(cell for _, _, cell in cells)), progress
+        )
+    took_s = time.monotonic() - began_s
+    comparison = Comparison()
+    for setting, policy, cell in cells:
+        result = store.load(cell)
+        assert result is not None, "the grid left a cell out"
+        comparison.add(setting, policy, cell.seed, summarize(result, cell.num_replicas))
+    found = tables(comparison, IDEAL_CHOICE, ours=[p for p in spec.policies if p.name == DEFAULT])
+    print_tables(found, console)
+    write_report(output.report, found, comparison, conditions(spec, took_s))
+    if plots is not None:
+        _draw(plots, comparison, output.report)
+    console.print(f"Tables, figures of every cell and plots: {output.report}", highlight=False)
+    return found
+
+
+def conditions(spec: GridSpec, took_s: float) -> Mapping[str, Any]:
+    """What the numbers depend on, for the head of a report."""
+    return {
+        "workloads": ", ".join(f"{w.label} ({w.num_requests} requests)" for w in spec.workloads),
+        "seeds": ", ".join(map(str, spec.seeds)),
+        "warm-up": f"the first {WARM_UP_SHARE:.1%} of each window is not counted",
+        "machine simulated": spec.machine.describe(),
+        "events reach routers after": f"{1e3 * spec.event_delay_s:g} ms",
+        "this run": f"{took_s:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
+    }
+
+
+def load_plots() -> Any:
+    """The module that draws. Raises BadRequest if what it needs is not installed."""
+    try:
+        from loadtest.placement import plots
+    except ModuleNotFoundError as error:
+        raise BadRequest(
+            f"plots need {error.name}: pip install 'warmpath[loadtest]', or ask for --no-plots"
+        ) from error
+    return plots
+
+
+def _draw(plots: Any, comparison: Comparison, folder: Path) -> None:
+    for label, part in groups(comparison):
+        name = _file_name(label)
+        plots.plot_against_load(part, label, folder / f"{name}-against-load.png")
+        plots.plot_beside_ideal(part, IDEAL_CHOICE, label, folder / f"{name}-beside-ideal.png")
+
+
+def _file_name(label: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in label).strip("-").replace("--", "-")

@@ -1,0 +1,131 @@
+"""How many replicas, with how much cache each, a recorded trace needs for a time to first token.
+
+The trace is replayed as it came, its busiest stretch, against the simulated cluster; the fewest replicas
+that keep the promise are found by doubling and halving. Knows traces and simulations; prints nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
+from loadtest.placement.stack_distance import HitCurve, hit_curve
+from loadtest.placement.summary import CellSummary, summarize
+from loadtest.simulation.cell import CellSpec
+from loadtest.simulation.machine import H100_8B, Machine
+from loadtest.simulation.run import simulate
+from loadtest.workloads.reference import WorkloadRef
+from loadtest.workloads.request import Workload
+from loadtest.workloads.traces import read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is to be planned for."""
+
+    trace: Path
+    ttft_p99_s: float
+    cache_tokens: tuple[int, ...] = (
+        400_000,
+        1_500_000,
+        6_000_000,
+    )  # of one replica: what there is to choose from
+    num_requests: int = 4_000
+    max_replicas: int = 256
+    policy: PolicyChoice = field(default_factory=lambda: PolicyChoice(DEFAULT))
+    machine: Machine = H100_8B
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The smallest fleet with caches of one size that keeps the promise."""
+
+    cache_tokens: int  # of one replica
+    num_replicas: int | None  # None: not even the largest fleet tried keeps it
+    summary: CellSummary  # with that many replicas, or with the most
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    busiest: Workload  # the stretch that fleets were tried with
+    curve: HitCurve  # of the whole trace
+    fleets: tuple[Fleet, ...]  # by cache size, smallest first
+
+    @property
+    def best(self) -> Fleet | None:
+        """Fewest replicas, then the smallest cache; None if no fleet keeps the promise."""
+        enough = [fleet for fleet in self.fleets if fleet.num_replicas is not None]
+        return min(enough, key=lambda fleet: (fleet.num_replicas, fleet.cache_tokens), default=None)
+
+
+def make_plan(request: PlanRequest, num_workers: int) -> Plan:
+    """Raises TraceError for a trace that cannot be read."""
+    trace = read_trace(request.trace)
+    sizes = sorted(request.cache_tokens)
+    with ProcessPoolExecutor(min(num_workers, len(sizes)), mp_context=get_context("spawn")) as pool:
+        fleets = pool.map(smallest_fleet, [request] * len(sizes), sizes)
+        curve = hit_curve(trace)
+        return Plan(busiest(trace, request.num_requests), curve, tuple(fleets))
+
+
+def busiest(trace: Workload, num_requests: int) -> Workload:
+    """The stretch of so many requests that came in the least time; all of a shorter trace."""
+    requests = trace.requests
+    if len(requests) <= num_requests:
+        return trace.window(0.0, len(requests))
+    starts = range(len(requests) - num_requests + 1)
+    first = min(starts, key=lambda i: requests[i + num_requests - 1].arrival_s - requests[i].arrival_s)
+    return Workload(trace.name, trace.block_tokens, requests[first : first + num_requests]).window(
+        0.0, num_requests
+    )
+
+
+def smallest_fleet(request: PlanRequest, cache_tokens: int) -> Fleet:
+    """Tries 1, 2, 4, ... replicas until the promise is kept, then halves the gap."""
+    workload = busiest(read_trace(request.trace), request.num_requests)
+    tried: dict[int, CellSummary] = {}
+
+    def keeps(num_replicas: int) -> bool:
+        if num_replicas not in tried:
+            tried[num_replicas] = _simulate(request, workload, cache_tokens, num_replicas)
+        return tried[num_replicas].p99_ttft_s <= request.ttft_p99_s
+
+    enough = 1
+    while not keeps(enough):
+        if enough == request.max_replicas:
+            return Fleet(cache_tokens, None, tried[enough])
+        enough = min(2 * enough, request.max_replicas)
+    below = enough // 2 + 1 if enough > 1 else 1
+    found = below + bisect_left(range(below, enough), True, key=keeps)
+    return Fleet(cache_tokens, found, tried[found])
+
+
+def _simulate(request: PlanRequest, workload: Workload, cache_tokens: int, num_replicas: int) -> CellSummary:
+    spec = CellSpec(
+        workload=WorkloadRef(str(request.trace), num_requests=len(workload.requests)),
+        num_replicas=num_replicas,
+        load=1.0,  # not used: the requests come as they were recorded
+        seed=0,
+        policy=request.policy.name,
+        policy_options=request.policy.options,
+        router_options=request.policy.router_settings,
+        cache_tokens=cache_tokens,
+        machine=request.machine,
+    )
+    return summarize(simulate(workload, spec), num_replicas)
+
+
+def curve_points(curve: HitCurve, num_points: int = 60) -> tuple[Sequence[int], Sequence[float]]:
+    """Cache sizes in tokens, evenly spaced on a logarithmic axis up to where nothing more is gained, and
+    hits."""
+    largest = max(curve.size_for(1.0), curve.block_tokens)
+    smallest = max(curve.block_tokens, largest // 10_000)
+    sizes = [
+        round(smallest * (1.05 * largest / smallest) ** (i / (num_points - 1))) for i in range(num_points)
+    ]
+    return sizes, [curve.hit_ratio(size) for size in sizes]
