@@ -51,12 +51,13 @@ class RouterParts:
         self.routing.watch_membership(self.subscribers.update)
         self.metrics.watch_routing(self.routing.statistics)
         self.metrics.watch_tokenization(encoder.statistics)
+        self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock)
         self.service = Service(
             config,
             encoder=encoder,
             hasher=hasher,
             routing=self.routing,
-            dispatcher=Dispatcher(config, self.routing, calls, hasher, self.metrics, clock),
+            dispatcher=self.dispatcher,
             insight=self.insight,
             metrics=self.metrics,
             readiness=self.readiness,
@@ -89,6 +90,7 @@ class RouterParts:
         self.subscribers.resync(replica_id)
 
     async def aclose(self) -> None:
+        self.dispatcher.close()
         await self.subscribers.aclose()
         await self.insight.aclose()
         self._encoder.close()

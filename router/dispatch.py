@@ -26,6 +26,7 @@ from router.config import RouterConfig
 from router.decision import Placement, RouteQuery
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.metrics import RouterMetrics
+from router.placing import make_placer
 from router.policies import PromptView
 from router.routing import Routing
 
@@ -54,6 +55,7 @@ class Job:
     cache_salt: str = ""
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
+    timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
 
 
 class Dispatcher:
@@ -74,6 +76,11 @@ class Dispatcher:
         self.hasher = hasher
         self.metrics = metrics
         self.clock = clock
+        self.placer = make_placer(config, routing, clock)
+
+    def close(self) -> None:
+        """Place nothing any more. Idempotent."""
+        self.placer.close()
 
     def start(self, job: Job) -> Generation:
         """A generation that does nothing until it is iterated."""
@@ -93,7 +100,6 @@ class Generation:
         self._deaths = 0
         self._forward_failures = 0
         self._was_placed = False
-        self._asked_at: float | None = None  # when the first attempt began to look for a replica
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
         self.overlap_blocks = 0
@@ -109,6 +115,7 @@ class Generation:
         Raises RoutingError (nobody can take it, or too many died under it) or RequestRefused.
         """
         metrics = self._shared.metrics
+        self._begin()
         with metrics.in_flight.track_inprogress(), contextlib.closing(self):
             for attempt in range(self._shared.config.max_attempts):
                 is_last = attempt + 1 == self._shared.config.max_attempts
@@ -119,6 +126,11 @@ class Generation:
                     return
                 except (ReplicaLost, RequestRefused) as error:
                     self._exclude_or_raise(error, is_last)
+
+    def _begin(self) -> None:
+        timeout_s = self._job.timeout_s or self._shared.config.request_timeout_s
+        self._began_at = self._shared.clock()
+        self._deadline = None if timeout_s is None else self._began_at + timeout_s
 
     def close(self) -> None:
         """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""
@@ -134,12 +146,20 @@ class Generation:
 
     async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
         """One attempt. The reservation is released however it ends, and the replica told if it ends early."""
-        shared, routing, request_id = self._shared, self._shared.routing, self._job.request_id
-        placement = self._place()
+        routing, request_id = self._shared.routing, self._job.request_id
         try:
-            async with contextlib.aclosing(
-                shared.calls.generate(self._request(placement, attempt))
-            ) as deltas:
+            placement = await self._place()
+            async with contextlib.aclosing(self._stream(placement, attempt)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._was_placed |= routing.release(request_id)
+
+    async def _stream(self, placement: Placement, attempt: int) -> AsyncGenerator[Delta, None]:
+        """What the replica that takes it generates. Whoever lets it down is excluded from then on."""
+        shared, request = self._shared, self._request(placement, attempt)
+        try:
+            async with contextlib.aclosing(shared.calls.generate(request)) as deltas:
                 async for delta in deltas:
                     self._take(delta, placement)
                     yield delta
@@ -147,19 +167,19 @@ class Generation:
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
         except (ReplicaLost, RequestRefused):
-            self._excluded |= {routing.accepted_by(request_id) or placement.replica_id}
+            accepted_by = shared.routing.accepted_by(self._job.request_id)
+            self._excluded |= {accepted_by or placement.replica_id}
             raise
-        finally:
-            routing.release(request_id)
 
-    def _place(self) -> Placement:
-        """Match, cost, pick, reserve. Raises RoutingError."""
+    async def _place(self) -> Placement:
+        """Match, cost, pick, reserve; waiting for a replica, if that is how they are bound.
+
+        Raises RoutingError or DeadlineExceeded.
+        """
         shared, job = self._shared, self._job
         self._hash_new_blocks()
         started_at = shared.clock()
-        if self._asked_at is None:
-            self._asked_at = started_at
-        placement = shared.routing.choose(
+        placement = await shared.placer.place(
             RouteQuery(
                 request_id=job.request_id,
                 block_hashes=self._block_hashes,
@@ -170,11 +190,15 @@ class Generation:
                 token_ids=self._tokens,
                 cache_salt=job.cache_salt,
                 prompt=job.text,
-                asked_at=self._asked_at,
-            )
+                asked_at=self._began_at,
+            ),
+            since=self._began_at,
+            deadline=self._deadline,
         )
-        self._was_placed = True
-        shared.metrics.decision_s.observe(shared.clock() - started_at)
+        if shared.config.binding == "late":
+            shared.metrics.held_s.observe(shared.clock() - started_at)
+        else:
+            shared.metrics.decision_s.observe(shared.clock() - started_at)
         shared.metrics.decisions.labels(placement.policy, placement.reason.value).inc()
         return placement
 
@@ -188,7 +212,10 @@ class Generation:
             self._block_hashes += shared.hasher.extend(parent, self._tokens, first, last)
 
     def _request(self, placement: Placement, attempt: int) -> GenerateRequest:
-        job = self._job
+        """Raises DeadlineExceeded for what nobody wants any more."""
+        job, now, deadline = self._job, self._shared.clock(), self._deadline
+        if deadline is not None and deadline <= now:
+            raise DeadlineExceeded(deadline - self._began_at, now - self._began_at)
         return GenerateRequest(
             request_id=job.request_id,
             token_ids=self._tokens[:],  # a copy: ours grows while the call may still be being sent
@@ -201,6 +228,7 @@ class Generation:
             excluded_replicas=self._excluded,
             ranks=placement.ranks,
             block_hashes=placement.block_hashes,
+            deadline_s=None if deadline is None else deadline - now,
         )
 
     def _take(self, delta: Delta, placement: Placement) -> None:

@@ -128,7 +128,8 @@ class HeldRequests:
             raise ValueError(f"request {query.request_id!r} is held already")
         now = self._clock()
         num_replicas, _ = self._routing.earliest_start()
-        if num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas:
+        is_full = num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas
+        if is_full and not query.excluded:  # whose replica was lost has waited, and may have begun to answer
             raise AllBusy(num_replicas, self._retry_after_s(num_replicas))
         held = _Held(
             query,

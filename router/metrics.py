@@ -76,6 +76,12 @@ class RouterMetrics:
             buckets=_DECISION_BUCKETS_S,
             registry=registry,
         )
+        self.held_s = Histogram(
+            "warmpath_held_seconds",
+            "Waiting at the router for a replica that is nearly free; only where requests are bound late.",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
         self.prompt_tokens = Counter("warmpath_prompt_tokens", "Prompt tokens routed.", registry=registry)
         self.completion_tokens = Counter("warmpath_completion_tokens", "Tokens generated.", registry=registry)
         self.matched_tokens = Counter(

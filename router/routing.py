@@ -115,6 +115,7 @@ class Routing:
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
+        self._load_listeners: list[Callable[[], None]] = []
         self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
         self._decisions: Counter[RouteReason] = Counter()
         self._resyncs: Counter[ResyncReason] = Counter()
@@ -146,6 +147,13 @@ class Routing:
     def watch_membership(self, listener: Callable[[Mapping[ReplicaId, ReplicaInfo]], None]) -> None:
         """Call `listener` with the replicas after every change; it must not block."""
         self._membership_listeners.append(listener)
+
+    def watch_load(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after whatever may free a replica: a report, a release, a change of membership.
+
+        Often, and before that is acted on: it must only take note.
+        """
+        self._load_listeners.append(listener)
 
     def watch(self, observer: RoutingObserver) -> None:
         """Tell `observer` of every decision from now on, and of what comes of it."""
@@ -275,11 +283,14 @@ class Routing:
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
 
-    def release(self, request_id: RequestId) -> None:
-        """The attempt is over, however it ended. Idempotent."""
-        self._in_flight.pop(request_id, None)
+    def release(self, request_id: RequestId) -> bool:
+        """The attempt is over, however it ended; whether there was one. Idempotent."""
+        if self._in_flight.pop(request_id, None) is None:
+            return False
         self._expectations.drop(request_id)
         self._loads.release(request_id)
+        self._tell_load()
+        return True
 
     def finish(
         self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), num_output_tokens: int = 0
@@ -302,6 +313,7 @@ class Routing:
         if replica_id not in self._replicas:
             return None
         self._loads.report(replica_id, events.load)
+        self._tell_load()
         if replica_id not in self._matched:
             return None
         if isinstance(events, Snapshot):
@@ -316,6 +328,7 @@ class Routing:
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
         if replica_id in self._replicas:
             self._loads.report(replica_id, load)
+            self._tell_load()
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
         self._resyncs[reason] += 1
@@ -501,6 +514,11 @@ class Routing:
     def _tell_membership(self) -> None:
         for listener in self._membership_listeners:
             listener(self._replicas)
+        self._tell_load()
+
+    def _tell_load(self) -> None:
+        for listener in self._load_listeners:
+            listener()
 
     def _remove(self, replica_id: ReplicaId) -> None:
         del self._replicas[replica_id]

@@ -152,6 +152,7 @@ class HeldMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """With idle replicas everybody leaves."""
+        self.running, self.draining = set(REPLICAS), set()
         self.routing.update_replicas({replica: info() for replica in REPLICAS})
         for _ in range(self.num_requests + 1):
             for replica in REPLICAS:
@@ -163,7 +164,7 @@ class HeldMachine(RuleBasedStateMachine):
         assert self.routing.statistics().in_flight == 0
 
 
-HeldMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+HeldMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestHeld = HeldMachine.TestCase
 
 
