@@ -397,14 +397,15 @@ class GeneratorSource:
         opens_s = self._generator.session_s
         chosen: list[WorkRequest] = []
         for time_s, number, turn in _laid_over(sessions, arrivals, sessions_per_s):
-            if time_s >= opens_s:
-                chosen.append(
-                    WorkRequest(
-                        time_s - opens_s, turn.input_tokens, turn.output_tokens, turn.block_ids, number
-                    )
-                )
-                if len(chosen) == num_requests:
-                    break
+            if time_s < opens_s:
+                continue
+            if not chosen:
+                opens_s = time_s  # times count from the first request, as in every window
+            chosen.append(
+                WorkRequest(time_s - opens_s, turn.input_tokens, turn.output_tokens, turn.block_ids, number)
+            )
+            if len(chosen) == num_requests:
+                break
         return Workload(self.name, BLOCK_TOKENS, tuple(chosen))
 
 

@@ -1,0 +1,157 @@
+"""Traces are read strictly: what cannot be true is named by file, line and field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.placement.suites import EXCERPT
+from loadtest.workloads.errors import TraceError
+from loadtest.workloads.mooncake import read_mooncake
+from loadtest.workloads.traces import read_trace
+
+GOOD: dict[str, Any] = {"timestamp": 3000, "input_length": 1025, "output_length": 7, "hash_ids": [0, 4, 9]}
+HEADER = {"format": "warmpath-trace", "version": 1, "model": "tiny"}
+RECORD: dict[str, Any] = {"t": 5.5, "input": 35, "output": 3, "blocks": ["a1", "b2"], "block_size": 16}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def changed(row: dict[str, Any], **fields: object) -> dict[str, Any]:
+    return {**row, **fields}
+
+
+class TestMooncake:
+    def test_a_worked_example(self, tmp_path: Path) -> None:
+        later = changed(GOOD, timestamp=4500, input_length=512, hash_ids=[0])
+        trace = read_trace(write(tmp_path / "mine.jsonl", GOOD, later))
+        assert trace.name == "mine"
+        assert trace.block_tokens == 512
+        first, second = trace.requests
+        assert (first.arrival_s, first.input_tokens, first.output_tokens) == (0.0, 1025, 7)
+        assert first.block_ids == (0, 4, 9)
+        assert second.arrival_s == 1.5
+
+    @pytest.mark.parametrize(
+        ("bad", "field"),
+        [
+            ({k: v for k, v in GOOD.items() if k != "output_length"}, "output_length"),
+            (changed(GOOD, surprise=1), "surprise"),
+            (changed(GOOD, timestamp="now"), "timestamp"),
+            (changed(GOOD, timestamp=True), "timestamp"),
+            (changed(GOOD, timestamp=-1), "timestamp"),
+            (changed(GOOD, timestamp=2999), "timestamp"),
+            (changed(GOOD, input_length=0), "input_length"),
+            (changed(GOOD, input_length=1025.0), "input_length"),
+            (changed(GOOD, input_length=10**9), "input_length"),
+            (changed(GOOD, output_length=None), "output_length"),
+            (changed(GOOD, hash_ids=7), "hash_ids"),
+            (changed(GOOD, hash_ids=[0, 4]), "hash_ids"),
+            (changed(GOOD, hash_ids=[0, 4, -9]), "hash_ids"),
+            (changed(GOOD, hash_ids=[0, 4, "9"]), "hash_ids"),
+            (changed(GOOD, hash_ids=[0, 4, 4]), "hash_ids"),
+            (changed(GOOD, hash_ids=[0, 9, 4]), "hash_ids"),  # 9 followed 4 on the line above
+        ],
+    )
+    def test_names_file_line_and_field(self, tmp_path: Path, bad: dict[str, Any], field: str) -> None:
+        path = write(tmp_path / "bad.jsonl", GOOD, bad, GOOD)
+        with pytest.raises(TraceError) as caught:
+            read_trace(path)
+        assert (caught.value.line, caught.value.field) == (2, field)
+        assert f"{path}, line 2, field {field!r}" in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"timestamp": NaN}', "\x00", '"a"'])
+    def test_names_the_line_that_is_no_request(self, tmp_path: Path, text: str) -> None:
+        path = write(tmp_path / "bad.jsonl", GOOD, text)
+        with pytest.raises(TraceError) as caught:
+            read_trace(path)
+        assert caught.value.line == 2
+
+    def test_refuses_nan_as_a_time(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "bad.jsonl", json.dumps(changed(GOOD, timestamp=float("nan"))))
+        with pytest.raises(TraceError, match="timestamp"):
+            read_trace(path)
+
+    def test_an_empty_file_holds_no_requests(self, tmp_path: Path) -> None:
+        with pytest.raises(TraceError, match="holds no requests"):
+            read_trace(write(tmp_path / "empty.jsonl"))
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(TraceError, match=r"none\.jsonl: cannot be read"):
+            read_trace(tmp_path / "none.jsonl")
+
+    def test_a_damaged_archive_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "cut.jsonl.gz"
+        path.write_bytes(gzip.compress(json.dumps(GOOD).encode() * 50)[:-20])
+        with pytest.raises(TraceError, match="cannot be read"):
+            read_trace(path)
+
+    def test_the_excerpt_is_the_published_traces_head(self) -> None:
+        trace = read_mooncake(EXCERPT)
+        assert len(trace.requests) == 4_000
+        assert trace.requests[0].block_ids == tuple(range(14))
+        assert (EXCERPT.parent / "LICENSE").read_text().lstrip().startswith("Apache License")
+        assert len({request.session for request in trace.requests}) > 2_000
+        assert all(request.block_ids[0] == 0 for request in trace.requests)  # one system prompt for all
+
+
+class TestRecording:
+    def test_a_worked_example(self, tmp_path: Path) -> None:
+        late = changed(RECORD, t=5.0, input=16, blocks=["a1"], output=0, session="s")
+        twin = changed(RECORD, t=6.0, session="s")
+        trace = read_trace(write(tmp_path / "r.jsonl", HEADER, RECORD, late, HEADER, twin))
+        first, second, third = trace.requests  # in order of time, though written when they ended
+        assert [r.arrival_s for r in trace.requests] == [0.0, 0.5, 1.0]
+        assert first.output_tokens == 1
+        assert second.block_ids[:2] == third.block_ids[:2]
+        assert second.block_ids[0] == first.block_ids[0]
+        assert second.block_ids[2] != third.block_ids[2]  # partial blocks are nobody else's
+        assert first.session == third.session != second.session
+        assert trace.block_tokens == 16
+
+    @pytest.mark.parametrize(
+        ("bad", "field"),
+        [
+            ({k: v for k, v in RECORD.items() if k != "t"}, "t"),
+            (changed(RECORD, text="secret"), "text"),
+            (changed(RECORD, t=-0.1), "t"),
+            (changed(RECORD, input=0), "input"),
+            (changed(RECORD, output=-1), "output"),
+            (changed(RECORD, blocks=["a1"]), "blocks"),
+            (changed(RECORD, blocks=["a1", "xyz"]), "blocks"),
+            (changed(RECORD, blocks=["b2", "a1"]), "blocks"),
+            (changed(RECORD, blocks=["a1", 7]), "blocks"),
+            (changed(RECORD, block_size=32, blocks=["a1"]), "block_size"),
+            (changed(RECORD, block_size=0), "block_size"),
+            (changed(RECORD, session=3), "session"),
+        ],
+    )
+    def test_names_file_line_and_field(self, tmp_path: Path, bad: dict[str, Any], field: str) -> None:
+        path = write(tmp_path / "bad.jsonl", HEADER, RECORD, bad)
+        with pytest.raises(TraceError) as caught:
+            read_trace(path)
+        assert (caught.value.line, caught.value.field) == (3, field)
+
+    @pytest.mark.parametrize(
+        ("header", "field"),
+        [
+            ({"format": "other", "version": 1}, "format"),
+            ({"format": "warmpath-trace"}, "version"),
+            ({"format": "warmpath-trace", "version": 2}, "version"),
+        ],
+    )
+    def test_refuses_other_headers(self, tmp_path: Path, header: dict[str, Any], field: str) -> None:
+        with pytest.raises(TraceError) as caught:
+            read_trace(write(tmp_path / "bad.jsonl", header, RECORD))
+        assert (caught.value.line, caught.value.field) == (1, field)
+
+    def test_a_header_alone_holds_no_requests(self, tmp_path: Path) -> None:
+        with pytest.raises(TraceError, match="holds no requests"):
+            read_trace(write(tmp_path / "r.jsonl", HEADER))
