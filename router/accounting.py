@@ -223,8 +223,7 @@ class Accounting(SilentObserver):
         )
         codes = np.zeros(asked.stop - asked.start, dtype=np.uint8)
         if query.token_ids is not None:
-            salt = self._sketch.salt_word(query.cache_salt)
-            keys = self._sketch.keys(query.token_ids, words, first_computed, salt)
+            keys = self._sketch.keys(query.token_ids, words, first_computed, query.cache_salt)
             if len(codes):
                 seen = self._sketch.look(keys.some(asked))
                 codes[seen.other_salt] = _OTHER_SALT
@@ -233,17 +232,20 @@ class Accounting(SilentObserver):
             self._sketch.record(keys)
         if len(codes):
             codes[self._held.knows(words[asked])] = _EVICTED
-        self._held.record(words)
+        if query.token_ids is None:  # else the sketch remembers them
+            self._held.record(words)
         return codes
 
     def _of_nobody(self, codes: Codes, cut: Regions) -> dict[UncachedReason, int]:
         """Tokens by reason; all of [nobody_from, usable), those without a code as cold."""
+        if not codes.any():
+            return {UncachedReason.COLD: cut.usable - cut.nobody_from}
         tokens = {
             reason: int(count) * self._block_size
             for reason, count in zip(_OF_NOBODY, np.bincount(codes, minlength=len(_OF_NOBODY)), strict=True)
         }
-        if len(codes):  # an engine whose hit ends within a block has part of the first one
-            tokens[_OF_NOBODY[codes[0]]] -= cut.nobody_from % self._block_size
+        # An engine whose hit ends within a block has part of the first one.
+        tokens[_OF_NOBODY[codes[0]]] -= cut.nobody_from % self._block_size
         tokens[UncachedReason.COLD] += cut.usable - cut.nobody_from - sum(tokens.values())
         return tokens
 

@@ -29,26 +29,20 @@ from router.held_memory import Words
 
 _MIXER = np.uint64(0xBF58476D1CE4E5B9)  # splitmix64's finaliser: spreads every bit over the word
 _TOP_HALF = np.uint64(32)
+_HINT_BITS = np.uint64((1 << 24) - 1)
+_CONTENT_BITS = ~_HINT_BITS
+_NOT_EMPTY = np.uint64(1 << 24)
 
 
 class BlockKeys(NamedTuple):
-    """Some blocks as the sketch files them. All of shape (n,), in one order."""
+    """Some blocks as the sketch files them: row 0 by content and salt, row 1 by content alone."""
 
-    hints: Words  # their own, which name all before them too
-    ours: Words  # content under its salt
-    our_slots: NDArray[np.intp]
-    anyones: Words  # content under whatever salt
-    anyones_slots: NDArray[np.intp]
+    entries: Words  # what is written, shape (2, n)
+    slots: NDArray[np.intp]  # and where, shape (2, n)
 
     def some(self, part: slice) -> BlockKeys:
         """Those of `part`."""
-        return BlockKeys(
-            self.hints[part],
-            self.ours[part],
-            self.our_slots[part],
-            self.anyones[part],
-            self.anyones_slots[part],
-        )
+        return BlockKeys(self.entries[:, part], self.slots[:, part])
 
 
 class Seen(NamedTuple):
@@ -60,7 +54,11 @@ class Seen(NamedTuple):
 
 
 class ContentSketch:
-    """A bounded memory of contents: 16 bytes a slot, two slots a block, the newest wins."""
+    """A bounded memory of contents: two slots of 8 bytes a block, the newest wins.
+
+    An entry is 40 bits of the keyed content, of which the first say the slot, and 24 bits of the block's own
+    hint. So one look-up in a million finds what was never there.
+    """
 
     def __init__(self, block_size: int, *, num_slots: int = 1 << 20, secret: bytes | None = None) -> None:
         """num_slots: a power of two; secret: 16 bytes or more, drawn at random unless a test gives it."""
@@ -70,46 +68,50 @@ class ContentSketch:
         self._secret = secret if secret is not None else secrets.token_bytes(32)
         self._coefficients = self._draw(block_size)
         self._any_salt = self._word(b"any salt")
+        self._last_salt = ("", self._scopes(""))  # most requests carry the same one, or none
         self._shift = np.uint64(64 - (num_slots.bit_length() - 1))
-        self._tags = np.zeros(num_slots, dtype=np.uint64)  # 0: empty
-        self._hints = np.zeros(num_slots, dtype=np.uint64)
+        self._table = np.zeros(num_slots, dtype=np.uint64)  # 0: empty
 
     @property
     def num_bytes(self) -> int:
-        return self._tags.nbytes + self._hints.nbytes
+        return self._table.nbytes
 
-    def keys(self, token_ids: array[int], hints: Words, first_block: int, salt: np.uint64) -> BlockKeys:
+    def keys(self, token_ids: array[int], hints: Words, first_block: int, cache_salt: str) -> BlockKeys:
         """Full blocks from `first_block` on, as many as there are hints; their tokens must be there. O(n)."""
-        contents = self._contents(token_ids, first_block, first_block + len(hints))
-        ours, anyones = _mixed(contents ^ salt), _mixed(contents ^ self._any_salt)
-        return BlockKeys(hints, ours, self._slots(ours), anyones, self._slots(anyones))
-
-    def salt_word(self, cache_salt: str) -> np.uint64:
-        """A salt as this sketch tells it from others."""
-        return self._word(b"salt" + cache_salt.encode("utf-8", "surrogatepass"))
+        if cache_salt != self._last_salt[0]:
+            self._last_salt = (cache_salt, self._scopes(cache_salt))
+        # Every numpy call costs about as much as 64 blocks do: both rows go through each one together.
+        entries = self._contents(token_ids, first_block, first_block + len(hints)) ^ self._last_salt[1]
+        entries ^= entries >> _TOP_HALF  # shuffled, so that the top bits make good slots
+        entries *= _MIXER
+        entries ^= entries >> _TOP_HALF
+        entries |= _NOT_EMPTY
+        entries &= _CONTENT_BITS
+        entries |= hints & _HINT_BITS
+        return BlockKeys(entries, (entries >> self._shift).astype(np.intp))
 
     def look(self, keys: BlockKeys) -> Seen:
         """What was recorded of these blocks. O(n)."""
-        is_ours = self._tags[keys.our_slots] == keys.ours
-        is_same = is_ours & (self._hints[keys.our_slots] == keys.hints)
-        is_known = self._tags[keys.anyones_slots] == keys.anyones
+        difference = self._table[keys.slots] ^ keys.entries
+        is_ours, is_known = difference <= _HINT_BITS
+        is_same = difference[0] == 0
         return Seen(is_same, is_ours & ~is_same, is_known & ~is_ours)
 
     def record(self, keys: BlockKeys) -> None:
         """These blocks have been computed. O(n)."""
-        self._tags[keys.our_slots] = keys.ours
-        self._hints[keys.our_slots] = keys.hints
-        self._tags[keys.anyones_slots] = keys.anyones
+        self._table[keys.slots] = keys.entries
 
     def _contents(self, token_ids: array[int], first_block: int, last_block: int) -> Words:
         """A number for each block: equal for equal tokens, and but for chance only for them."""
         size = self._block_size
         tokens = np.array(token_ids[first_block * size : last_block * size], dtype=np.uint64)
-        blocks: Words = (tokens + np.uint64(1)).reshape(-1, size)
-        return blocks @ self._coefficients
+        contents: Words = tokens.reshape(-1, size) @ self._coefficients
+        return contents
 
-    def _slots(self, keys: Words) -> NDArray[np.intp]:
-        return (keys >> self._shift).astype(np.intp)
+    def _scopes(self, cache_salt: str) -> Words:
+        """What to mix into contents for row 0 and row 1, shape (2, 1)."""
+        ours = self._word(b"salt" + cache_salt.encode("utf-8", "surrogatepass"))
+        return np.array([[ours], [self._any_salt]], dtype=np.uint64)
 
     def _draw(self, count: int) -> Words:
         stream = hashlib.shake_256(self._secret + b"coefficients").digest(8 * count)
@@ -118,10 +120,3 @@ class ContentSketch:
     def _word(self, text: bytes) -> np.uint64:
         digest = hashlib.blake2b(text, key=self._secret[:64], digest_size=8).digest()
         return np.uint64(int.from_bytes(digest, "little"))
-
-
-def _mixed(words: Words) -> Words:
-    """The words shuffled among all words, so that their top bits make good slots; 0, 'empty', is left out."""
-    mixed = (words ^ (words >> _TOP_HALF)) * _MIXER
-    mixed ^= mixed >> _TOP_HALF
-    return mixed | np.uint64(1)

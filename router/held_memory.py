@@ -45,6 +45,7 @@ class HeldMemory:
         self._current = self._empty()
         self._previous = self._empty()
         self._num_current = 0
+        self._has_previous = False
         self._pending: list[Words] = []
         self._num_pending = 0
 
@@ -63,14 +64,13 @@ class HeldMemory:
     def knows(self, words: Words) -> NDArray[np.bool_]:
         """Which of these were recorded, shape (n,). O(n)."""
         self._enter_pending()
+        if not self._num_current and not self._has_previous:
+            return np.zeros(len(words), dtype=np.bool_)
         cells = self._cells(words)
-        known = self._current[cells[0]]
-        for each in cells[1:]:
-            known = known & self._current[each]
-        before = self._previous[cells[0]]
-        for each in cells[1:]:
-            before = before & self._previous[each]
-        return known | before
+        known = _in_all(self._current, cells)
+        if self._has_previous:
+            known |= _in_all(self._previous, cells)
+        return known
 
     def _enter_pending(self) -> None:
         if not self._pending:
@@ -84,7 +84,7 @@ class HeldMemory:
     def _enter(self, words: Words) -> None:
         if self._num_current + len(words) > self._per_generation:
             self._previous, self._current = self._current, self._empty()
-            self._num_current = 0
+            self._num_current, self._has_previous = 0, True
         self._num_current += len(words)
         for cells in self._cells(words):
             self._current[cells] = True
@@ -100,3 +100,9 @@ class HeldMemory:
 
     def _empty(self) -> NDArray[np.bool_]:
         return np.zeros(self._num_cells, dtype=np.bool_)
+
+
+def _in_all(table: NDArray[np.bool_], cells: tuple[NDArray[np.intp], ...]) -> NDArray[np.bool_]:
+    first, second, third = cells
+    found: NDArray[np.bool_] = table[first] & table[second] & table[third]
+    return found

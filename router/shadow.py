@@ -23,6 +23,7 @@ from router.cost import MEMORY_PRESSURE_S, cost_terms
 from router.decision import DecisionRecord, RouteQuery
 from router.observer import SilentObserver
 from router.policies import Policy, PolicyRequest
+from router.policies.expected_time import ExpectedTime
 from router.ranking import Ranking, candidates_of
 
 logger = logging.getLogger(__name__)
@@ -122,16 +123,29 @@ class Shadow(SilentObserver):
 
     def _judge(self, record: DecisionRecord, request: PolicyRequest) -> None:
         ranking = record.ranking
-        candidates = candidates_of(ranking.states, ranking.cached, ranking.unmatched, ranking.decided_at)
-        pick = self._policy.rank(candidates, request)[0].candidate
-        agrees = pick.replica_id == record.replica_id
-        difference_s = 0.0 if agrees else self._difference_s(record, pick.replica_id)
+        pick = self._pick(ranking, request)
+        agrees = pick == ranking.order[0]
+        difference_s = 0.0 if agrees else self._difference_s(record, pick)
         self._count(agrees, difference_s)
         verdict = ShadowVerdict(
-            record.request_id, self._policy.name, pick.replica_id, pick.cached_tokens, agrees, difference_s
+            record.request_id,
+            self._policy.name,
+            ranking.states[pick].replica_id,
+            ranking.cached[pick],
+            agrees,
+            difference_s,
         )
         for listener in self._listeners:
             listener(verdict)
+
+    def _pick(self, ranking: Ranking, request: PolicyRequest) -> int:
+        """Index of the state it would choose."""
+        states, cached, now = ranking.states, ranking.cached, ranking.decided_at
+        if isinstance(self._policy, ExpectedTime):  # the way live decisions take: no views are made
+            order, _ = self._policy.order(states, cached, request.shape, now)
+            return order[0]
+        best = self._policy.rank(candidates_of(states, cached, ranking.unmatched, now), request)[0]
+        return next(i for i, state in enumerate(states) if state.replica_id == best.replica_id)
 
     def _count(self, agrees: bool, difference_s: float | None) -> None:
         totals = self.totals
@@ -141,10 +155,8 @@ class Shadow(SilentObserver):
             totals.extra_s += max(0.0, difference_s)
             totals.saved_s += max(0.0, -difference_s)
 
-    def _difference_s(self, record: DecisionRecord, replica_id: ReplicaId) -> float | None:
-        ranking = record.ranking
-        index = next(i for i, state in enumerate(ranking.states) if state.replica_id == replica_id)
-        its_s, live_s = self._cost_s(record, index), self._cost_s(record, ranking.order[0])
+    def _difference_s(self, record: DecisionRecord, pick: int) -> float | None:
+        its_s, live_s = self._cost_s(record, pick), self._cost_s(record, record.ranking.order[0])
         return None if its_s is None or live_s is None else its_s - live_s
 
     def _cost_s(self, record: DecisionRecord, index: int) -> float | None:
