@@ -125,7 +125,7 @@ class Versus:
 
     @property
     def is_rarely_worse(self) -> bool:
-        return self.num_worse <= (1.0 - NOT_WORSE_SHARE) * len(self.cells)
+        return len(self.cells) - self.num_worse >= NOT_WORSE_SHARE * len(self.cells)
 
     @property
     def is_better(self) -> bool:

@@ -1,0 +1,118 @@
+"""Cells run in other processes; what is finished is kept, whatever happens to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.placement.errors import CellsFailed, Stopped
+from loadtest.placement.grid import Grid, RunCell
+from loadtest.placement.store import ResultStore
+from loadtest.simulation.cell import CellResult, CellSpec
+from tests.fakes_placement import (
+    LOG_VARIABLE,
+    fake_result,
+    fake_spec,
+    run_but_die_for_seed_1,
+    run_but_fail_for_seed_1,
+    run_fake,
+    run_slowly,
+)
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.num_cells = self.num_kept = self.num_stopping = 0
+        self.results: list[CellSpec] = []
+        self.errors: list[str] = []
+
+    def started(self, num_cells: int, num_kept: int) -> None:
+        self.num_cells, self.num_kept = num_cells, num_kept
+
+    def finished(self, spec: CellSpec, result: CellResult) -> None:
+        assert np.array_equal(result.ttft_s, fake_result(spec).ttft_s)
+        self.results.append(spec)
+
+    def failed(self, spec: CellSpec, error: str) -> None:
+        self.errors.append(error)
+
+    def stopping(self, num_running: int) -> None:
+        self.num_stopping += 1
+
+
+SPECS = [fake_spec(seed=seed) for seed in range(4)]
+
+
+def run(folder: Path, run_cell: RunCell, specs: list[CellSpec] = SPECS) -> Watcher:
+    watcher = Watcher()
+    Grid(run_cell, ResultStore(folder), num_workers=2).run(specs, watcher)
+    return watcher
+
+
+def test_every_cell_runs_once_and_then_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv(LOG_VARIABLE, str(log))
+    first = run(tmp_path / "cells", run_fake, SPECS[:2])
+    assert (first.num_cells, first.num_kept) == (2, 0)
+    second = run(tmp_path / "cells", run_fake)  # two more
+    assert (second.num_cells, second.num_kept) == (4, 2)
+    assert sorted(second.results, key=lambda spec: spec.seed) == SPECS
+    assert sorted(log.read_text().splitlines()) == [f"expected_time {seed}" for seed in range(4)]
+
+
+def test_a_resumed_grid_says_what_a_fresh_one_says(tmp_path: Path) -> None:
+    run(tmp_path / "resumed", run_fake, SPECS[:1])
+    run(tmp_path / "resumed", run_fake)
+    run(tmp_path / "fresh", run_fake)
+    for spec in SPECS:
+        resumed, fresh = (ResultStore(tmp_path / name).load(spec) for name in ("resumed", "fresh"))
+        assert resumed is not None
+        assert fresh is not None
+        for name in CellResult.__dataclass_fields__:
+            assert np.array_equal(getattr(resumed, name), getattr(fresh, name)), name
+
+
+def test_a_failing_cell_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(CellsFailed, match=r"expected_time, 4 replicas, load 0\.5, seed 1") as caught:
+        run(tmp_path, run_but_fail_for_seed_1)
+    assert "seed 1 is not liked" in str(caught.value)
+    assert caught.value.num_finished == 3
+    store = ResultStore(tmp_path)
+    assert [store.load(spec) is not None for spec in SPECS] == [True, False, True, True]
+
+
+def test_a_process_that_dies_ends_neither_the_grid_nor_finished_cells(tmp_path: Path) -> None:
+    with pytest.raises(CellsFailed, match="process died"):
+        run(tmp_path, run_but_die_for_seed_1)
+    # Cells beside the one that died may have gone with it: trying again gets them.
+    with pytest.raises(CellsFailed) as caught:
+        run(tmp_path, run_but_die_for_seed_1, [*SPECS[:1], *SPECS[2:], SPECS[1]])
+    assert caught.value.num_finished >= 2
+    assert run(tmp_path, run_fake).num_kept >= 2
+
+
+def test_ctrl_c_keeps_what_is_finished_and_begins_nothing_new(tmp_path: Path) -> None:
+    specs = [fake_spec(seed=seed) for seed in range(100, 160)]
+    watcher = Watcher()
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+
+    class Interrupting(Watcher):
+        def finished(self, spec: CellSpec, result: CellResult) -> None:
+            super().finished(spec, result)
+            if len(self.results) == 2:
+                interrupt.start()  # while the grid waits for the next
+
+    watcher = Interrupting()
+    with pytest.raises(Stopped) as caught:
+        Grid(run_slowly, ResultStore(tmp_path), num_workers=2).run(specs, watcher)
+    interrupt.join()
+    assert watcher.num_stopping == 1
+    assert 2 <= len(watcher.results) <= 12
+    assert f"{len(watcher.results)} of 60 cells are kept" in str(caught.value)
+    store = ResultStore(tmp_path)
+    assert all(store.load(spec) is not None for spec in watcher.results)

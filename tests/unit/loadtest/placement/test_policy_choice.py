@@ -1,0 +1,61 @@
+"""What may be asked for by name, and what an error tells who asked for something else."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.placement.errors import BadRequest
+from loadtest.placement.policy_choice import PolicyChoice, parse_policies
+from router.policies import POLICIES
+
+
+def parse(text: str) -> PolicyChoice:
+    return parse_policies([text])[-1]
+
+
+def test_all_is_everybody_once_and_late_binding_beside_the_default() -> None:
+    chosen = parse_policies(["all", "round_robin"])
+    labels = [choice.label for choice in chosen]
+    assert labels[:4] == ["ideal", "ideal_shortest", "expected_time", "expected_time+late"]
+    assert sorted(labels[2:]) == sorted([*POLICIES, "expected_time+late"])
+
+
+def test_the_ideal_is_always_there() -> None:
+    assert [choice.label for choice in parse_policies(["round_robin"])] == ["ideal", "round_robin"]
+    assert [choice.label for choice in parse_policies(["ideal"])] == ["ideal"]
+
+
+def test_knobs_of_policy_and_router() -> None:
+    choice = parse("expected_time+late:near_tie=0.2,hold_window=8")
+    assert choice.options == (("near_tie", 0.2),)
+    assert choice.router_settings == (("binding", "late"), ("hold_window", 8))
+    assert choice.label == "expected_time+late:near_tie=0.2,hold_window=8"
+    assert parse(choice.label) == choice
+
+
+def test_rivals_dispatch_at_once_whatever_the_routers_default() -> None:
+    assert parse("power_of_two").router_settings == (("binding", "at_once"),)
+    assert parse("ideal").router_settings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("nonsense", ["unknown policy", "expected_time", "round_robin", "ideal", "all"]),
+        ("expected_time:nonsense=1", ["no knob 'nonsense'", "near_tie", "hold_window"]),
+        ("round_robin:nonsense=1", ["no knob 'nonsense'", "hold_window"]),
+        ("ideal:near_tie=1", ["no knob", "none"]),
+        ("expected_time:near_tie", ["near_tie=value"]),
+        ("expected_time:near_tie=much", ["near_tie must be a number", "much"]),
+        ("expected_time:hold_window=1.5", ["hold_window must be a whole number"]),
+        ("expected_time:near_tie=-1", ["near_tie", "between"]),
+        ("expected_time:hold_window=0", ["hold_window", "between"]),
+        ("expected_time+early", ["+late"]),
+        ("ideal+late", ["no ideal"]),
+    ],
+)
+def test_errors_name_what_there_is(text: str, told: list[str]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(text)
+    for part in told:
+        assert part in str(caught.value)
