@@ -71,6 +71,9 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine's work at one moment."""
 
     queued_uncached_tokens: NonNegative = 0  # prompt tokens admitted or waiting, not yet computed
+    # (query, key) pairs of those, in which a long prompt's last chunk outweighs a hundred short prompts of
+    # its length; None: not counted, a reader has to guess from the tokens.
+    queued_attention: NonNegative | None = None
     num_waiting: NonNegative = 0
     num_running: NonNegative = 0
     context_tokens: NonNegative = 0  # of all running sequences

@@ -279,6 +279,7 @@ class Scheduler:
         """The work here, as routers are told. admitted: taken in since they were last told. O(requests)."""
         return Load(
             queued_uncached_tokens=self.queued_uncached_tokens,
+            queued_attention=self.queued_attention,
             num_waiting=len(self._waiting),
             num_running=len(self._running),
             context_tokens=self.context_tokens,
@@ -309,6 +310,22 @@ class Scheduler:
         """
         running = sum(r.num_uncomputed for r in self._running if not r.is_decoding)
         return running + sum(len(r.token_ids) - r.expected_hit for r in self._waiting)
+
+    @property
+    def queued_attention(self) -> int:
+        """(query, key) pairs of `queued_uncached_tokens`: each token attends all before it in its prompt."""
+        pairs = 0
+        for r in self._running:
+            if not r.is_decoding:
+                pairs += _pairs(r.num_computed, len(r.token_ids))
+        for r in self._waiting:
+            pairs += _pairs(r.expected_hit, len(r.token_ids))
+        return pairs
+
+
+def _pairs(start: int, end: int) -> int:
+    """(query, key) pairs of the tokens in [start, end), under a causal mask."""
+    return (end - start) * (end + start) // 2
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:

@@ -266,9 +266,13 @@ class ReplicaLoad:
         return self._share_s(uncached, uncached * (cached + uncached / 2), 1)
 
     def _queued_s(self) -> float:
-        """Seconds to prefill what the engine has queued, taken as prompts of equal length."""
-        tokens, prompts = self._load.queued_uncached_tokens, max(1, self._load.num_waiting)
-        return self._share_s(tokens, tokens * tokens / (2 * prompts), prompts) if tokens else 0.0
+        """Seconds to prefill what the engine has queued; as prompts of equal length if it does not say."""
+        load = self._load
+        tokens, prompts = load.queued_uncached_tokens, max(1, load.num_waiting)
+        if not tokens:
+            return 0.0
+        pairs = load.queued_attention
+        return self._share_s(tokens, tokens * tokens / (2 * prompts) if pairs is None else pairs, prompts)
 
     def _share_s(self, tokens: int, attention: float, sequences: int) -> float:
         """Seconds of engine time for so much prefill among other work; 0 while its speed is unknown.

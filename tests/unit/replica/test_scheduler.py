@@ -255,3 +255,17 @@ def test_load_counts_what_is_left_to_compute() -> None:
     assert load.admitted == ("a",)
     core.step()
     assert core.load().queued_uncached_tokens == 0
+
+
+def test_the_attention_left_is_that_of_the_steps_to_come() -> None:
+    """Routers price a queue by it: the last chunk of a prompt attends to all before it."""
+    tape = Tape()
+    core = sim_core(runner=tape, max_batched_tokens=10)
+    core.submit(make_request("long", range(100, 140), max_tokens=1))
+    core.submit(make_request("short", [1, 2, 3], max_tokens=1))
+    told = [core.load().queued_attention]
+    while core.has_work:
+        core.step()
+        told.append(core.load().queued_attention)
+    # 40 tokens are 40 * 40 / 2 pairs, 3 are 4; ten at a time leave (40 * 40 - start * start) / 2 and those 4.
+    assert told == [804, 754, 604, 354, 4, 0]

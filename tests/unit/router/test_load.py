@@ -63,6 +63,18 @@ def test_a_report_that_does_not_name_it_keeps_the_reservation(fleet: Fleet) -> N
     assert fleet.view().num_waiting == 3
 
 
+def test_the_last_chunk_of_a_long_prompt_is_priced_with_all_it_attends_to() -> None:
+    """8 k tokens left of 128 k are a billion pairs: thirty times those of a prompt of 8 k."""
+    loads = FleetLoad(FakeClock(), reservation_ttl_s=600.0, silent_after_s=5.0)
+    loads.add_replica(A, info(max_batched_tokens=8192))
+    model = StepTimeModel(0.0065, 32e-6, 1.4e-9, 0.6e-3)
+    left, end = 8192, 131072
+    pairs = left * (2 * end - left) // 2
+    loads.report(A, load(queued_uncached_tokens=left, queued_attention=pairs, num_running=1, step_time=model))
+    assert loads.view(A).backlog_s == pytest.approx(0.0065 + 8192 * 32e-6 + pairs * 1.4e-9 + 0.6e-3)
+    assert loads.view(A).backlog_s > 5 * 8192 * 32e-6
+
+
 def test_backlog_runs_down_between_reports_and_never_below_zero(fleet: Fleet) -> None:
     fleet.loads.reserve(A, fleet.book(X))
     fleet.clock.advance(0.021)
