@@ -16,7 +16,7 @@ from rich.table import Table
 
 from cache.errors import ServingError
 from router.advice import Advice, advise, hit_ratio
-from router.debug_view import FORMAT_VERSION, DebugPage, RequestView, SummaryView
+from router.debug_view import FORMAT_VERSION, DebugPage, RequestView, SummaryView, merged
 from router.explanation import explain, seconds
 
 DESCRIPTION = """\
@@ -38,6 +38,7 @@ examples:
 URL_VARIABLE, TOKEN_VARIABLE = "WARMPATH_URL", "WARMPATH_DEBUG_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8000"
 _TRIES = 24  # of a request's id: with several Routers behind one address, each remembers only its own
+_REPEATS = 8  # answers in a row without a new Router after which all of them have been heard
 _TIMEOUT_S = 10.0
 
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _client(arguments.url, arguments.token) as client:
             if arguments.command == "advise":
-                _advise(console, _ask(client, last=0))
+                _advise(console, _ask_all(client))
             elif arguments.request_id is None:
                 _list(console, _ask(client, last=arguments.last))
             else:
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "advise",
         help="what would raise the hit rate",
         description="What would raise the hit rate, ranked by the tokens each cause costs. "
-        "Sums count from the Router's start.",
+        "Sums are of all Routers at the address, each since its start.",
     )
     for command in (explaining, advising):
         command.add_argument(
@@ -153,6 +154,17 @@ def _ask_for(client: httpx.Client, request_id: str) -> DebugPage:
         f"{request_id} is not remembered ({asked} asked). Give the id of an answer or the x-request-id that "
         "was sent; only the latest requests are kept (debug_requests)."
     )
+
+
+def _ask_all(client: httpx.Client) -> SummaryView:
+    """The sums of every Router behind the address, as far as they can be reached. Raises CannotAsk."""
+    found: dict[str, SummaryView] = {}
+    num_known = 0
+    while num_known < _REPEATS:  # that many answers in a row from Routers heard before: there is no other
+        summary = _ask(client, last=0).summary
+        num_known = num_known + 1 if summary.router in found else 0
+        found[summary.router] = summary
+    return merged(list(found.values()))
 
 
 def _refused(answer: httpx.Response) -> CannotAsk:
@@ -234,8 +246,7 @@ def _list(console: Console, page: DebugPage) -> None:
     console.print("python -m router explain <request> says why in words")
 
 
-def _advise(console: Console, page: DebugPage) -> None:
-    summary = page.summary
+def _advise(console: Console, summary: SummaryView) -> None:
     totals = summary.totals
     if not totals.requests:
         console.print("No request has been answered yet: there is nothing to go by.")

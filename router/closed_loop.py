@@ -1,6 +1,7 @@
 """What the index expected against what the engines found, request by request; and what follows from it.
 
-An engine that keeps delivering less than it has itself announced is doubted: a snapshot replaces what is
+The prompt that was expected in vain needs no correction: by its first token the engine has computed it. But
+an engine that keeps delivering less than it has itself announced is doubted: a snapshot replaces what is
 indexed of it. Digests find an index that has drifted from the events; this finds events that have
 drifted from the engine. A wrong guess of the router's own is no reason for doubt: it ends by itself
 (`expectations.py`).

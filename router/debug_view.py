@@ -7,6 +7,10 @@ Knows journals, accounts and totals; knows neither HTTP nor words.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
 import msgspec
 
 from router.accounting import AccountingTotals, TokenAccount
@@ -183,6 +187,31 @@ def request_view(entry: JournalEntry, *, block_size: int, memory_pressure_s: flo
     )
 
 
+def merged(summaries: Sequence[SummaryView]) -> SummaryView:
+    """Several Routers of one service as one: their sums added up. At least one summary."""
+    first = summaries[0]
+    loops = [summary.loop for summary in summaries]
+    num_measured = sum(loop.requests for loop in loops)
+    recent = sum(loop.recent_share_within_one * loop.requests for loop in loops)
+    shadows = [summary.shadow for summary in summaries if summary.shadow is not None]
+    recordings = [summary.recording for summary in summaries if summary.recording is not None]
+    shadow = _added(shadows, keep=("policy", "failed")) if shadows else None
+    if shadow is not None:
+        shadow = msgspec.structs.replace(shadow, failed=any(each.failed for each in shadows))
+    return msgspec.structs.replace(
+        first,
+        router=", ".join(sorted(summary.router for summary in summaries)),
+        uptime_s=min(summary.uptime_s for summary in summaries),
+        totals=_added([summary.totals for summary in summaries]),
+        loop=msgspec.structs.replace(
+            _added(loops, keep=("recent_share_within_one",)),
+            recent_share_within_one=recent / num_measured if num_measured else 1.0,
+        ),
+        shadow=shadow,
+        recording=_added(recordings) if recordings else None,
+    )
+
+
 def totals_view(totals: AccountingTotals) -> TotalsView:
     return TotalsView(
         requests=totals.requests,
@@ -224,6 +253,22 @@ def shadow_totals_view(totals: ShadowTotals) -> ShadowTotalsView:
 
 def recording_view(totals: RecordingTotals) -> RecordingView:
     return RecordingView(totals.written, totals.dropped, totals.failed)
+
+
+Sums = TypeVar("Sums", TotalsView, LoopView, ShadowTotalsView, RecordingView)
+
+
+def _added(views: Sequence[Sums], keep: Collection[str] = ()) -> Sums:
+    """Field by field; those to keep are the first one's."""
+    changes: dict[str, object] = {}
+    for name in views[0].__struct_fields__:
+        values = [getattr(view, name) for view in views]
+        if name in keep:
+            continue
+        changes[name] = (
+            dict(sum(map(Counter, values), Counter())) if isinstance(values[0], dict) else sum(values)
+        )
+    return msgspec.structs.replace(views[0], **changes)
 
 
 def _candidates(record: DecisionRecord, memory_pressure_s: float) -> list[CandidateView]:

@@ -45,6 +45,7 @@ class InsightTotals:
     """Every watcher's sums, for metrics. Live objects: read them at once."""
 
     accounting: AccountingTotals
+    accounting_bytes: int  # its memories, at most
     loop: LoopTotals
     recent_share_within_one: float
     shadow: ShadowTotals | None
@@ -86,6 +87,7 @@ class Insight:
         """O(1)."""
         return InsightTotals(
             self._accounting.totals,
+            self._accounting.num_bytes,
             self._loop.totals,
             self._loop.share_within_one,
             self._shadow.totals if self._shadow is not None else None,

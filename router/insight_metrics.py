@@ -37,6 +37,11 @@ class InsightCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         totals = self._read()
         yield from _tokens(totals.accounting)
+        yield GaugeMetricFamily(
+            "warmpath_accounting_bytes",
+            "What remembers held and computed blocks takes at most, bytes.",
+            totals.accounting_bytes,
+        )
         yield from _loop(totals.loop, totals.recent_share_within_one)
         if totals.shadow is not None:
             yield from _shadow(totals.shadow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,15 @@ import msgspec
 import pytest
 
 from router import __main__ as command
-from router.debug_view import FORMAT_VERSION, DebugPage, RequestView, ShadowTotalsView, SummaryView
+from router.debug_view import (
+    FORMAT_VERSION,
+    DebugPage,
+    RecordingView,
+    RequestView,
+    ShadowTotalsView,
+    SummaryView,
+    merged,
+)
 from tests.unit.router.test_advice import SUMMARY, summary
 from tests.unit.router.test_explanation import REQUEST
 
@@ -140,7 +149,7 @@ def test_the_token_comes_from_the_option_or_the_environment(
     run(answer, "advise", "--token", "given")
     monkeypatch.setenv(command.TOKEN_VARIABLE, "from outside")
     run(answer, "advise")
-    assert seen == [None, "Bearer given", "Bearer from outside"]
+    assert list(dict.fromkeys(seen)) == [None, "Bearer given", "Bearer from outside"]
 
 
 def test_advise_ranks_and_sums_up(run: Any) -> None:
@@ -184,3 +193,33 @@ def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as caught:
         command.main(arguments)
     assert caught.value.code == 2
+
+
+def test_advice_adds_several_routers_up(run: Any) -> None:
+    """Each answer comes from whichever Router the connection reached."""
+    routers = itertools.cycle("abac")
+    shadow = ShadowTotalsView("power_of_two", 5, 5, 1.0, 0.0, 0.1, False)
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        about = summary(uncached={"evicted": 100_000}, parting_tokens={"0": 1}, parting_requests={"0": 1})
+        return page(about=msgspec.structs.replace(about, router=next(routers), shadow=shadow))
+
+    _, out, _ = run(answer, "advise")
+    assert "3,000 requests, 3,000,000 prompt tokens: 1,800,000 (60.0%) came from caches" in out
+    assert "at most 300,000 tokens (10.0%)" in out
+    assert "in 50% of 30 decisions" in out
+
+
+def test_routers_are_merged_field_by_field() -> None:
+    loop = msgspec.structs.replace(SUMMARY.loop, requests=3000, recent_share_within_one=0.59, doubts=2)
+    other = msgspec.structs.replace(
+        summary(uncached={"cold": 5}), router="ef", loop=loop, recording=RecordingView(1, 2, 3)
+    )
+    both = merged([msgspec.structs.replace(SUMMARY, totals=summary(uncached={"cold": 2}).totals), other])
+    assert both.totals.uncached == {"cold": 7}
+    assert (both.loop.requests, both.loop.doubts) == (4000, 2)
+    assert both.loop.recent_share_within_one == pytest.approx(0.69)
+    assert both.recording == RecordingView(1, 2, 3)
+    assert both.shadow is None
+    assert both.cache_tokens == SUMMARY.cache_tokens, "the fleet is one, however many Routers see it"
+    assert merged([SUMMARY]) == SUMMARY
