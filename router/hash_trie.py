@@ -1,192 +1,180 @@
 """Which replica holds which prefix: an implicit trie over chained block hashes.
 
-A block hash names its whole prefix, so a dictionary `hint -> set of replicas` *is* the trie, and a
-prompt is matched by jumping along its chain of hints while somebody still holds it. Jumping is exact
-only while each replica's entries are **closed under parents**: whoever holds a block holds the blocks
-before it. Two kinds of entries keep that promise, each by itself, and so does their union:
+A block hash names its whole prefix, so a table `hint -> set of replicas` *is* the trie, and a prompt is
+matched by jumping along its chain of hints: by bisection, for sets only shrink along it. That is exact while
+each replica's entries are **closed under parents**: whoever holds a block holds the blocks before it. Two
+kinds of entries keep that promise, each by itself, and so does their union:
 
-    exact      what the replica's events say. Closed because the engine evicts leaves first and its
-               batches are net: after a whole batch the set is the engine's own.
-    predicted  what a routed prompt will leave there, for a few seconds. One prediction covers its chain
-               to the end with one expiry, so whatever else covers a block covers its parents too.
-               A prediction leans on the exact blocks it starts after (its *anchor*); if the anchor
-               goes, the prediction takes over the blocks below it.
+    exact      what the replica's events say (`packed_table.py`). Closed because the engine evicts leaves
+               first and its batches are net: after a whole batch the set is the engine's own.
+    predicted  what a routed prompt will leave there, for a few seconds (`predictions.py`). Closed because a
+               prediction is a whole chain, from block 0.
 
 A prediction ends when its expiry passes or when the replica reports its last block: its parents are
 exact then. Removals touch exact entries only: one that arrives after the routing speaks of the time
 before it, for the engine has yet to compute that prompt.
 
-Knows 64-bit hints and replica names; knows neither tokens, load nor sockets.
+Exact entries are bounded by `max_blocks`. What a replica stores beyond that is *refused*: its digest
+counts it, so that the replica's own agrees, but it matches nobody; such a replica's set is a subset of its
+cache, and a match may then jump over a block that is missing here but not there.
+
+A replica that leaves matches nobody from that moment. Its entries are swept out over the next calls, a few
+segments of the table at a time, and its number is given out again when the last one has gone.
+
+Knows 64-bit hints and replica names; knows neither tokens, load nor sockets. Its evidence: docs/design/005.
 Owner: the router's event loop; not thread-safe.
 """
 
 from __future__ import annotations
 
-import sys
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from cache.events import Digest
+import numpy as np
+
+from cache.events import Digest, digest_of
 from cache.types import HashHint, ReplicaId
+from router.packed_table import WORD_BITS, PackedTable
+from router.predictions import Predictions
 
-_INT_BYTES = 36  # of a 64-bit Python int: hints are spread over all 64 bits
-
-
-class _Prediction(NamedTuple):
-    chain: tuple[HashHint, ...]  # parent first, from block 0
-    start: int  # counted blocks are [start, len(chain)); those before are exact
+MAX_BLOCKS = 1 << 24  # a thousand caches of 16,000 blocks; half a gigabyte, taken as it fills
+SWEEP_AT_ONCE, SWEEP_PER_CALL = 16, 4  # segments: when a replica leaves, and with each call after that
+MAX_NAMED_SETS = 4096  # sets of replicas whose names are kept ready
+REPLICA_BYTES = 600
+NAMED_SET_BYTES = 300
 
 
 class _Replica:
-    """One replica's entries. Written by `HashTrie` alone."""
+    """One replica's number and what it has announced. Written by `HashTrie` alone."""
 
-    __slots__ = (
-        "anchors",
-        "bit",
-        "counts",
-        "exact",
-        "expiry",
-        "num_chained",
-        "predictions",
-        "replica_id",
-        "xor",
-    )
+    __slots__ = ("count", "member", "num_refused", "replica_id", "xor")
 
-    def __init__(self, replica_id: ReplicaId, bit: int) -> None:
+    def __init__(self, replica_id: ReplicaId, member: int) -> None:
         self.replica_id = replica_id
-        self.bit = bit
-        self.exact: set[HashHint] = set()
-        self.xor = 0
-        # A prediction is named by its last hint, which names the whole chain: twins share one.
-        self.predictions: dict[HashHint, _Prediction] = {}
-        self.expiry: OrderedDict[HashHint, float] = OrderedDict()  # last hint -> when; soonest first
-        self.counts: dict[HashHint, int] = {}  # block -> predictions that cover it
-        self.anchors: dict[HashHint, set[HashHint]] = {}  # exact block -> predictions that lean on it
-        self.num_chained = 0  # hints referenced by `predictions`, for the byte gauge
+        self.member = member  # its number in the table and in the predictions
+        self.count = 0  # blocks it has stored and not removed
+        self.xor = 0  # of their hints
+        self.num_refused = 0  # of those, for which the table had no room
 
 
 class HashTrie:
-    """`hint -> bitmask of replicas`, exact and predicted. See the module's text for its law."""
+    """`hint -> set of replicas`, exact and predicted. See the module's text for its law."""
 
-    def __init__(self, max_predicted_blocks: int = 1 << 20) -> None:
-        """max_predicted_blocks: of one replica; beyond it the oldest predictions end early."""
-        self._max_predicted_blocks = max_predicted_blocks
-        self._holders: dict[HashHint, int] = {}
+    def __init__(self, max_blocks: int = MAX_BLOCKS, max_predicted_blocks: int = 1 << 20) -> None:
+        """max_blocks: distinct exact blocks, of all replicas together; address space is reserved for them.
+        max_predicted_blocks: of one replica; beyond it the oldest predictions end early.
+        """
+        self._table = PackedTable(max_blocks)
+        self._predictions = Predictions(max_predicted_blocks)
         self._replicas: dict[ReplicaId, _Replica] = {}
-        self._by_bit: dict[int, _Replica] = {}
-        self._free_bits: list[int] = []
+        self._by_member: dict[int, _Replica] = {}
+        self._live = 0  # members that are replicas, as a bit set
+        self._num_members = 0  # given out so far
+        self._free: list[int] = []  # of those, the ones that may be given out again
+        # Members that have left: waiting for a sweep, being swept (segments below the cursor are yet to be
+        # visited), swept but perhaps predicted still.
+        self._waiting = 0
+        self._sweeping = 0
+        self._cursor = 0
+        self._swept: list[int] = []
+        self._named_sets: dict[int, tuple[ReplicaId, ...]] = {}
 
     # --- membership ---------------------------------------------------------------------------
 
     def add_replica(self, replica_id: ReplicaId) -> None:
-        """Give the replica a bit; no entries yet. Nothing happens if it is known."""
+        """Give the replica a number; no entries yet. Nothing happens if it is known."""
         if replica_id in self._replicas:
             return
-        # Reused bits keep the masks as narrow as the fleet, however many replicas have come and gone.
-        bit = self._free_bits.pop() if self._free_bits else 1 << len(self._replicas)
-        replica = _Replica(replica_id, bit)
+        member = self._free_member()
+        replica = _Replica(replica_id, member)
         self._replicas[replica_id] = replica
-        self._by_bit[bit] = replica
+        self._by_member[member] = replica
+        self._live |= 1 << member
+        self._named_sets.clear()
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
-        """Forget the replica and every entry of it. Nothing happens if it is unknown. O(its entries)."""
-        replica = self._replicas.get(replica_id)
+        """Forget the replica and every entry of it. Nothing happens if it is unknown.
+
+        It matches nobody at once; large tables are swept over the next calls. O(1), and at most so much.
+        """
+        replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return
-        self._clear(replica, replica.exact)
-        self._clear(replica, replica.counts)
-        del self._replicas[replica_id]
-        del self._by_bit[replica.bit]
-        self._free_bits.append(replica.bit)
+        del self._by_member[replica.member]
+        self._live ^= 1 << replica.member
+        self._waiting |= 1 << replica.member
+        self._named_sets.clear()
+        self._predictions.forget(replica.member)
+        self._sweep(SWEEP_AT_ONCE)
 
     # --- exact entries ------------------------------------------------------------------------
 
     def store(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
-        """The replica has cached these blocks. Known ones are ignored; predictions they complete end."""
+        """The replica has cached these blocks. Known ones are ignored; predictions they complete end.
+
+        O(hints): a thousand in less than half a millisecond.
+        """
         replica = self._replicas[replica_id]
-        holders, bit, exact, predictions = self._holders, replica.bit, replica.exact, replica.predictions
-        xor = replica.xor
-        complete = []
-        for hint in hints:
-            if hint in exact:
-                continue
-            exact.add(hint)
-            xor ^= hint
-            holders[hint] = holders.get(hint, 0) | bit
-            if hint in predictions:
-                complete.append(hint)
-        replica.xor = xor
-        # Only now: within a batch a chain's last block may be named before its first.
-        for last in complete:
-            self._retire(replica, last)
+        hints = _sequence(hints)
+        added, refused = self._table.add(hints, replica.member)
+        replica.count += added.num_hints + refused.num_hints
+        replica.xor ^= added.xor ^ refused.xor
+        replica.num_refused += refused.num_hints
+        self._complete(replica.member, hints)
+        self._sweep(SWEEP_PER_CALL)
 
     def remove(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
-        """The replica has evicted these blocks. Unknown ones are ignored."""
+        """The replica has evicted these blocks. Unknown ones are ignored. O(hints)."""
         replica = self._replicas[replica_id]
-        exact, anchors = replica.exact, replica.anchors
-        for hint in hints:
-            if hint not in exact:
-                continue
-            if hint in anchors:
-                self._take_over(replica, hint)
-            exact.remove(hint)
-            replica.xor ^= hint
-            if hint not in replica.counts:
-                self._unset(hint, replica.bit)
+        gone, unknown = self._table.discard(_sequence(hints), replica.member)
+        replica.count -= gone.num_hints
+        replica.xor ^= gone.xor
+        if replica.num_refused:  # then what is not here was refused
+            replica.count -= unknown.num_hints
+            replica.xor ^= unknown.xor
+            replica.num_refused = max(0, replica.num_refused - unknown.num_hints)
+        self._sweep(SWEEP_PER_CALL)
 
     def replace(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
-        """The replica's cache holds these blocks and no others (a snapshot). Predictions stay."""
+        """The replica's cache holds these blocks and no others (a snapshot). Predictions stay.
+
+        O(blocks) if the replica has entries, else O(hints): about 5 ms for a million blocks.
+        """
         replica = self._replicas[replica_id]
-        wanted = set(hints)
-        self.remove(replica_id, replica.exact - wanted)
-        self.store(replica_id, wanted)
+        hints = list(dict.fromkeys(hints))
+        if replica.count:
+            held = self._table.hints_of(replica.member)
+            wanted = np.array(hints, np.uint64)
+            self._table.discard(held[~np.isin(held, wanted, assume_unique=True)], replica.member)
+        _, refused = self._table.add(hints, replica.member)
+        digest = digest_of(hints)
+        replica.count, replica.xor, replica.num_refused = digest.count, digest.xor, refused.num_hints
+        self._complete(replica.member, hints)
 
     # --- predicted entries --------------------------------------------------------------------
 
     def predict(self, replica_id: ReplicaId, hints: Sequence[HashHint], expires_at: float) -> None:
         """A prompt of these full blocks was routed there: count them as held until `expires_at`.
 
-        Predictions end in the order they were made: `expires_at` must not fall from call to call. O(blocks
-        the replica does not hold yet); a twin of a live prediction only renews it.
+        Predictions end in the order they were made: `expires_at` must not fall from call to call. A twin of a
+        live prediction renews it. O(branches on its path * log(blocks)), and a copy of the new hints.
         """
-        replica = self._replicas[replica_id]
-        if not hints or hints[-1] in replica.exact:
-            return
-        last = hints[-1]
-        if last in replica.predictions:
-            replica.expiry[last] = expires_at
-            replica.expiry.move_to_end(last)
-            return
-        start = _num_leading(hints, replica.exact)
-        prediction = _Prediction(tuple(hints), start)
-        replica.predictions[last] = prediction
-        replica.expiry[last] = expires_at
-        replica.num_chained += len(hints)
-        if start:
-            replica.anchors.setdefault(hints[start - 1], set()).add(last)
-        self._cover(replica, prediction.chain[start:])
-        while len(replica.counts) > self._max_predicted_blocks:
-            self._retire(replica, next(iter(replica.expiry)))
+        member = self._replicas[replica_id].member
+        if hints and not self._table.get(hints[-1]) >> member & 1:
+            self._predictions.predict(member, hints, expires_at)
 
     def retract(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> None:
         """The prompt will not be computed there after all: end its prediction, if there is one.
 
-        What events have said stays. Nothing happens for an unknown replica. O(blocks dropped).
+        What events have said stays. Nothing happens for an unknown replica.
         """
         replica = self._replicas.get(replica_id)
-        if replica is not None and hints and hints[-1] in replica.predictions:
-            self._retire(replica, hints[-1])
+        if replica is not None and hints and self._predictions.has(replica.member, hints[-1]):
+            self._predictions.end(replica.member, hints[-1])
 
     def expire(self, now: float) -> None:
-        """End predictions whose time has passed. O(replicas + blocks dropped)."""
-        for replica in self._replicas.values():
-            expiry = replica.expiry
-            while expiry:
-                last = next(iter(expiry))
-                if expiry[last] > now:
-                    break
-                self._retire(replica, last)
+        """End predictions whose time has passed. O(those), and a share of any sweep."""
+        self._predictions.expire(now)
+        self._sweep(SWEEP_PER_CALL)
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -197,139 +185,171 @@ class HashTrie:
         Changes nothing; one pass for all replicas together: O(distinct depths * log(blocks)) look-ups.
         """
         found: dict[ReplicaId, int] = {}
-        end = len(hints)
-        if not end:
+        if not hints:
             return found
-        held = self._holders.get
-        alive = held(hints[0], 0)
-        depth = 0  # every bit of `alive` holds block `depth`
-        while alive:
-            # The first block that somebody alive does not hold lies in (depth, end].
-            depth = self._first_loss(hints, depth, alive)
-            still = alive & held(hints[depth], 0) if depth < end else 0
-            lost = alive ^ still
-            while lost:
-                bit = lost & -lost
-                found[self._by_bit[bit].replica_id] = depth
-                lost ^= bit
-            alive = still
+        groups = self._exact_depths(hints)
+        predicted = self._predictions.match(hints, self._live)
+        if predicted:
+            groups = sorted(groups + predicted, reverse=True)
+        placed = 0
+        for depth, members in groups:  # deepest first: each replica counts where it is seen first
+            members &= ~placed
+            if members:
+                placed |= members
+                found.update(dict.fromkeys(self._names(members), depth))
         return found
 
     def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
         """Leading blocks that the replica itself has said it holds, predictions left out. O(log(blocks))."""
-        return _num_leading(hints, self._replicas[replica_id].exact)
+        member, held = self._replicas[replica_id].member, self._table.get
+        low, high = 0, len(hints)
+        while low < high:
+            middle = (low + high) // 2
+            if held(hints[middle]) >> member & 1:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def digest(self, replica_id: ReplicaId) -> Digest:
-        """Of the replica's exact entries, to compare with what it says of its cache. O(1)."""
+        """Of what the replica has announced, to compare with what it says of its cache. O(1)."""
         replica = self._replicas[replica_id]
-        return Digest(len(replica.exact), replica.xor)
+        return Digest(replica.count, replica.xor)
 
     def num_blocks(self, replica_id: ReplicaId) -> int:
         """Exact entries of one replica. O(1)."""
-        return len(self._replicas[replica_id].exact)
+        replica = self._replicas[replica_id]
+        return replica.count - replica.num_refused
+
+    @property
+    def num_refused(self) -> int:
+        """Blocks that replicas hold and the index has no room for. O(replicas)."""
+        return sum([replica.num_refused for replica in self._replicas.values()])
 
     @property
     def num_entries(self) -> int:
-        """Distinct blocks that somebody holds or is predicted to hold."""
-        return len(self._holders)
+        """Distinct blocks that somebody holds or is predicted to hold, and what is yet to be swept out.
+
+        O(predictions * log(blocks)).
+        """
+        return self._table.num_entries + sum(map(self._num_unknown, self._predictions.edges()))
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether entries of replicas that have left are still to be swept out."""
+        return bool(self._waiting or self._sweeping or self._swept)
 
     def num_bytes(self) -> int:
-        """Memory the index takes, in bytes, within a few percent. O(replicas)."""
-        widest = max(self._by_bit, default=0)
-        # Python keeps one object for each small int; wider masks are objects of their own.
-        mask_bytes = sys.getsizeof(widest) if widest > 128 else 0
-        total = sys.getsizeof(self._holders) + mask_bytes * len(self._holders)
-        for replica in self._replicas.values():
-            total += sys.getsizeof(replica.exact) + _INT_BYTES * len(replica.exact)
-            total += sys.getsizeof(replica.counts) + sys.getsizeof(replica.expiry)
-            # A chain's tuple and, at worst, hints nobody else refers to.
-            total += replica.num_chained * (8 + _INT_BYTES) + 200 * len(replica.predictions)
-        return total
+        """Memory the index takes, in bytes, within a few percent. O(1)."""
+        return (
+            self._table.num_bytes()
+            + self._predictions.num_bytes()
+            + REPLICA_BYTES * len(self._replicas)
+            + NAMED_SET_BYTES * len(self._named_sets)
+        )
 
     # --- the parts ----------------------------------------------------------------------------
 
-    def _first_loss(self, hints: Sequence[HashHint], depth: int, alive: int) -> int:
-        """First index beyond `depth` whose block is not held by all of `alive`; len(hints) if none."""
-        held = self._holders.get
-        low, high = depth, len(hints)  # all hold `low`; at `high` somebody may not
-        if low + 1 < high and held(hints[high - 1], 0) & alive == alive:
-            return high  # the whole prompt: a repeated question
-        step = 1
-        while low + step < high:  # most matches end early or in one long shared prefix
-            if held(hints[low + step], 0) & alive != alive:
-                high = low + step
-                break
-            low += step
-            step *= 2
-        while low + 1 < high:
+    def _exact_depths(self, hints: Sequence[HashHint]) -> list[tuple[int, int]]:
+        """(depth, who holds exactly so many leading blocks), deepest first."""
+        held = self._table.get
+        end = len(hints)
+        alive = held(hints[0]) & self._live
+        if not alive:
+            return []
+        last = held(hints[end - 1]) & alive if end > 1 else alive
+        groups = [(end, last)] if last else []
+        # Each stretch: who holds its first block, who of them its last. Deeper ones are on top.
+        stretches = [(0, alive, end - 1, last)] if last != alive else []
+        while stretches:
+            low, at_low, high, at_high = stretches.pop()
+            if high - low == 1:
+                groups.append((high, at_low ^ at_high))
+                continue
             middle = (low + high) // 2
-            if held(hints[middle], 0) & alive == alive:
-                low = middle
+            at_middle = held(hints[middle]) & at_low | at_high
+            if at_middle != at_low:
+                stretches.append((low, at_low, middle, at_middle))
+            if at_middle != at_high:
+                stretches.append((middle, at_middle, high, at_high))
+        return groups
+
+    def _names(self, members: int) -> tuple[ReplicaId, ...]:
+        names = self._named_sets.get(members)
+        if names is None:
+            if len(self._named_sets) >= MAX_NAMED_SETS:
+                self._named_sets.clear()
+            names = tuple([self._by_member[member].replica_id for member in _members_of(members)])
+            self._named_sets[members] = names
+        return names
+
+    def _complete(self, member: int, hints: Sequence[HashHint]) -> None:
+        """End the predictions whose last block is exact now. O(the fewer of hints and predictions)."""
+        predictions, held = self._predictions, self._table.get
+        lasts = predictions.lasts(member)
+        if not lasts:
+            return
+        # Only after the whole batch: within it a chain's last block may be named before its first.
+        candidates = lasts if len(lasts) < len(hints) else [h for h in hints if h in lasts]
+        for last in [last for last in candidates if held(last) >> member & 1]:
+            predictions.end(member, last)
+
+    def _num_unknown(self, edge: Sequence[int]) -> int:
+        """Blocks of a run that no replica has announced."""
+        held = self._table.get
+        low, high = 0, len(edge)
+        while low < high:
+            middle = (low + high) // 2
+            if held(edge[middle]):
+                low = middle + 1
             else:
                 high = middle
-        return high
+        return len(edge) - low
 
-    def _cover(self, replica: _Replica, chain: Sequence[HashHint]) -> None:
-        counts, holders, bit = replica.counts, self._holders, replica.bit
-        for hint in chain:
-            covered = counts.get(hint)
-            if covered is None:
-                counts[hint] = 1
-                holders[hint] = holders.get(hint, 0) | bit
-            else:
-                counts[hint] = covered + 1
+    def _free_member(self) -> int:
+        needs_word = self._num_members and self._num_members % WORD_BITS == 0
+        if not self._free and needs_word:  # 8 bytes more per slot: rather wait for those who have left
+            while self.is_sweeping and not self._free:
+                self._predictions.let_go()
+                self._sweep(SWEEP_AT_ONCE)
+        if self._free:
+            return self._free.pop()
+        self._num_members += 1
+        return self._num_members - 1
 
-    def _retire(self, replica: _Replica, last: HashHint) -> None:
-        """End one prediction, tail first, so that the entries stay closed at every moment."""
-        chain, start = replica.predictions.pop(last)
-        del replica.expiry[last]
-        replica.num_chained -= len(chain)
-        if start:
-            self._weigh_anchor(replica, chain[start - 1], last)
-        counts, exact, bit = replica.counts, replica.exact, replica.bit
-        for index in range(len(chain) - 1, start - 1, -1):
-            hint = chain[index]
-            covered = counts[hint]
-            if covered > 1:
-                counts[hint] = covered - 1
-                continue
-            del counts[hint]
-            if hint not in exact:
-                self._unset(hint, bit)
+    def _sweep(self, num_segments: int) -> None:
+        """Take those who have left out of a few segments, from the last one down."""
+        if not self._sweeping:
+            if not self._waiting:
+                if self._swept:
+                    self._free_swept()
+                return
+            self._sweeping, self._waiting = self._waiting, 0
+            self._cursor = self._table.num_segments
+        # Segments opened since are clean, and what was merged away went below the cursor or was cleaned.
+        first = max(0, self._cursor - num_segments)
+        self._table.sweep(self._sweeping, first, self._cursor - first)
+        self._cursor = first
+        if not first:
+            self._table.swept()
+            self._swept += _members_of(self._sweeping)
+            self._sweeping = 0
+            self._free_swept()
 
-    def _take_over(self, replica: _Replica, anchor: HashHint) -> None:
-        """`anchor` is about to go: predictions that lean on it cover the blocks below it themselves."""
-        for last in replica.anchors.pop(anchor):
-            chain, start = replica.predictions[last]
-            replica.predictions[last] = _Prediction(chain, 0)
-            self._cover(replica, chain[:start])
-
-    @staticmethod
-    def _weigh_anchor(replica: _Replica, anchor: HashHint, last: HashHint) -> None:
-        leaning = replica.anchors[anchor]
-        leaning.discard(last)
-        if not leaning:
-            del replica.anchors[anchor]
-
-    def _clear(self, replica: _Replica, hints: Iterable[HashHint]) -> None:
-        for hint in hints:
-            self._unset(hint, replica.bit)
-
-    def _unset(self, hint: HashHint, bit: int) -> None:
-        left = self._holders.get(hint, 0) & ~bit
-        if left:
-            self._holders[hint] = left
-        else:
-            self._holders.pop(hint, None)
+    def _free_swept(self) -> None:
+        clear = [member for member in self._swept if self._predictions.is_clear_of(member)]
+        self._swept = [member for member in self._swept if member not in clear]
+        self._free += clear
 
 
-def _num_leading(hints: Sequence[HashHint], exact: set[HashHint]) -> int:
-    """Leading hints that are in `exact`, which is closed under parents. O(log(hints))."""
-    low, high = 0, len(hints)
-    while low < high:
-        middle = (low + high) // 2
-        if hints[middle] in exact:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _sequence(hints: Iterable[HashHint]) -> Sequence[HashHint]:
+    return hints if isinstance(hints, list | tuple) else list(hints)
+
+
+def _members_of(members: int) -> list[int]:
+    found = []
+    while members:
+        lowest = members & -members
+        found.append(lowest.bit_length() - 1)
+        members ^= lowest
+    return found

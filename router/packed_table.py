@@ -1,0 +1,615 @@
+"""A hash table of 64-bit hints to sets of small numbers, packed into flat arrays: 16 bytes a slot.
+
+    keys   | k | empty | k | ghost | ...   uint64, one per slot
+    words  | 1 | 0     | 5 | 0     | ...   uint64 bit sets; one such array per 64 members
+
+Linear hashing (Litwin 1980) over segments of fixed size, linear probing within a segment: the table grows
+by splitting one segment at a time, in order, and shrinks by undoing the last split, so that nothing ever
+rehashes more than two segments. Its arrays are reserved as address space up to the cap and touched segment
+by segment: growing moves nothing that is not split, and the gauge is the pages in use.
+
+    load = entries / slots between 0.375 (a round of splits is done) and 0.55 (the next one begins)
+
+An entry whose set becomes empty stays as a *ghost*, since others may have been probed past it; a segment with
+many ghosts is laid out anew, one or two per call, so that an hour of unique keys costs no memory.
+
+Hints are the hashes of what clients send, made with a public function: who could choose slots by them
+could make every probe long. A place is therefore `(hint mod p) * f mod p` with a secret random prime p of
+30 bits and a secret factor f: two given hints are congruent for at most 2 of millions of primes, and what is
+regular about the others (runs, multiples, equal low halves) the factor scatters. (Both are universal
+families: Carter & Wegman 1979.)
+
+Knows 64-bit keys and member numbers; knows neither replicas nor prefixes. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+import secrets
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64]
+Slots = NDArray[np.int64]
+Truths = NDArray[np.bool_]
+
+SEGMENT_BITS = 12  # 4,096 slots: splitting one takes a fraction of a millisecond
+WORD_BITS = 64
+SPLITS_BEGIN, SPLITS_END = 0.55, 0.75  # load of a segment not yet split in this round
+MAX_FILL = 0.9  # of a segment, ghosts included: beyond it a key is refused
+SHRINK_SLACK = 1.3  # the table shrinks only if it would still be large enough for so many times its entries
+MAX_GHOSTS = 1 / 8  # of a segment: more, and it is laid out anew
+MAX_CHORES = 4  # segments laid out anew, or merged, with one change
+NO_ROOM = -1  # instead of a slot
+SMALL = 12  # so few keys are faster one by one than as arrays
+STRAGGLERS = 12  # so few unsettled probes are
+PRIME_BITS = 30  # the most for which Python divides a 64-bit integer by a single digit
+FIXED_BYTES = 4096  # objects, views and the smallest of everything
+
+
+class Change(NamedTuple):
+    """Of a set of hints: how many, and their XOR."""
+
+    num_hints: int
+    xor: int
+
+
+NOTHING = Change(0, 0)
+
+
+class PackedTable:
+    """`hint -> set of members` (numbers from 0), as bit sets. A hint without members is not there."""
+
+    def __init__(
+        self, max_entries: int, *, segment_bits: int = SEGMENT_BITS, rng: random.Random | None = None
+    ) -> None:
+        """max_entries: further hints are refused. rng: draws the secrets; the system's if None."""
+        rng = rng or secrets.SystemRandom()
+        self._max_entries = max_entries
+        self._bits = segment_bits
+        self._slots = 1 << segment_bits  # per segment
+        self._in_segment = self._slots - 1
+        self._fill_limit = int(MAX_FILL * self._slots)
+        self._prime = _random_prime(rng)
+        self._factor = rng.randrange(1, self._prime)
+        # A hint cannot mark what is empty by a value that clients could send: 2 ** -64 that one does.
+        self._empty = rng.getrandbits(64)
+        self._max_segments = self._segments_for(max_entries)
+        self._used = np.zeros(self._max_segments, np.int64)  # slots of each segment that are not empty
+        self._ghosts = np.zeros(self._max_segments, np.int64)  # of those, slots without members
+        self._key_memory = _Column(self._max_segments << segment_bits)
+        self._word_memory: list[_Column] = []
+        self._keys = self._key_memory.numbers
+        self._key_view = self._key_memory.view
+        self._words: list[Keys] = []
+        self._first_word = memoryview(b"").cast("Q")
+        self._more_words: tuple[memoryview[int], ...] = ()
+        self._dead: list[int] = []  # per word, members that are being swept away
+        self._num_entries = 0
+        self._num_segments = 0
+        self._high = self._low = 0  # masks that make a segment of a place
+        self._full_at = 0  # entries for which the next split is due
+        self._add_word()
+        self._open_segment()
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def get(self, hint: int) -> int:
+        """The hint's members as a bit set, 0 if there are none. O(1)."""
+        place: int = hint % self._prime * self._factor % self._prime
+        segment = place >> self._bits & self._high
+        if segment >= self._num_segments:
+            segment &= self._low
+        base, inside, keys = segment << self._bits, self._in_segment, self._key_view
+        slot = base | place & inside
+        key = keys[slot]
+        while key != hint:
+            if key == self._empty:
+                return 0
+            slot = base | slot + 1 & inside
+            key = keys[slot]
+        if not self._more_words:
+            return self._first_word[slot]
+        members = self._first_word[slot]
+        for index, word in enumerate(self._more_words, start=1):
+            members |= word[slot] << WORD_BITS * index
+        return members
+
+    def hints_of(self, member: int) -> Keys:
+        """Every hint that has this member, in no order. O(slots)."""
+        word, bit = self._words[member // WORD_BITS], np.uint64(1 << member % WORD_BITS)
+        parts = []
+        for start, stop in self._stretches():
+            held = np.flatnonzero(word[start:stop] & bit)
+            parts.append(self._keys[start:stop][held])
+        return np.concatenate(parts)
+
+    @property
+    def num_entries(self) -> int:
+        """Hints with members, those included that are yet to be swept away."""
+        return self._num_entries
+
+    @property
+    def num_segments(self) -> int:
+        return self._num_segments
+
+    @property
+    def num_words(self) -> int:
+        return len(self._words)
+
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        slots = self._num_segments << self._bits
+        return 8 * slots * (1 + len(self._words)) + 16 * self._num_segments + FIXED_BYTES
+
+    # --- changes ------------------------------------------------------------------------------
+
+    def add(self, hints: Sequence[int] | Keys, member: int) -> tuple[Change, Change]:
+        """Give these hints the member. What of them did not have it, and what found no room.
+
+        Refused are hints beyond the cap, the last ones first. O(hints), and a share of the growth.
+        """
+        self._reach(member)
+        if len(hints) <= SMALL:
+            return self._add_each(_listed(hints), member)
+        keys = _distinct(_packed(hints))
+        if self._num_entries + len(keys) > self._max_entries:
+            return self._add_each(keys.tolist(), member)
+        slots, known = self._find(keys)
+        added = self._set(slots[known], keys[known], member)
+        if known.all():
+            return added, NOTHING
+        fresh, refused = self._admit(keys[~known])
+        self._insert(fresh, member)
+        self._tidy(len(fresh))
+        return _sum(added, _change(fresh)), _change(refused)
+
+    def discard(self, hints: Sequence[int] | Keys, member: int) -> tuple[Change, Change]:
+        """Take the member from these hints. What of them had it, and what did not. O(hints)."""
+        if member // WORD_BITS >= len(self._words):
+            return NOTHING, _change(_distinct(_packed(hints)))
+        if len(hints) <= SMALL:
+            return self._discard_each(_listed(hints), member)
+        keys = _distinct(_packed(hints))
+        slots, known = self._find(keys)
+        word, bit = self._words[member // WORD_BITS], np.uint64(1 << member % WORD_BITS)
+        held = known.copy()
+        held[known] = (word[slots[known]] & bit) != 0
+        where = slots[held]
+        word[where] &= ~bit
+        self._bury(where[self._memberless(where)])
+        self._tidy(len(where))
+        return _change(keys[held]), _change(keys[~held])
+
+    def sweep(self, members: int, first_segment: int, num_segments: int) -> None:
+        """Take all of these members (a bit set) from every hint in a range of segments. O(its slots).
+
+        Segments are numbered from 0; what is not there is ignored. From the first call until
+        `swept`, whatever is laid out anew leaves these members out too.
+        """
+        self._dead = [members >> WORD_BITS * place & 2**64 - 1 for place in range(len(self._words))]
+        start = first_segment << self._bits
+        stop = min(first_segment + num_segments, self._num_segments) << self._bits
+        if start >= stop:
+            return
+        touched: list[Slots] = []
+        for word, dead in zip(self._words, self._dead, strict=True):
+            if dead:
+                part = word[start:stop]
+                hit = np.flatnonzero(part & np.uint64(dead))
+                part[hit] &= np.uint64(~dead & 2**64 - 1)
+                touched.append(hit)
+        if not touched:
+            return
+        where = start + (np.unique(np.concatenate(touched)) if len(touched) > 1 else touched[0])
+        self._bury(where[self._memberless(where)])
+        self._tidy(len(where))
+
+    def swept(self) -> None:
+        """Every segment has been swept: the members may be given out again."""
+        self._dead = [0] * len(self._words)
+
+    def tidy(self) -> None:
+        """A little housekeeping: one segment laid out anew, one merged, where that is due."""
+        self._tidy(0)
+
+    # --- one by one ---------------------------------------------------------------------------
+
+    def _add_each(self, hints: Sequence[int], member: int) -> tuple[Change, Change]:
+        word, bit = self._word_memory[member // WORD_BITS].view, 1 << member % WORD_BITS
+        num_added = xor_added = num_refused = xor_refused = 0
+        for hint in dict.fromkeys(hints):
+            slot, known = self._find_one(hint)
+            if known and word[slot] & bit:
+                continue
+            is_entry = known and self._has_members(slot)
+            if not is_entry and self._num_entries >= self._max_entries:
+                slot = NO_ROOM
+            elif not known:
+                slot = self._room_for(hint, slot)
+            if slot == NO_ROOM:
+                xor_refused ^= hint
+                num_refused += 1
+                continue
+            if not known:
+                self._key_view[slot] = hint
+                self._used[slot >> self._bits] += 1
+            elif not is_entry:
+                self._ghosts[slot >> self._bits] -= 1
+            self._num_entries += not is_entry
+            word[slot] |= bit
+            xor_added ^= hint
+            num_added += 1
+        return Change(num_added, xor_added), Change(num_refused, xor_refused)
+
+    def _discard_each(self, hints: Sequence[int], member: int) -> tuple[Change, Change]:
+        word, bit = self._word_memory[member // WORD_BITS].view, 1 << member % WORD_BITS
+        num_gone = xor_gone = num_unknown = xor_unknown = 0
+        for hint in dict.fromkeys(hints):
+            slot, known = self._find_one(hint)
+            if not (known and word[slot] & bit):
+                xor_unknown ^= hint
+                num_unknown += 1
+                continue
+            word[slot] ^= bit
+            if not self._has_members(slot):
+                self._num_entries -= 1
+                self._ghosts[slot >> self._bits] += 1
+            xor_gone ^= hint
+            num_gone += 1
+        self._tidy(num_gone)
+        return Change(num_gone, xor_gone), Change(num_unknown, xor_unknown)
+
+    def _find_one(self, hint: int) -> tuple[int, bool]:
+        """Where the hint is, or the empty slot where it would be put."""
+        place: int = hint % self._prime * self._factor % self._prime
+        segment = place >> self._bits & self._high
+        if segment >= self._num_segments:
+            segment &= self._low
+        return self._probe(hint, segment << self._bits | place & self._in_segment)
+
+    def _probe(self, hint: int, slot: int) -> tuple[int, bool]:
+        inside, keys, empty = self._in_segment, self._key_view, self._empty
+        base = slot & ~inside
+        key = keys[slot]
+        while key != hint:
+            if key == empty:
+                return slot, False
+            slot = base | slot + 1 & inside
+            key = keys[slot]
+        return slot, True
+
+    def _has_members(self, slot: int) -> bool:
+        return any([memory.view[slot] for memory in self._word_memory])
+
+    def _room_for(self, hint: int, slot: int) -> int:
+        """The empty slot for a hint that is not there, given the one before growing; or NO_ROOM."""
+        if self._grow(self._num_entries + 1):
+            slot, _ = self._find_one(hint)
+        segment = slot >> self._bits
+        if self._used[segment] < self._fill_limit:
+            return slot
+        self._lay_out_anew(segment)
+        return self._find_one(hint)[0] if self._used[segment] < self._fill_limit else NO_ROOM
+
+    # --- as arrays ----------------------------------------------------------------------------
+
+    def _places(self, keys: Keys) -> Slots:
+        """30 bits each; segments are numbered by the upper ones, slots by the lower."""
+        prime = np.uint64(self._prime)
+        return (keys % prime * np.uint64(self._factor) % prime).astype(np.int64)
+
+    def _homes(self, keys: Keys) -> Slots:
+        """The slot at which each key's probing begins."""
+        places = self._places(keys)
+        segments = places >> self._bits & self._high
+        beyond = segments >= self._num_segments
+        segments[beyond] &= self._low
+        return segments << self._bits | places & self._in_segment
+
+    def _find(self, keys: Keys) -> tuple[Slots, Truths]:
+        """Where each key is, or the first empty slot of its probe; and which of the two."""
+        slots = self._homes(keys)
+        seen = self._keys[slots]
+        known = seen == keys
+        active = np.flatnonzero(~(known | (seen == self._empty)))
+        while len(active) > STRAGGLERS:
+            nearby = self._next(slots[active])
+            slots[active] = nearby
+            seen = self._keys[nearby]
+            found = seen == keys[active]
+            known[active] = found
+            active = active[~(found | (seen == self._empty))]
+        for index in active.tolist():
+            slots[index], known[index] = self._probe(int(keys[index]), int(slots[index]))
+        return slots, known
+
+    def _next(self, slots: Slots) -> Slots:
+        return slots & ~self._in_segment | slots + 1 & self._in_segment
+
+    def _set(self, slots: Slots, keys: Keys, member: int) -> Change:
+        """Add the member to slots whose keys are there; what of them did not have it."""
+        word, bit = self._words[member // WORD_BITS], np.uint64(1 << member % WORD_BITS)
+        old = word[slots]
+        fresh = (old & bit) == 0
+        where = slots[fresh]
+        risen = where[self._memberless(where)]
+        word[where] |= bit
+        if len(risen):
+            self._num_entries += len(risen)
+            self._ghosts[: self._num_segments] -= self._per_segment(risen)
+        return _change(keys[fresh])
+
+    def _memberless(self, slots: Slots) -> Truths:
+        bare: Truths = self._words[0][slots] == 0
+        for word in self._words[1:]:
+            bare &= word[slots] == 0
+        return bare
+
+    def _per_segment(self, slots: Slots) -> Slots:
+        return np.bincount(slots >> self._bits, minlength=self._num_segments)
+
+    def _bury(self, slots: Slots) -> None:
+        """These slots have just lost their last member."""
+        if len(slots):
+            self._num_entries -= len(slots)
+            self._ghosts[: self._num_segments] += self._per_segment(slots)
+
+    def _admit(self, keys: Keys) -> tuple[Keys, Keys]:
+        """Grow for these new keys; those for whom there is room in their segment, and the others."""
+        self._grow(self._num_entries + len(keys))
+        admitted, refused = keys, keys[:0]
+        incoming = self._per_segment(self._homes(admitted))
+        limit, used = self._fill_limit, self._used[: self._num_segments]
+        for segment in np.flatnonzero(used + incoming > limit).tolist():
+            # Rare: segments are laid out anew before they have so many ghosts, and keys spread evenly.
+            self._lay_out_anew(segment)
+            over = int(used[segment] + incoming[segment]) - limit
+            if over > 0:
+                inside = np.flatnonzero(self._homes(admitted) >> self._bits == segment)[-over:]
+                refused = np.concatenate((refused, admitted[inside]))
+                admitted = np.delete(admitted, inside)
+        return admitted, refused
+
+    def _insert(self, keys: Keys, member: int) -> None:
+        """Put distinct keys that are not there, for which there is room, with one member each."""
+        word, bit = self._words[member // WORD_BITS], np.uint64(1 << member % WORD_BITS)
+        slots = self._homes(keys)
+        self._used[: self._num_segments] += self._per_segment(slots)
+        self._num_entries += len(keys)
+        while len(keys) > STRAGGLERS:
+            free = self._keys[slots] == self._empty
+            # Several may want one slot: the last one written has it, the others probe on.
+            self._keys[slots[free]] = keys[free]
+            settled = self._keys[slots] == keys
+            word[slots[settled]] = bit
+            left = ~settled
+            keys, slots = keys[left], self._next(slots[left])
+        for key, slot in zip(keys.tolist(), slots.tolist(), strict=True):
+            place, _ = self._probe(key, slot)
+            self._key_view[place] = key
+            word[place] = bit
+
+    # --- growing, shrinking, tidying ----------------------------------------------------------
+
+    def _segments_for(self, num_entries: int) -> int:
+        count = 1
+        while self._capacity(count) < num_entries:
+            count *= 2
+        first = count // 2 + 1
+        return first + bisect_left(range(first, count), num_entries, key=self._capacity)
+
+    def _capacity(self, num_segments: int) -> int:
+        """Entries that so many segments take before the next split is due."""
+        whole = 1 << num_segments.bit_length() - 1  # segments when the round began
+        done = (num_segments - whole) / whole  # part of them that has been split since
+        return int(whole * self._slots * (SPLITS_BEGIN + done * (SPLITS_END - SPLITS_BEGIN)))
+
+    def _grow(self, num_entries: int) -> bool:
+        """Split segments until there are enough for so many entries. Whether any was."""
+        grown = False
+        while num_entries > self._full_at and self._num_segments < self._max_segments:
+            self._split()
+            grown = True
+        return grown
+
+    def _tidy(self, num_changes: int) -> None:
+        """Lay out anew the segments with most ghosts, and undo splits: as much as the changes call for, but
+        no more than takes about a millisecond."""
+        limit = MAX_GHOSTS * self._slots
+        for _ in range(min(MAX_CHORES, 1 + int(2 * num_changes / limit))):
+            worst = int(self._ghosts[: self._num_segments].argmax())
+            if self._ghosts[worst] <= limit:
+                break
+            self._lay_out_anew(worst)
+        self._shrink(min(MAX_CHORES, 1 + num_changes // 256))
+
+    def _shrink(self, most: int) -> None:
+        for _ in range(most):
+            if (
+                self._num_segments == 1
+                or self._num_entries * SHRINK_SLACK > self._capacity(self._num_segments - 1)
+                or not self._merge()
+            ):
+                return
+
+    def _split(self) -> None:
+        """The next segment in order gives the keys that are the new segment's to a new one."""
+        new = self._num_segments
+        self._open_segment()
+        old = new - (1 << new.bit_length() - 1) if new else 0
+        keys, words = self._take(old)
+        moves = self._homes(keys) >> self._bits == new
+        self._lay_out(new, keys[moves], [word[moves] for word in words])
+        stays = ~moves
+        self._lay_out(old, keys[stays], [word[stays] for word in words])
+
+    def _merge(self) -> bool:
+        """Undo the last split: the last segment's keys go back to where they came from. False if too many."""
+        last = self._num_segments - 1
+        old = last - (1 << last.bit_length() - 1)
+        keys, words = self._take(last)
+        others, other_words = self._take(old)
+        if len(keys) + len(others) > SPLITS_END * self._slots:
+            self._lay_out(last, keys, words)
+            self._lay_out(old, others, other_words)
+            return False
+        self._set_num_segments(last)
+        self._used[last] = self._ghosts[last] = 0
+        for column in (self._key_memory, *self._word_memory):
+            column.release(last << self._bits, self._slots)
+        pairs = zip(words, other_words, strict=True)
+        self._lay_out(old, np.concatenate((keys, others)), [np.concatenate(pair) for pair in pairs])
+        return True
+
+    def _lay_out_anew(self, segment: int) -> None:
+        """Without its ghosts."""
+        self._lay_out(segment, *self._take(segment))
+
+    def _take(self, segment: int) -> tuple[Keys, list[Keys]]:
+        """Keys and words of a segment's entries, without the members that are being swept away."""
+        start = segment << self._bits
+        columns = [word[start : start + self._slots] for word in self._words]
+        for column, dead in zip(columns, self._dead, strict=True):
+            if dead:
+                column &= np.uint64(~dead & 2**64 - 1)
+        alive = columns[0] != 0
+        for column in columns[1:]:
+            alive |= column != 0
+        # What `sweep` had yet to find here was counted as an entry: neither empty nor a ghost.
+        counted = int(self._used[segment] - self._ghosts[segment])
+        where = np.flatnonzero(alive)
+        self._num_entries -= counted - len(where)
+        keys = self._keys[start : start + self._slots][where]
+        return keys, [column[where] for column in columns]
+
+    def _lay_out(self, segment: int, keys: Keys, words: Sequence[Keys]) -> None:
+        """Write a segment anew: these entries, each as near to its home as linear probing would put it."""
+        start, slots = segment << self._bits, self._slots
+        homes = self._places(keys) & self._in_segment
+        order = np.argsort(homes)
+        steps = np.arange(len(order))
+        # In the order of their homes, each key's place is its home or the one after its neighbour's.
+        places = np.maximum.accumulate(homes[order] - steps) + steps
+        num_over = len(places) - int(np.searchsorted(places, slots))
+        if num_over:  # the last run goes on at the segment's beginning, in the first slots left free
+            taken = np.zeros(slots, np.bool_)
+            taken[places[: len(places) - num_over]] = True
+            places[len(places) - num_over :] = np.flatnonzero(~taken)[:num_over]
+        places += start
+        self._keys[start : start + slots] = self._empty
+        self._keys[places] = keys[order]
+        for column, word in zip(self._words, words, strict=True):
+            column[start : start + slots] = 0
+            column[places] = word[order]
+        self._used[segment] = len(keys)
+        self._ghosts[segment] = 0
+
+    def _open_segment(self) -> None:
+        start = self._num_segments << self._bits
+        self._keys[start : start + self._slots] = self._empty
+        for word in self._words:
+            word[start : start + self._slots] = 0
+        self._set_num_segments(self._num_segments + 1)
+
+    def _set_num_segments(self, count: int) -> None:
+        self._num_segments = count
+        self._high = (1 << (count - 1).bit_length()) - 1
+        self._low = self._high >> 1
+        self._full_at = self._capacity(count)
+
+    def _reach(self, member: int) -> None:
+        while member // WORD_BITS >= len(self._words):
+            self._add_word()
+
+    def _add_word(self) -> None:
+        """Room for 64 more members. Fresh pages are zeros: nothing is written until somebody is added."""
+        memory = _Column(self._max_segments << self._bits)
+        self._word_memory.append(memory)
+        self._words.append(memory.numbers)
+        self._dead.append(0)
+        self._first_word = self._word_memory[0].view
+        self._more_words = tuple([column.view for column in self._word_memory[1:]])
+
+    def _stretches(self, segments: int = 16) -> Iterator[tuple[int, int]]:
+        """All slots in ranges small enough to stay in a processor's cache."""
+        for first in range(0, self._num_segments, segments):
+            yield first << self._bits, min(first + segments, self._num_segments) << self._bits
+
+
+class _Column:
+    """Numbers of 64 bits in reserved address space: a page takes memory once it is written to."""
+
+    def __init__(self, count: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, 8 * count, flags=flags)
+        # Pages of 2 MiB would make a small table large, and the gauge wrong.
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self.numbers: Keys = np.frombuffer(self._memory, np.uint64)
+        self.view: memoryview[int] = memoryview(self._memory).cast("Q")
+
+    def release(self, first: int, count: int) -> None:
+        """Give the memory of these numbers back, as far as whole pages go; they must be written anew."""
+        start, stop = -(-8 * first // mmap.PAGESIZE), 8 * (first + count) // mmap.PAGESIZE
+        if start < stop and hasattr(mmap, "MADV_DONTNEED"):
+            length = (stop - start) * mmap.PAGESIZE
+            self._memory.madvise(mmap.MADV_DONTNEED, start * mmap.PAGESIZE, length)
+
+
+def _packed(hints: Sequence[int] | Keys) -> Keys:
+    if isinstance(hints, np.ndarray):
+        return hints
+    return np.frombuffer(array("Q", hints), np.uint64)
+
+
+def _listed(hints: Sequence[int] | Keys) -> Sequence[int]:
+    return hints.tolist() if isinstance(hints, np.ndarray) else hints
+
+
+def _distinct(keys: Keys) -> Keys:
+    """Each once, in order of first appearance."""
+    ordered = np.sort(keys)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return keys
+    return keys[np.sort(np.unique(keys, return_index=True)[1])]
+
+
+def _change(keys: Keys) -> Change:
+    return Change(len(keys), int(np.bitwise_xor.reduce(keys))) if len(keys) else NOTHING
+
+
+def _sum(one: Change, other: Change) -> Change:
+    return Change(one.num_hints + other.num_hints, one.xor ^ other.xor)
+
+
+def _random_prime(rng: random.Random) -> int:
+    """One of about 6 million: the upper eighth of the numbers of PRIME_BITS bits."""
+    while True:
+        candidate = rng.randrange(7 << PRIME_BITS - 3, 1 << PRIME_BITS) | 1
+        if _is_prime(candidate):
+            return candidate
+
+
+def _is_prime(number: int) -> bool:
+    """Miller-Rabin, with bases that leave no doubt below 3.2e9 (Pomerance, Selfridge, Wagstaff 1980)."""
+    odd, twos = number - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in (2, 3, 5, 7):
+        power = pow(base, odd, number)
+        if power in (1, number - 1):
+            continue
+        for _ in range(twos - 1):
+            power = power * power % number
+            if power == number - 1:
+                break
+        else:
+            return False
+    return True
