@@ -18,7 +18,7 @@ class CellSummary:
     """Figures over a window's requests after those that warm the caches."""
 
     num_requests: int
-    load: float  # as realised: arrivals over the rate that fills the fleet
+    realized_load: float  # arrivals over the rate that fills the fleet
     mean_ttft_s: float
     p50_ttft_s: float
     p99_ttft_s: float
@@ -39,7 +39,7 @@ def summarize(result: CellResult, num_replicas: int) -> CellSummary:
     computed = np.bincount(result.replica[kept], weights=inputs - cached, minlength=num_replicas)
     return CellSummary(
         num_requests=len(ttft_s),
-        load=_rate_per_s(result) / result.load_1_rate_per_s if result.load_1_rate_per_s else 0.0,
+        realized_load=_rate_per_s(result) / result.load_1_rate_per_s if result.load_1_rate_per_s else 0.0,
         mean_ttft_s=float(ttft_s.mean()),
         p50_ttft_s=float(np.quantile(ttft_s, 0.5)),
         p99_ttft_s=float(np.quantile(ttft_s, 0.99)),

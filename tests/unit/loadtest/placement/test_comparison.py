@@ -45,7 +45,7 @@ class TestSummary:
         inputs = np.array([1000] * 8 + [5000] * 4 + [40_000] * 4)
         found = summarize(replace(result, input_tokens=inputs, cached_tokens=inputs // 4), 4)
         assert found.num_requests == 14
-        assert found.load == pytest.approx(0.5)
+        assert found.realized_load == pytest.approx(0.5)
         assert found.mean_ttft_s == found.p99_ttft_s == 0.5
         assert found.hit_ratio == 0.25
         assert found.mean_tpot_s == pytest.approx(0.1)
