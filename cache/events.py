@@ -2,19 +2,25 @@
 
 A batch is *net*: a hash is in at most one of `stored` and `removed`. `epoch` names one life of
 one engine's cache; `seq` counts its batches from 1. A subscriber that sees a gap in `seq` or a new
-`epoch` fetches a `Snapshot`. The digest (count, XOR of hashes) finds silent drift.
-On the wire: msgpack with strict types and size caps, never pickle.
+`epoch` fetches a `Snapshot`. The digest (count, XOR of hashes) finds silent drift. A `LoadUpdate` tells of
+work that arrived between two batches; it changes no hash and has no place in their order.
+On the wire: msgpack with strict types and size caps, never pickle; a snapshot's hashes as packed u64, so
+that a million of them arrive in a millisecond.
 Knows bytes and hashes; knows no sockets (`replica/publisher.py`, `router/subscriber.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import sys
+import time
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from operator import xor
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
@@ -22,9 +28,9 @@ from cache.block_hash import hint
 from cache.errors import WireError
 from cache.types import BlockHash, HashHint, RequestId
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_BATCH_BYTES = 8 << 20
-MAX_SNAPSHOT_BYTES = 256 << 20  # 16 M hashes
+MAX_SNAPSHOT_BYTES = 256 << 20  # 32 M hashes
 MAX_ADMITTED_PER_BATCH = 65_536
 # At most 9 bytes each on the wire: leaves 3.5 MB of a batch for the load's request ids.
 MAX_CHANGES_PER_BATCH = 500_000
@@ -113,41 +119,88 @@ class EventBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     removed: Hints  # children before parents; a subscriber applies them before `stored`
     digest: Digest  # of the whole cache after this batch
     load: Load
+    sent_s: float = 0.0  # when it was made, on the sender's own clock: only differences mean anything
 
 
-class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="snapshot"):
-    """All hashes cached after batch `seq`, parents before children, with the load at that moment."""
+class LoadUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load"):
+    """The load now, between two batches: what arrived while the engine was inside a step is in it.
+
+    `load.admitted` names requests that no batch has named yet; one will, so losing an update loses nothing.
+    """
 
     version: int
     epoch: U64
-    seq: NonNegative
-    hashes: Hints
+    seq: NonNegative  # of the last batch sent before
+    number: NonNegative  # of this update among those after that batch, from 1
     load: Load
 
 
-def encode(message: EventBatch | Snapshot) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All hashes cached after batch `seq`, with the load at that moment."""
+
+    version: int
+    epoch: int
+    seq: int
+    hashes: Sequence[HashHint]  # parents before children; packed u64 (`array("Q")`) off the wire
+    load: Load
+    digest: Digest | None = None  # of the hashes; None = not known yet, `encode_snapshot` works it out
+
+
+def encode(message: EventBatch | LoadUpdate) -> bytes:
     """The message as msgpack. Raises WireError if no receiver would take it: too large, a wrong type."""
+    return _within(_packed(message, type(message)), MAX_BATCH_BYTES, type(message))
+
+
+def encode_snapshot(snapshot: Snapshot) -> tuple[bytes, bytes]:
+    """The snapshot in two frames, its head as msgpack and its hashes as little-endian u64.
+
+    Raises WireError if no receiver would take it.
+    """
     try:
-        wire = _ENCODER.encode(message)
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
-        raise WireError(f"cannot encode {_name(type(message))}: {error}") from error
-    return _within(
-        wire, MAX_BATCH_BYTES if isinstance(message, EventBatch) else MAX_SNAPSHOT_BYTES, type(message)
+        hashes = array("Q", snapshot.hashes)
+    except (TypeError, OverflowError) as error:
+        raise WireError(f"cannot encode snapshot: {error}") from error
+    digest = snapshot.digest if snapshot.digest is not None else digest_of(snapshot.hashes)
+    head = _SnapshotHead(snapshot.version, snapshot.epoch, snapshot.seq, digest, snapshot.load)
+    return (
+        _within(_packed(head, Snapshot), MAX_BATCH_BYTES, Snapshot),
+        _within(_little_endian(hashes).tobytes(), MAX_SNAPSHOT_BYTES, Snapshot),
     )
 
 
 def decode_batch(wire: bytes) -> EventBatch:
     """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
     batch = _decode(_within(wire, MAX_BATCH_BYTES, EventBatch), _BATCH_DECODER, EventBatch)
-    _check_unique((*batch.stored, *batch.removed), EventBatch)
+    names = (*batch.stored, *batch.removed)
+    if len(set(names)) != len(names):
+        raise WireError("malformed event batch: a hash is listed twice")
+    if not math.isfinite(batch.sent_s):
+        raise WireError("malformed event batch: sent_s is not finite")
     return batch
 
 
-def decode_snapshot(wire: bytes) -> Snapshot:
+def decode_load(wire: bytes) -> LoadUpdate:
     """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
-    snapshot = _decode(_within(wire, MAX_SNAPSHOT_BYTES, Snapshot), _SNAPSHOT_DECODER, Snapshot)
-    _check_unique(snapshot.hashes, Snapshot)
-    return snapshot
+    return _decode(_within(wire, MAX_BATCH_BYTES, LoadUpdate), _LOAD_DECODER, LoadUpdate)
+
+
+def decode_snapshot(frames: Sequence[bytes]) -> Snapshot:
+    """Inverse of `encode_snapshot`; quick, whatever its size. Raises WireError for everything else.
+
+    That no hash is listed twice or missing shows when they are applied: by the digest.
+    """
+    if len(frames) != 2:
+        raise WireError(f"snapshot in {len(frames)} frames, not 2")
+    head = _decode(_within(frames[0], MAX_BATCH_BYTES, Snapshot), _HEAD_DECODER, Snapshot)
+    packed = _within(frames[1], MAX_SNAPSHOT_BYTES, Snapshot)
+    if len(packed) != 8 * head.digest.count:
+        raise WireError(f"malformed snapshot: {len(packed)} bytes for {head.digest.count} hashes")
+    hashes: array[int] = array("Q")
+    hashes.frombytes(packed)
+    return Snapshot(
+        head.version, head.epoch, head.seq, _as_hints(_little_endian(hashes)), head.load, head.digest
+    )
 
 
 class EventLog:
@@ -158,9 +211,10 @@ class EventLog:
     last batch, so a subscriber that applies it and then later batches sees every change once.
     """
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> None:
         """epoch: names this life of the cache; unlike any earlier one of this replica, 64 bits."""
         self.epoch = epoch
+        self._clock = clock
         self.seq = 0  # of the last batch flushed
         self.digest = Digest()  # of `_published`
         self._published: dict[HashHint, None] = {}  # as of `seq`, in an order with parents before children
@@ -215,17 +269,30 @@ class EventLog:
         self._published.update(dict.fromkeys(stored))
         self.digest = self.digest.changed(stored, removed)
         self.seq += 1
-        return EventBatch(FORMAT_VERSION, self.epoch, self.seq, stored, removed, self.digest, load)
+        return EventBatch(
+            FORMAT_VERSION, self.epoch, self.seq, stored, removed, self.digest, load, self._clock()
+        )
 
     def snapshot(self, load: Load) -> Snapshot:
         """The whole cache as of the last batch; changes nothing. O(cached)."""
-        return Snapshot(FORMAT_VERSION, self.epoch, self.seq, tuple(self._published), load)
+        hashes = _as_hints(array("Q", self._published))
+        return Snapshot(FORMAT_VERSION, self.epoch, self.seq, hashes, load, self.digest)
 
 
-Message = TypeVar("Message", EventBatch, Snapshot)
+class _SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="snapshot"):
+    """A snapshot without its hashes."""
+
+    version: int
+    epoch: U64
+    seq: NonNegative
+    digest: Digest
+    load: Load
 
 
-class _Head(msgspec.Struct):
+Message = TypeVar("Message", EventBatch, LoadUpdate, _SnapshotHead)
+
+
+class _AnyVersion(msgspec.Struct):
     """What every format version begins with: enough to tell an old message from a broken one."""
 
     version: int
@@ -233,45 +300,62 @@ class _Head(msgspec.Struct):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _BATCH_DECODER = msgspec.msgpack.Decoder(EventBatch)
-_SNAPSHOT_DECODER = msgspec.msgpack.Decoder(Snapshot)
-_HEAD_DECODER = msgspec.msgpack.Decoder(_Head)
+_LOAD_DECODER = msgspec.msgpack.Decoder(LoadUpdate)
+_HEAD_DECODER = msgspec.msgpack.Decoder(_SnapshotHead)
+_VERSION_DECODER = msgspec.msgpack.Decoder(_AnyVersion)
+
+_NAMES: dict[type[object], str] = {
+    EventBatch: "event batch",
+    LoadUpdate: "load update",
+    Snapshot: "snapshot",
+}
 
 
-def _decode(wire: bytes, decoder: msgspec.msgpack.Decoder[Message], kind: type[Message]) -> Message:
+def _packed(message: object, kind: type[object]) -> bytes:
+    try:
+        return _ENCODER.encode(message)
+    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
+        raise WireError(f"cannot encode {_NAMES[kind]}: {error}") from error
+
+
+def _decode(wire: bytes, decoder: msgspec.msgpack.Decoder[Message], kind: type[object]) -> Message:
     try:
         message = decoder.decode(wire)
     except (msgspec.MsgspecError, UnicodeError) as error:
         if (version := _version(wire)) not in (None, FORMAT_VERSION):
-            raise WireError(f"{_name(kind)} of format version {version}, not {FORMAT_VERSION}") from error
-        raise WireError(f"malformed {_name(kind)}: {error}") from error
+            raise WireError(f"{_NAMES[kind]} of format version {version}, not {FORMAT_VERSION}") from error
+        raise WireError(f"malformed {_NAMES[kind]}: {error}") from error
     if message.version != FORMAT_VERSION:
-        raise WireError(f"{_name(kind)} of format version {message.version}, not {FORMAT_VERSION}")
+        raise WireError(f"{_NAMES[kind]} of format version {message.version}, not {FORMAT_VERSION}")
     step_time = message.load.step_time
     if step_time is not None and not all(map(math.isfinite, msgspec.structs.astuple(step_time))):
-        raise WireError(f"malformed {_name(kind)}: load.step_time is not finite")
+        raise WireError(f"malformed {_NAMES[kind]}: load.step_time is not finite")
     return message
 
 
 def _version(wire: bytes) -> int | None:
     try:
-        return _HEAD_DECODER.decode(wire).version
+        return _VERSION_DECODER.decode(wire).version
     except (msgspec.MsgspecError, UnicodeError):
         return None
 
 
-def _within(wire: bytes, limit: int, kind: type[EventBatch] | type[Snapshot]) -> bytes:
+def _within(wire: bytes, limit: int, kind: type[object]) -> bytes:
     if len(wire) > limit:
-        raise WireError(f"{_name(kind)} of {len(wire)} bytes, at most {limit} are taken")
+        raise WireError(f"{_NAMES[kind]} of {len(wire)} bytes, at most {limit} are taken")
     return wire
 
 
-def _check_unique(hashes: tuple[HashHint, ...], kind: type[EventBatch] | type[Snapshot]) -> None:
-    if len(set(hashes)) != len(hashes):
-        raise WireError(f"malformed {_name(kind)}: a hash is listed twice")
+def _little_endian(hashes: array[int]) -> array[int]:
+    """In or out of the wire's byte order: the same either way. Swaps in place."""
+    if sys.byteorder == "big":
+        hashes.byteswap()
+    return hashes
 
 
-def _name(kind: type[object]) -> str:
-    return "event batch" if kind is EventBatch else "snapshot"
+def _as_hints(packed: array[int]) -> Sequence[HashHint]:
+    """Packed u64 as what they are: eight bytes each where a tuple of ints takes forty."""
+    return cast("Sequence[HashHint]", packed)
 
 
 def _take(pending: dict[HashHint, None], limit: int) -> tuple[HashHint, ...]:

@@ -2,7 +2,8 @@
 
     event loop thread                          engine thread                     publisher thread
     generate() -- inbox: submit, cancel -----> take in, step, coalesce --------> EventBatch
-      ^------- loop.call_soon_threadsafe <---- one parcel of deltas per step
+      | ^----- loop.call_soon_threadsafe <---- one parcel of deltas per step
+      +------- door: arrived ---------------------------------------------------> LoadUpdate
 
 All engine state belongs to the engine thread. Knows asyncio and threads; knows neither sockets nor Ray.
 """
@@ -16,11 +17,14 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from cache.block_hash import hints
 from cache.errors import ServingError
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
 from cache.messages import Delta, GenerateRequest
 from cache.types import RequestId
+from replica.arrivals import Arrival
 from replica.config import ReplicaConfig
 from replica.engine_core import Completion, EngineCore, EngineStats, Progress
 from replica.errors import EngineStopped, RequestRefused
@@ -30,7 +34,21 @@ from replica.watchdog import Watchdog
 
 __all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
 
+# With work to do, routers hear of the load at the first step's end after this: never more than 20 ms late
+# where steps take 10.
+LOAD_INTERVAL_S = 0.01
+
 logger = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """Who hears of requests before the engine thread, which may be inside a step. Any thread; never blocks."""
+
+    def arrived(self, arrival: Arrival) -> None:
+        """It is about to be posted; a batch will name it, or `refused` is called."""
+
+    def refused(self, request_id: RequestId) -> None:
+        """It will not be served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,7 @@ class Engine:
         *,
         events: EventLog | None = None,
         publish: Callable[[EventBatch], None] | None = None,
+        door: Door | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] | None = None,
     ) -> None:
@@ -80,6 +99,7 @@ class Engine:
         self._config = config
         self._events = events
         self._publish = publish
+        self._door = door
         self._clock = clock
         self._watchdog = Watchdog(
             clock=clock, poll_interval_s=min(1.0, config.step_time_limit_s / 4), on_hang=on_hang
@@ -144,7 +164,9 @@ class Engine:
         request: its blocks are free after the step in progress.
         """
         stream = DeltaStream(asyncio.get_running_loop())
+        self._announce(request)
         if not self._post(_Submit(request, stream, self._clock())):
+            self._withdraw(request.request_id)
             raise EngineStopped(self._stop_reason or "it is closing")
         try:
             while True:
@@ -166,6 +188,21 @@ class Engine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _announce(self, request: GenerateRequest) -> None:
+        if self._door is not None:
+            self._door.arrived(
+                Arrival(
+                    request.request_id,
+                    len(request.token_ids),
+                    hints(request.block_hashes),
+                    self._config.block_size,
+                )
+            )
+
+    def _withdraw(self, request_id: RequestId) -> None:
+        if self._door is not None:
+            self._door.refused(request_id)
 
     def _post(self, message: _Submit | _Cancel | _Stop) -> bool:
         """Put a message where the engine thread will find it; False when it takes none any more."""
@@ -226,6 +263,7 @@ class Engine:
         try:
             request = self._core.submit(message.request, arrival_s=message.arrival_s)
         except RequestRefused as error:
+            self._withdraw(message.request.request_id)
             self._send(message.stream, error)
             return
         self._live[request.request_id] = _Live(request, message.stream)
@@ -301,10 +339,16 @@ class Engine:
                     self._drop(live)
 
     def _publish_if_due(self) -> None:
-        """One batch when something changed, or a heartbeat when nothing did for a while."""
+        """One batch when something changed, or a heartbeat when nothing did for a while.
+
+        With work to do the load changes even where the cache does not: that while is short then.
+        """
         now_s = self._clock()
         has_changes = self._events is not None and self._events.has_changes
-        is_due = now_s - self._published_s >= self._config.heartbeat_interval_s
+        interval_s = self._config.heartbeat_interval_s
+        if self._core.has_work:
+            interval_s = min(interval_s, LOAD_INTERVAL_S)
+        is_due = now_s - self._published_s >= interval_s
         if not (has_changes or self._admitted or self._has_news or is_due):
             return
         self._published_s = now_s

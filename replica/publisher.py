@@ -1,22 +1,29 @@
-"""KV events out of the process: PUB for batches, ROUTER for snapshots, both on one thread.
+"""KV events out of the process: PUB for batches and load, ROUTER for snapshots, all on one thread.
 
     engine thread -- publish(batch) --> queue --> publisher thread --> PUB     [b"kv", encode(EventBatch)]
-                                                        ^ |
-                                        [b"snapshot"]   | +--------> ROUTER  [identity, encode(Snapshot)]
+    event loop ---- arrived(request) --^                |                     [b"load", encode(LoadUpdate)]
+                                        [b"snapshot"] --+------------> ROUTER  [identity, head, hashes]
 
 The thread keeps its own set of hashes, moved on by each batch as it is sent: so a snapshot shows the cache
 exactly after the batch sent last, is answered while the engine is inside a long step, and no
-state is shared with the engine thread.
-Knows sockets and bytes; knows no blocks and no requests. Never unpickles.
+state is shared with the engine thread. For the same reason a request that arrives during a step is on its
+way to every router at once (`arrivals.py`), not when the step is over.
+Knows sockets and bytes; knows no blocks and no prompts. Never unpickles.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import secrets
 import threading
-from typing import Any
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
 
 from zmq.constants import (
     IPV6,
@@ -34,17 +41,31 @@ from zmq.error import Again, ContextTerminated, ZMQError
 from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 
-from cache.events import FORMAT_VERSION, EventBatch, Load, Snapshot, encode
-from cache.types import HashHint
+from cache.events import (
+    FORMAT_VERSION,
+    Digest,
+    EventBatch,
+    LoadUpdate,
+    Snapshot,
+    encode,
+    encode_snapshot,
+)
+from cache.types import HashHint, RequestId
+from replica.arrivals import Arrival, Arrivals
 from replica.errors import EventSocketError
 
 TOPIC = b"kv"
+LOAD_TOPIC = b"load"
 SNAPSHOT_REQUEST = b"snapshot"
 
 MAX_QUEUED_BATCHES = 10_000  # per subscriber; a slower one loses batches, sees the gap, asks for a snapshot
 MAX_QUEUED_SNAPSHOTS = 16  # per asking router, which waits for one before it asks again
 MAX_REQUEST_BYTES = 1024  # ZMQ drops the connection of whoever sends more
 
+# The first of several arrivals is told of at once, the others of a burst together this much later.
+UPDATE_INTERVAL_S = 0.002
+
+_SNAPSHOT_SLICE = 8192  # hashes copied at a time, a quarter of a millisecond: then other threads get a turn
 _WAKE = b""
 
 logger = logging.getLogger(__name__)
@@ -55,10 +76,17 @@ def new_epoch() -> int:
     return secrets.randbits(64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    request_id: RequestId
+
+
 class Publisher:
     """Binds when built, so that the endpoints are known; sends between `start` and `close`."""
 
-    def __init__(self, *, host: str, port: int, epoch: int) -> None:
+    def __init__(
+        self, *, host: str, port: int, epoch: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """port: 0 for two free ones, else PUB listens on `port` and snapshots on `port + 1`.
 
         Raises EventSocketError when they cannot listen there.
@@ -85,11 +113,15 @@ class Publisher:
         self._wake_out.connect("inproc://wake")
         self._wake_lock = threading.Lock()  # guards `_wake_out`: the engine sends, whoever closes sends too
         self._is_closed = False
-        self._batches: queue.SimpleQueue[EventBatch | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[EventBatch | Arrival | _Refusal | None] = queue.SimpleQueue()
+        self._clock = clock
         # Publisher thread only.
         self._hashes: dict[HashHint, None] = {}  # in order of storing: parents before children
+        self._digest = Digest()  # of them
         self._seq = 0
-        self._load = Load()
+        self._arrivals = Arrivals()
+        self._num_updates = 0  # since the last batch
+        self._updated_s = -float("inf")
         self._thread = threading.Thread(target=self._run, name="warmpath-publisher", daemon=True)
 
     def start(self) -> None:
@@ -97,8 +129,18 @@ class Publisher:
 
     def publish(self, batch: EventBatch) -> None:
         """Hand over the next batch, in order of `seq`. One thread only; never blocks."""
-        self._batches.put(batch)
-        self._wake()
+        self._tell(batch)
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A request is about to be handed to the engine. Any thread; never blocks.
+
+        Before the engine can know of it: what settles it must come later in the queue.
+        """
+        self._tell(arrival)
+
+    def refused(self, request_id: RequestId) -> None:
+        """The engine does not serve this request after all. Any thread; never blocks."""
+        self._tell(_Refusal(request_id))
 
     def close(self) -> None:
         """Stop the thread and close every socket. May be called twice."""
@@ -106,7 +148,7 @@ class Publisher:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._batches.put(None)
+            self._news.put(None)
             if self._thread.is_alive():
                 self._wake_out.send(_WAKE)
         if self._thread.is_alive():
@@ -127,6 +169,10 @@ class Publisher:
             raise EventSocketError(host, port, str(error)) from error
         return socket
 
+    def _tell(self, news: EventBatch | Arrival | _Refusal) -> None:
+        self._news.put(news)
+        self._wake()
+
     def _wake(self) -> None:
         with self._wake_lock:
             if not self._is_closed:
@@ -142,12 +188,13 @@ class Publisher:
         poller.register(self._wake_in, POLLIN)
         poller.register(self._router, POLLIN)
         while True:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(self._idle_ms()))
             try:
                 if self._wake_in in ready:
                     self._drain_wake()
-                    if not self._send_batches():
+                    if not self._take_news():
                         return
+                self._send_update_if_due()
                 if self._router in ready:
                     self._answer()
             except ContextTerminated:
@@ -163,24 +210,49 @@ class Publisher:
             except Again:
                 return
 
-    def _send_batches(self) -> bool:
-        """Send what is queued; False when told to stop."""
+    def _take_news(self) -> bool:
+        """Send and count what is queued; False when told to stop."""
         while True:
             try:
-                batch = self._batches.get_nowait()
+                news = self._news.get_nowait()
             except queue.Empty:
                 return True
-            if batch is None:
-                return False
-            self._apply(batch)
-            self._pub.send_multipart([TOPIC, encode(batch)])
+            match news:
+                case None:
+                    return False
+                case Arrival():
+                    self._arrivals.arrived(news, self._hashes)
+                case _Refusal():
+                    self._arrivals.refused(news.request_id)
+                case EventBatch():
+                    self._apply(news)
+                    self._pub.send_multipart([TOPIC, encode(news)])
 
     def _apply(self, batch: EventBatch) -> None:
         assert batch.seq == self._seq + 1, "batches are published in order"
         for name in batch.removed:
             del self._hashes[name]
         self._hashes.update(dict.fromkeys(batch.stored))
-        self._seq, self._load = batch.seq, batch.load
+        self._seq, self._digest = batch.seq, batch.digest
+        self._arrivals.settle(batch.load, self._clock())
+        self._num_updates = 0
+
+    def _idle_ms(self) -> int | None:
+        """Milliseconds until an update is due; None = there is nothing to tell."""
+        if not self._arrivals.has_news:
+            return None
+        return math.ceil(1000 * max(0.0, self._updated_s + UPDATE_INTERVAL_S - self._clock()))
+
+    def _send_update_if_due(self) -> None:
+        """Tell of arrivals that no batch has named: the engine may be inside a long step."""
+        now_s = self._clock()
+        if not self._arrivals.has_news or now_s < self._updated_s + UPDATE_INTERVAL_S:
+            return
+        self._updated_s = now_s
+        self._num_updates += 1
+        load = self._arrivals.load(now_s, self._arrivals.take_unnamed())
+        update = LoadUpdate(FORMAT_VERSION, self._epoch, self._seq, self._num_updates, load)
+        self._pub.send_multipart([LOAD_TOPIC, encode(update)])
 
     def _answer(self) -> None:
         """Answer one request. Whoever asks anything else gets no answer."""
@@ -188,8 +260,17 @@ class Publisher:
         if len(frames) != 2 or frames[1] != SNAPSHOT_REQUEST:
             logger.warning("not a snapshot request, ignored", extra={"num_frames": len(frames)})
             return
-        snapshot = Snapshot(FORMAT_VERSION, self._epoch, self._seq, tuple(self._hashes), self._load)
-        self._router.send_multipart([frames[0], encode(snapshot)], NOBLOCK)
+        load = self._arrivals.load(self._clock(), self._arrivals.recent())
+        snapshot = Snapshot(FORMAT_VERSION, self._epoch, self._seq, self._packed(), load, self._digest)
+        self._router.send_multipart([frames[0], *encode_snapshot(snapshot)], NOBLOCK)
+
+    def _packed(self) -> Sequence[HashHint]:
+        """The hashes as packed u64, in slices: the engine's thread waits for this one no longer than that."""
+        packed, names = array("Q"), iter(self._hashes)
+        while part := array("Q", islice(names, _SNAPSHOT_SLICE)):
+            packed += part
+            time.sleep(0)
+        return cast("Sequence[HashHint]", packed)
 
 
 def _endpoint(socket: Any) -> str:

@@ -44,7 +44,7 @@ class ReplicaServer:
             undo.callback(publisher.close)
             publisher.start()
             core = assembly.core(sink=events)
-            engine = Engine(core, config, events=events, publish=publisher.publish)
+            engine = Engine(core, config, events=events, publish=publisher.publish, door=publisher)
             undo.callback(engine.close)
             logger.info("warming up on %s", assembly.runner.info.device)
             engine.start()

@@ -50,6 +50,7 @@ class RouterParts:
         self.subscribers = SubscriberGroup(self.routing)
         self.routing.watch_membership(self.subscribers.update)
         self.metrics.watch_routing(self.routing.statistics)
+        self.metrics.watch_events(self.subscribers.statistics)
         self.metrics.watch_tokenization(encoder.statistics)
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock)
         self.service = Service(

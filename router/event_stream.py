@@ -3,19 +3,26 @@
     SYNCING  a snapshot is wanted; live batches wait (the last `max_waiting` of them)
     LIVE     batch seq + 1 of the same epoch is applied; anything else is old, or a reason to resync
 
-A state machine over decoded messages: no sockets, no clock, no tasks, so that every schedule of loss,
-duplication, reordering and restarts can be tested. `router/subscriber.py` is its edge.
+A removal cannot be undone by a store that is repeated or late: both are batches, and a batch is applied
+once, in its place, or not at all. A snapshot is applied in slices, so that a million blocks do not stop the
+event loop: still SYNCING in between, and closed under parents, since parents come first.
+
+A state machine over decoded messages: no sockets, no tasks, time by argument, so that every schedule of
+loss, duplication, reordering and restarts can be tested. `router/subscriber.py` is its edge.
 Owner: the router's event loop.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator
 from enum import Enum, StrEnum, auto
 from typing import Protocol
 
-from cache.events import Digest, EventBatch, Load, Snapshot
+from cache.events import Digest, EventBatch, Load, LoadUpdate, Snapshot
 from cache.types import ReplicaId
+from router.event_lag import LagCounts, LagMeter
 
 
 class ResyncReason(StrEnum):
@@ -32,11 +39,18 @@ class ResyncReason(StrEnum):
 class EventSink(Protocol):
     """Where events go: `Routing`. Called on the router's event loop; must not block."""
 
-    def on_events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
-        """Apply a whole batch, or replace all by a snapshot. The digest after it; None if not indexed."""
+    def on_events(self, replica_id: ReplicaId, events: EventBatch) -> Digest | None:
+        """Apply a whole batch. The digest after it; None if the replica is not indexed."""
+
+    def on_snapshot(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, Digest | None]:
+        """Replace all that is known by a snapshot's hashes, a slice with each step; other calls may come
+        between.
+
+        Returns the digest after it; None if the replica is not indexed (any more).
+        """
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
-        """A load report whose batch must wait. May be repeated by `on_events` later."""
+        """A load report without a batch, or whose batch must wait. `on_events` may repeat it later."""
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
         """A snapshot will be fetched. After EPOCH and DRIFT, what was known of its blocks is void."""
@@ -50,20 +64,44 @@ class _State(Enum):
     LIVE = auto()
 
 
+class EventCounters:
+    """What became of all replicas' messages, since the process started."""
+
+    def __init__(self) -> None:
+        self.applied = 0  # batches
+        self.repeated = 0  # batches and updates ignored because they, or later ones, were applied before
+        self.lost = 0  # batches that gaps were made of, as far as that can be told
+        self.snapshots: Counter[ResyncReason] = Counter()  # applied, by why they were wanted
+        self.lag = LagCounts()  # from publication to application, per batch
+
+
 class EventStream:
     """One replica's sequence of batches. `needs_snapshot` tells the edge when to fetch one."""
 
-    def __init__(self, replica_id: ReplicaId, sink: EventSink, *, max_waiting: int = 4096) -> None:
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        sink: EventSink,
+        *,
+        counters: EventCounters | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_waiting: int = 4096,
+    ) -> None:
         """max_waiting: batches held while a snapshot is fetched; older ones give way (a gap, found later)."""
         self._replica_id = replica_id
         self._sink = sink
+        self.counters = counters or EventCounters()
+        self.lag = LagMeter()
+        self._clock = clock
         self._max_waiting = max_waiting
         self._state = _State.SYNCING
+        self._reason = ResyncReason.JOIN  # why it was last SYNCING
+        self._num_snapshots = 0  # begun to be applied: the latest is the one that counts
         self._epoch = 0
         self._seq = 0
+        self._update = (0, 0)  # seq and number of the last load update
         # (epoch, seq) -> batch, in order of arrival. Keyed, so that a repeated batch waits once.
         self._waiting: OrderedDict[tuple[int, int], EventBatch] = OrderedDict()
-        self.num_repeated = 0  # batches ignored because they were applied before
 
     @property
     def needs_snapshot(self) -> bool:
@@ -80,28 +118,55 @@ class EventStream:
         elif batch.epoch != self._epoch:
             self._resync(ResyncReason.EPOCH, batch)
         elif batch.seq <= self._seq:
-            self.num_repeated += 1
+            self.counters.repeated += 1
         elif batch.seq > self._seq + 1:
+            self.counters.lost += batch.seq - self._seq - 1
             self._resync(ResyncReason.GAP, batch)
         else:
             self._apply(batch)
+
+    def feed_load(self, update: LoadUpdate) -> None:
+        """The load between two batches. One that is older than what is known is ignored."""
+        place = (update.seq, update.number)
+        if self._state is _State.LIVE:
+            if update.epoch != self._epoch:
+                return  # the next batch says which of the two is the new one
+            if place <= max(self._update, (self._seq, 0)):
+                self.counters.repeated += 1
+                return
+            self._update = place
+        self._sink.on_load(self._replica_id, update.load)
 
     def feed_snapshot(self, snapshot: Snapshot) -> None:
         """A snapshot arrived: it becomes the truth, then the waiting batches after it are applied.
 
         Ignored while LIVE: it answers a question that no longer stands.
         """
+        for _ in self.snapshot_slices(snapshot):
+            pass
+
+    def snapshot_slices(self, snapshot: Snapshot) -> Generator[None, None, None]:
+        """`feed_snapshot`, a slice with each step; other messages may be fed in between.
+
+        A later snapshot ends an earlier one that is not through.
+        """
         if self._state is _State.LIVE:
             return
-        waiting = list(self._waiting.values())
-        self._waiting.clear()
-        self._state = _State.LIVE
-        self._epoch, self._seq = snapshot.epoch, snapshot.seq
-        self._sink.on_events(self._replica_id, snapshot)
-        # Batches of another epoch are dropped. If they are of a *newer* one, the next batch says so.
-        later = [batch for batch in waiting if batch.epoch == snapshot.epoch and batch.seq > snapshot.seq]
-        for batch in sorted(later, key=lambda batch: batch.seq):
-            self.feed_batch(batch)
+        self._num_snapshots += 1
+        number = self._num_snapshots
+        if not any(epoch == snapshot.epoch and seq > snapshot.seq for epoch, seq in self._waiting):
+            self._sink.on_load(self._replica_id, snapshot.load)
+        slices = self._sink.on_snapshot(self._replica_id, snapshot)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                digest: Digest | None = end.value
+                break
+            yield
+            if number != self._num_snapshots:
+                return
+        self._go_live(snapshot, digest)
 
     def doubt(self) -> None:
         """What it has said has proven wrong: a snapshot is wanted. Nothing happens while one is awaited."""
@@ -114,14 +179,33 @@ class EventStream:
         if self._state is _State.LIVE:
             self._resync(ResyncReason.MALFORMED, None)
 
+    def _go_live(self, snapshot: Snapshot, digest: Digest | None) -> None:
+        """The snapshot is in: what waited comes after it."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        if snapshot.epoch != self._epoch:
+            self.lag.forget()
+        self._state = _State.LIVE
+        self._epoch, self._seq, self._update = snapshot.epoch, snapshot.seq, (0, 0)
+        self.counters.snapshots[self._reason] += 1
+        if snapshot.digest is not None and digest is not None and digest != snapshot.digest:
+            self._resync(ResyncReason.DRIFT, None)
+        # Batches of another epoch are dropped. If they are of a *newer* one, the next batch says so.
+        later = [batch for batch in waiting if batch.epoch == snapshot.epoch and batch.seq > snapshot.seq]
+        for batch in sorted(later, key=lambda batch: batch.seq):
+            self.feed_batch(batch)
+
     def _apply(self, batch: EventBatch) -> None:
         self._seq = batch.seq
         digest = self._sink.on_events(self._replica_id, batch)
+        self.counters.applied += 1
+        self.counters.lag.add(self.lag.lag_s(batch.sent_s, self._clock()))
         if digest is not None and digest != batch.digest:
             self._resync(ResyncReason.DRIFT, None)
 
     def _resync(self, reason: ResyncReason, batch: EventBatch | None) -> None:
         self._state = _State.SYNCING
+        self._reason = reason
         self._sink.on_resync(self._replica_id, reason)
         if batch is not None:
             self._hold(batch)

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from router.decision import ReplicaStatistics, RoutingStatistics
+from router.event_lag import LAG_BUCKETS_S
 from router.event_stream import ResyncReason
 from router.segment_cache import CacheStatistics
+from router.subscriber import EventStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -121,6 +128,10 @@ class RouterMetrics:
         """Adds metrics that call `read` at every scrape; None = prompts are tokenized whole. Call once."""
         self.registry.register(_TokenizationCollector(read))
 
+    def watch_events(self, read: Callable[[], EventStatistics]) -> None:
+        """Adds metrics that call `read` at every scrape. Call once."""
+        self.registry.register(_EventCollector(read))
+
     def text(self) -> bytes:
         """The exposition format; takes well under a millisecond."""
         return generate_latest(self.registry)
@@ -163,6 +174,53 @@ class _TokenizationCollector(Collector):
         tokens.add_metric(("kept",), numbers.reused_tokens)
         tokens.add_metric(("tokenized",), numbers.tokenized_tokens)
         yield tokens
+
+
+class _EventCollector(Collector):
+    """Reads what became of KV events at scrape time."""
+
+    def __init__(self, read: Callable[[], EventStatistics]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is read at registration
+
+    def collect(self) -> Iterable[Metric]:
+        statistics = self._read()
+        numbers = statistics.counters
+        for name, text, value in (
+            ("applied", "KV event batches applied.", numbers.applied),
+            ("repeated", "KV events ignored: older than what was known.", numbers.repeated),
+            ("lost", "KV event batches missing in gaps, as far as that can be told.", numbers.lost),
+        ):
+            yield CounterMetricFamily(f"warmpath_event_batches_{name}", text, value)
+        snapshots = CounterMetricFamily(
+            "warmpath_event_snapshots",
+            "Snapshots applied, by why they were wanted; drift = a repair found necessary by the digest.",
+            labels=("reason",),
+        )
+        for reason in ResyncReason:
+            snapshots.add_metric((reason.value,), numbers.snapshots[reason])
+        yield snapshots
+        yield self._lag(statistics)
+        lag = GaugeMetricFamily(
+            "warmpath_replica_event_lag_seconds", "Lag of its latest batch.", labels=("replica",)
+        )
+        for replica_id, lag_s in statistics.lag_s.items():
+            lag.add_metric((replica_id,), lag_s)
+        yield lag
+
+    @staticmethod
+    def _lag(statistics: EventStatistics) -> Metric:
+        counts = statistics.counters.lag.counts
+        bounds = (*map(str, LAG_BUCKETS_S), "+Inf")
+        buckets = [(bound, float(sum(counts[: index + 1]))) for index, bound in enumerate(bounds)]
+        return HistogramMetricFamily(
+            "warmpath_event_lag_seconds",
+            "From a batch's publication to its application, above the least delay seen.",
+            buckets=buckets,
+            sum_value=statistics.counters.lag.sum_s,
+        )
 
 
 class _RoutingCollector(Collector):

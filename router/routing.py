@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -46,6 +46,7 @@ from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
 from router.policies.base import alone
 from router.policies.expected_time import ExpectedTime
 from router.ranking import Ranking, candidates_of, ranking_of
+from router.snapshot_slices import replace_in_slices
 
 __all__ = [
     "DecisionRecord",
@@ -224,6 +225,31 @@ class Routing:
         first_free = min([state.busy_until for state in open_ if not state.is_shut], default=math.inf)
         return len(open_), max(0.0, first_free - self._clock())
 
+    def may_start(self, earlier: Decision, within_s: float) -> bool:
+        """Whether weighing it anew could find a replica that would start so soon. O(replicas that would).
+
+        False is certain but for what time alone changes, and what has become cached in the meantime: weigh
+        anew now and then.
+        """
+        if not isinstance(earlier.policy, ExpectedTime):
+            return True
+        now, ranking = self._clock(), earlier.ranking
+        best_id = ranking.best.replica_id
+        if best_id not in self._loads:
+            return True
+        best = self._loads[best_id].state()
+        if best.load.is_draining or best.backlog_s(now) <= within_s:
+            return True
+        limit = now + within_s
+        soon = [s for s in self._loads.states() if s.busy_until <= limit and not s.is_shut]
+        soon = [s for s in soon if s.replica_id not in earlier.query.excluded]
+        if not soon:
+            return False
+        held = dict(zip([state.replica_id for state in ranking.states], ranking.cached, strict=True))
+        states = [best, *soon]
+        cached = [held.get(state.replica_id, 0) for state in states]
+        return earlier.policy.is_beaten(states, cached, earlier.request.shape, now)
+
     def note_held(self, num_held: int) -> None:
         """So many requests wait at this router for a replica: they count as queued."""
         self._num_held = num_held
@@ -323,6 +349,19 @@ class Routing:
             self._trie.store(replica_id, events.stored)
         for observer in self._observers:
             observer.events(replica_id, events)
+        return self._trie.digest(replica_id)
+
+    def on_snapshot(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, Digest | None]:
+        """Apply a snapshot's hashes in slices, one with each step; its load is not reported here."""
+        info = self._replicas.get(replica_id)
+        if info is None or replica_id not in self._matched:
+            return None
+        for _ in replace_in_slices(self._trie, replica_id, snapshot):
+            yield
+            if self._replicas.get(replica_id) is not info:
+                return None  # it has left, and perhaps another one has its name
+        for observer in self._observers:
+            observer.events(replica_id, snapshot)
         return self._trie.digest(replica_id)
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:

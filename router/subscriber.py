@@ -3,8 +3,8 @@
 One `Subscriber` per replica: SUB first, then a snapshot through a DEALER, so that nothing between the
 two is lost; what the messages mean in which order is decided in `router/event_stream.py`.
 
-    PUB     [b"kv", encode(EventBatch)]           replica -> every router
-    DEALER  [b"snapshot"]  ->  [encode(Snapshot)]  router <-> one replica's ROUTER
+    PUB     [b"kv", encode(EventBatch)], [b"load", encode(LoadUpdate)]    replica -> every router
+    DEALER  [b"snapshot"]  ->  [head, hashes] = encode_snapshot(Snapshot)  router <-> one replica's ROUTER
 
 Knows endpoints and bytes; knows neither prompts nor which replica is best. A replica that cannot be
 reached or talks nonsense costs its own prefix data, nothing else: tasks here end only by `aclose`.
@@ -26,18 +26,34 @@ from zmq.constants import DEALER, IPV6, LINGER, MAXMSGSIZE, RCVHWM, SUB, SUBSCRI
 from zmq.error import ZMQError
 
 from cache.errors import WireError
-from cache.events import MAX_BATCH_BYTES, MAX_SNAPSHOT_BYTES, decode_batch, decode_snapshot
+from cache.events import (
+    MAX_BATCH_BYTES,
+    MAX_SNAPSHOT_BYTES,
+    Snapshot,
+    decode_batch,
+    decode_load,
+    decode_snapshot,
+)
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.event_stream import EventSink, EventStream
+from router.event_stream import EventCounters, EventSink, EventStream
 
 TOPIC = b"kv"
+LOAD_TOPIC = b"load"
 SNAPSHOT_REQUEST = b"snapshot"
 
 _MESSAGES_PER_TURN = 64  # then the loop gets a turn: a flood of events must not stall requests
 _MAX_QUEUED_BATCHES = 10_000  # in the socket; beyond it ZMQ drops, which shows as a gap
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EventStatistics:
+    """What became of the replicas' messages, for metrics and tests."""
+
+    counters: EventCounters  # of all replicas since the start; live: do not keep
+    lag_s: Mapping[ReplicaId, float]  # of each replica's latest batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +75,16 @@ class Subscriber:
         sink: EventSink,
         context: Context,
         settings: SubscriberSettings,
+        counters: EventCounters,
+        turn: asyncio.Lock,
     ) -> None:
+        """turn: held while a snapshot is applied, so that many at once take no more of the event loop."""
         self._replica_id = replica_id
         self._info = info
         self._context = context
         self._settings = settings
-        self._stream = EventStream(replica_id, sink)
+        self._turn = turn
+        self._stream = EventStream(replica_id, sink, counters=counters)
         self._snapshot_wanted = asyncio.Event()
         self._sub: Any = None  # zmq.asyncio.Socket; pyzmq's stubs cannot express its awaitables
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -75,14 +95,17 @@ class Subscriber:
         """Whether a snapshot is in and no later batch is missing."""
         return not self._stream.needs_snapshot
 
+    @property
+    def lag_s(self) -> float:
+        """Of the latest batch applied, from publication to application."""
+        return self._stream.lag.last_s
+
     def start(self) -> None:
         """Subscribe, then ask for a snapshot. Raises ZMQError if the endpoint is not one."""
-        options: dict[int, int | bytes] = {
-            MAXMSGSIZE: MAX_BATCH_BYTES,
-            RCVHWM: _MAX_QUEUED_BATCHES,
-            SUBSCRIBE: TOPIC,
-        }
+        options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_BATCH_BYTES, RCVHWM: _MAX_QUEUED_BATCHES}
         self._sub = _open(self._context, SUB, self._info.event_endpoint, options)
+        for topic in (TOPIC, LOAD_TOPIC):
+            self._sub.setsockopt(SUBSCRIBE, topic)
         self._stream.start()
         self._snapshot_wanted.set()
         self._tasks = (
@@ -122,17 +145,23 @@ class Subscriber:
 
     def _on_frames(self, frames: list[bytes]) -> None:
         try:
-            if len(frames) != 2 or frames[0] != TOPIC:
-                raise WireError(f"{len(frames)} frames, not a topic and a batch")
-            batch = decode_batch(frames[1])
-            _check_capacity(batch.digest.count, self._info)
+            self._feed(frames)
         except WireError as error:
-            self._complain("malformed event batch", error)
+            self._complain("malformed event", error)
             self._stream.feed_malformed()
-        else:
-            self._stream.feed_batch(batch)
         if self._stream.needs_snapshot:
             self._snapshot_wanted.set()
+
+    def _feed(self, frames: list[bytes]) -> None:
+        match frames:
+            case [topic, wire] if topic == TOPIC:
+                batch = decode_batch(wire)
+                _check_capacity(batch.digest.count, self._info)
+                self._stream.feed_batch(batch)
+            case [topic, wire] if topic == LOAD_TOPIC:
+                self._stream.feed_load(decode_load(wire))
+            case _:
+                raise WireError(f"{len(frames)} frames, not a topic and a message")
 
     async def _resync(self) -> None:
         """Fetch snapshots while they are wanted, never faster than the settings allow."""
@@ -152,9 +181,9 @@ class Subscriber:
 
     async def _try_snapshot(self) -> bool:
         try:
-            wire = await self._fetch_snapshot()
-            snapshot = decode_snapshot(wire)
+            snapshot = decode_snapshot(await self._fetch_snapshot())
             _check_capacity(len(snapshot.hashes), self._info)
+            await self._apply(snapshot)
         except TimeoutError as error:
             self._complain("no snapshot", error)
             return False
@@ -165,10 +194,15 @@ class Subscriber:
         except Exception:
             logger.exception("snapshot failed", extra={"replica_id": self._replica_id})
             return False
-        self._stream.feed_snapshot(snapshot)
         return True
 
-    async def _fetch_snapshot(self) -> bytes:
+    async def _apply(self, snapshot: Snapshot) -> None:
+        """Slice by slice, requests in between: however large it is, none waits for all of it."""
+        async with self._turn:
+            for _ in self._stream.snapshot_slices(snapshot):
+                await asyncio.sleep(0)
+
+    async def _fetch_snapshot(self) -> list[bytes]:
         """One request on a socket of its own: a late answer to an earlier one cannot be taken for it."""
         options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
         dealer = _open(self._context, DEALER, self._info.snapshot_endpoint, options)
@@ -178,9 +212,7 @@ class Subscriber:
                 frames: list[bytes] = await dealer.recv_multipart()
         finally:
             dealer.close(linger=0)
-        if len(frames) != 1:
-            raise WireError(f"snapshot in {len(frames)} frames, not 1")
-        return frames[0]
+        return frames
 
     def _complain(self, message: str, error: Exception) -> None:
         logger.warning(message, extra={"replica_id": self._replica_id, "detail": str(error)})
@@ -196,6 +228,8 @@ class SubscriberGroup:
         self._subscribers: dict[ReplicaId, Subscriber] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._counters = EventCounters()
+        self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -229,6 +263,12 @@ class SubscriberGroup:
         """Whether every replica listened to has its snapshot in; True when there is none."""
         return all(subscriber.is_synced for subscriber in self._subscribers.values())
 
+    def statistics(self) -> EventStatistics:
+        """O(replicas)."""
+        return EventStatistics(
+            self._counters, {name: subscriber.lag_s for name, subscriber in self._subscribers.items()}
+        )
+
     async def aclose(self) -> None:
         """Close every subscriber and the sockets' context. Idempotent."""
         self._closed = True
@@ -240,7 +280,9 @@ class SubscriberGroup:
         self._context.destroy(linger=0)
 
     def _open_one(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        subscriber = Subscriber(replica_id, info, self._sink, self._context, self._settings)
+        subscriber = Subscriber(
+            replica_id, info, self._sink, self._context, self._settings, self._counters, self._turn
+        )
         try:
             subscriber.start()
         except ZMQError as error:

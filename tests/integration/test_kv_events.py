@@ -7,16 +7,25 @@ tested without sockets in `tests/property/test_event_stream.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from zmq.asyncio import Context
 from zmq.constants import LAST_ENDPOINT, PUB, ROUTER
 
-from cache.events import FORMAT_VERSION, Digest, EventBatch, EventLog, Load, Snapshot, encode
+from cache.events import (
+    FORMAT_VERSION,
+    Digest,
+    EventBatch,
+    EventLog,
+    Load,
+    Snapshot,
+    encode,
+    encode_snapshot,
+)
 from cache.messages import ReplicaInfo
-from cache.types import BlockHash, ReplicaId
+from cache.types import BlockHash, HashHint, ReplicaId
 from replica.publisher import Publisher
 from router.routing import Routing
 from router.subscriber import SubscriberGroup, SubscriberSettings
@@ -68,6 +77,10 @@ def routing() -> Routing:
 async def group(routing: Routing) -> AsyncIterator[SubscriberGroup]:
     async with SubscriberGroup(routing, FAST) as group:
         yield group
+
+
+def hints(*names: int) -> tuple[HashHint, ...]:
+    return tuple(map(HashHint, names))
 
 
 async def until(condition: Callable[[], object], act: Callable[[], object] = lambda: None) -> None:
@@ -170,7 +183,7 @@ class RawReplica:
         self.router: Any = self.context.socket(ROUTER)
         for socket in (self.pub, self.router):
             socket.bind("tcp://127.0.0.1:*")
-        self.answers: list[bytes] = []
+        self.answers: list[Sequence[bytes]] = []
         self.num_asked = 0
 
     @property
@@ -184,7 +197,7 @@ class RawReplica:
             identity, _ = await self.router.recv_multipart()
             self.num_asked += 1
             if self.answers:
-                await self.router.send_multipart([identity, self.answers.pop(0)])
+                await self.router.send_multipart([identity, *self.answers.pop(0)])
 
 
 @pytest.fixture
@@ -197,13 +210,13 @@ async def raw() -> AsyncIterator[RawReplica]:
     raw.context.destroy(linger=0)
 
 
-GOOD_SNAPSHOT = encode(Snapshot(FORMAT_VERSION, 1, 3, (1, 2, 3), Load()))
+GOOD_SNAPSHOT = encode_snapshot(Snapshot(FORMAT_VERSION, 1, 3, hints(1, 2, 3), Load()))
 
 
 async def test_garbage_is_counted_and_survived(
     raw: RawReplica, routing: Routing, group: SubscriberGroup
 ) -> None:
-    raw.answers = [b"\xc1 not msgpack", GOOD_SNAPSHOT]
+    raw.answers = [[b"\xc1 not msgpack", b""], [GOOD_SNAPSHOT[0]], GOOD_SNAPSHOT]
     follow(routing, group, {A: raw.info})
     await until(lambda: group.is_synced(A))
     assert routing.statistics().malformed_events >= 1

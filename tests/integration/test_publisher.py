@@ -15,7 +15,16 @@ from zmq.error import Again
 from zmq.sugar.context import Context
 
 from cache.block_hash import BlockHasher
-from cache.events import EventBatch, EventLog, Load, Snapshot, decode_batch, decode_snapshot
+from cache.events import (
+    EventBatch,
+    EventLog,
+    Load,
+    LoadUpdate,
+    Snapshot,
+    decode_batch,
+    decode_load,
+    decode_snapshot,
+)
 from cache.types import BlockHash
 from replica.errors import EventSocketError
 from replica.publisher import Publisher, new_epoch
@@ -32,7 +41,7 @@ class Listener:
     def __init__(self, publisher: Publisher) -> None:
         self.context: Any = Context()
         self.sub = self._open(SUB, publisher.event_endpoint)
-        self.sub.setsockopt(SUBSCRIBE, b"kv")
+        self.sub.setsockopt(SUBSCRIBE, b"")
         self.dealer = self._open(DEALER, publisher.snapshot_endpoint)
 
     def _open(self, kind: int, endpoint: str) -> Any:
@@ -47,12 +56,16 @@ class Listener:
         assert topic == b"kv"
         return decode_batch(payload)
 
+    def update(self) -> LoadUpdate:
+        topic, payload = self.sub.recv_multipart()
+        assert topic == b"load"
+        return decode_load(payload)
+
     def ask(self, *frames: bytes) -> None:
         self.dealer.send_multipart(list(frames or (b"snapshot",)))
 
     def snapshot(self) -> Snapshot:
-        [payload] = self.dealer.recv_multipart()
-        return decode_snapshot(payload)
+        return decode_snapshot(self.dealer.recv_multipart())
 
 
 @contextmanager
@@ -110,7 +123,7 @@ def test_snapshot_and_later_batches_together_are_the_cache() -> None:
             if batch.seq > snapshot.seq:
                 known += batch.stored
         known += batch.stored if batch.seq > snapshot.seq else ()
-        assert tuple(known) == log.snapshot(Load()).hashes
+        assert known == list(log.snapshot(Load()).hashes)
         assert snapshot.epoch == batch.epoch == EPOCH
 
 

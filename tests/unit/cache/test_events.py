@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,15 @@ from cache.events import (
     EventBatch,
     EventLog,
     Load,
+    LoadUpdate,
     Snapshot,
     StepTimeModel,
     decode_batch,
+    decode_load,
     decode_snapshot,
     digest_of,
     encode,
+    encode_snapshot,
 )
 from cache.types import BlockHash, HashHint, RequestId
 
@@ -34,19 +38,24 @@ def hints(*names: int) -> tuple[HashHint, ...]:
 
 def a_batch(**changes: Any) -> EventBatch:
     fields: dict[str, Any] = {
-        "version": 1, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
+        "version": 2, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
         "digest": Digest(2, 1), "load": LOAD,
     }  # fmt: skip
     return EventBatch(**{**fields, **changes})
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
-    fields: dict[str, Any] = {"version": 1, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
+    fields: dict[str, Any] = {"version": 2, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
     return Snapshot(**{**fields, **changes})
 
 
-def spoilt(message: EventBatch | Snapshot, spoil: Callable[[dict[str, Any]], object]) -> bytes:
-    value = msgspec.msgpack.decode(encode(message))
+def an_update(**changes: Any) -> LoadUpdate:
+    fields: dict[str, Any] = {"version": 2, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
+    return LoadUpdate(**{**fields, **changes})
+
+
+def spoilt(wire: bytes, spoil: Callable[[dict[str, Any]], object]) -> bytes:
+    value = msgspec.msgpack.decode(wire)
     spoil(value)
     return msgspec.msgpack.encode(value)
 
@@ -67,47 +76,89 @@ def spoilt(message: EventBatch | Snapshot, spoil: Callable[[dict[str, Any]], obj
         (lambda value: value.update(stored=[6, 7]), "listed twice"),
         (lambda value: value.update(stored=[7, 7]), "listed twice"),
         (lambda value: value.update(removed=[7, 7]), "listed twice"),
-        (lambda value: value.update(version=2), "event batch of format version 2, not 1"),
-        (lambda value: value.update(version=2, news=[]), "event batch of format version 2, not 1"),
+        (lambda value: value.update(sent_s=math.inf), "sent_s is not finite"),
+        (lambda value: value.update(version=3), "event batch of format version 3, not 2"),
+        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 2"),
         (lambda value: value.update(type="snapshot"), "type"),
     ],
 )
 def test_a_malformed_batch_is_refused_by_name(spoil: Callable[[dict[str, Any]], object], named: str) -> None:
     with pytest.raises(WireError, match=named):
-        decode_batch(spoilt(a_batch(), spoil))
+        decode_batch(spoilt(encode(a_batch()), spoil))
 
 
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (lambda value: value.update(hashes=[7, 7]), "malformed snapshot: a hash is listed twice"),
-        (lambda value: value.update(version=0), "snapshot of format version 0, not 1"),
+        (lambda value: value.update(digest=[3, 1]), "malformed snapshot: 16 bytes for 3 hashes"),
+        (lambda value: value.pop("digest"), "digest"),
+        (lambda value: value.update(version=0), "snapshot of format version 0, not 2"),
         (lambda value: value["load"].update(admitted=["r"] * 65_537), "admitted"),
     ],
 )
 def test_a_malformed_snapshot_is_refused_by_name(
     spoil: Callable[[dict[str, Any]], object], named: str
 ) -> None:
+    head, hashes = encode_snapshot(a_snapshot())
     with pytest.raises(WireError, match=named):
-        decode_snapshot(spoilt(a_snapshot(), spoil))
+        decode_snapshot([spoilt(head, spoil), hashes])
+
+
+def test_a_snapshot_is_two_frames_of_whole_hashes() -> None:
+    head, hashes = encode_snapshot(a_snapshot())
+    assert hashes == (4).to_bytes(8, "little") + (5).to_bytes(8, "little")
+    for frames in ([], [head], [head, hashes, b""], [head, hashes[:-1]], [head, hashes + bytes(8)]):
+        with pytest.raises(WireError, match="snapshot"):
+            decode_snapshot(frames)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda value: value.update(number=-1), r"\$\.number"),
+        (lambda value: value.update(stored=[]), "stored"),
+        (lambda value: value.update(version=3), "load update of format version 3, not 2"),
+        (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
+    ],
+)
+def test_a_malformed_load_update_is_refused_by_name(
+    spoil: Callable[[dict[str, Any]], object], named: str
+) -> None:
+    with pytest.raises(WireError, match=named):
+        decode_load(spoilt(encode(an_update()), spoil))
 
 
 def test_one_kind_is_not_taken_for_the_other() -> None:
-    with pytest.raises(WireError):
-        decode_batch(encode(a_snapshot()))
-    with pytest.raises(WireError):
-        decode_snapshot(encode(a_batch()))
+    batch, update, snapshot = encode(a_batch()), encode(an_update()), encode_snapshot(a_snapshot())
+    for wire in (update, snapshot[0]):
+        with pytest.raises(WireError):
+            decode_batch(wire)
+    for wire in (batch, snapshot[0]):
+        with pytest.raises(WireError):
+            decode_load(wire)
+    for wire in (batch, update):
+        with pytest.raises(WireError):
+            decode_snapshot([wire, snapshot[1]])
 
 
 def test_size_caps_hold_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, snapshot = encode(a_batch()), encode(a_snapshot())
-    monkeypatch.setattr(events, "MAX_BATCH_BYTES", len(batch) - 1)
-    monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", len(snapshot) - 1)
+    batch, update, snapshot = encode(a_batch()), encode(an_update()), encode_snapshot(a_snapshot())
+    smallest = min(len(batch), len(update), len(snapshot[0]))
     calls: list[Callable[[], object]] = [
-        lambda: decode_batch(batch),
         lambda: decode_snapshot(snapshot),
+        lambda: encode_snapshot(a_snapshot()),
+    ]
+    monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", len(snapshot[1]) - 1)
+    for call in calls:
+        with pytest.raises(WireError, match="bytes, at most"):
+            call()
+    monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", 1000)
+    monkeypatch.setattr(events, "MAX_BATCH_BYTES", smallest - 1)
+    calls += [
+        lambda: decode_batch(batch),
+        lambda: decode_load(update),
         lambda: encode(a_batch()),
-        lambda: encode(a_snapshot()),
+        lambda: encode(an_update()),
     ]
     for call in calls:
         with pytest.raises(WireError, match="bytes, at most"):
@@ -118,6 +169,10 @@ def test_size_caps_hold_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_sent_is_named(value: object) -> None:
     with pytest.raises(WireError, match="cannot encode event batch"):
         encode(a_batch(epoch=value))
+    with pytest.raises(WireError, match="cannot encode snapshot"):
+        encode_snapshot(a_snapshot(epoch=value))
+    with pytest.raises(WireError, match="cannot encode snapshot"):
+        encode_snapshot(a_snapshot(hashes=(value,)))
 
 
 def test_the_largest_batch_fits_its_cap() -> None:
@@ -133,12 +188,12 @@ def a_hash(name: int) -> BlockHash:
 
 
 def test_batches_are_net_and_numbered() -> None:
-    log = EventLog(epoch=9)
+    log = EventLog(epoch=9, clock=lambda: 77.5)
     for name in (1, 2, 3):
         log.stored(a_hash(name))
     log.removed(a_hash(3))
     first = log.flush(LOAD)
-    assert first == EventBatch(1, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD)
+    assert first == EventBatch(2, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
     log.removed(a_hash(2))
     log.stored(a_hash(2))
     assert not log.has_changes
@@ -152,11 +207,11 @@ def test_batches_are_net_and_numbered() -> None:
 def test_a_snapshot_shows_what_was_flushed() -> None:
     log = EventLog(epoch=9)
     log.stored(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(1, 9, 0, (), LOAD)
+    assert log.snapshot(LOAD) == Snapshot(2, 9, 0, array("Q"), LOAD, Digest())
     log.flush(LOAD)
     log.stored(a_hash(2))
     log.removed(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(1, 9, 1, hints(1), LOAD)
+    assert log.snapshot(LOAD) == Snapshot(2, 9, 1, array("Q", [1]), LOAD, Digest(1, 1))
     batch = log.flush(LOAD)
     assert (batch.stored, batch.removed) == (hints(2), hints(1))
 
@@ -173,7 +228,7 @@ def test_a_restored_hash_comes_after_its_parent_in_a_snapshot() -> None:
     log.stored(a_hash(1))
     log.stored(a_hash(2))
     log.flush(LOAD)
-    assert log.snapshot(LOAD).hashes == (3, 1, 2)
+    assert list(log.snapshot(LOAD).hashes) == [3, 1, 2]
 
 
 def test_a_hint_shared_by_two_hashes_stays_until_both_are_gone() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Generator, Set
 
 from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, Snapshot, digest_of
 from cache.types import HashHint, ReplicaId
@@ -19,13 +19,16 @@ class Journal:
         self.held: set[HashHint] = set()
         self.told: list[str] = []
 
-    def on_events(self, replica: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
-        if isinstance(events, Snapshot):
-            self.held = set(events.hashes)
-            self.told.append(f"snapshot {events.seq}")
-        else:
-            self.held = self.held - set(events.removed) | set(events.stored)
-            self.told.append(f"batch {events.seq}")
+    def on_events(self, replica: ReplicaId, events: EventBatch) -> Digest | None:
+        self.held = self.held - set(events.removed) | set(events.stored)
+        self.told.append(f"batch {events.seq}")
+        return digest_of(self.held)
+
+    def on_snapshot(self, replica: ReplicaId, snapshot: Snapshot) -> Generator[None, None, Digest | None]:
+        self.told.append(f"begin {snapshot.seq}")
+        yield
+        self.held = set(snapshot.hashes)
+        self.told.append(f"snapshot {snapshot.seq}")
         return digest_of(self.held)
 
     def on_load(self, replica: ReplicaId, load: Load) -> None:
@@ -66,7 +69,8 @@ def test_live_batches_wait_for_the_snapshot_and_their_load_does_not() -> None:
     stream.feed_batch(batch(7, {1, 2, 3}, {3}))
     assert journal.held == set()
     stream.feed_snapshot(snapshot(5, {1}))
-    assert journal.told == ["resync join", "load 6", "load 4", "load 7", "snapshot 5", "batch 6", "batch 7"]
+    waited = ["resync join", "load 6", "load 4", "load 7"]
+    assert journal.told == [*waited, "begin 5", "snapshot 5", "batch 6", "batch 7"]
     assert journal.held == {1, 2, 3}
     assert not stream.needs_snapshot
 
@@ -116,7 +120,7 @@ def test_a_repeated_batch_changes_nothing() -> None:
     stream.feed_batch(batch(6, {1, 2}, {2}))
     stream.feed_batch(batch(3, {7}, {7}))
     assert journal.told == ["batch 6"]
-    assert stream.num_repeated == 2
+    assert stream.counters.repeated == 2
 
 
 def test_a_new_epoch_voids_what_is_known() -> None:

@@ -1,0 +1,142 @@
+"""The load between two batches: what the engine last said, and what has arrived since.
+
+Inside a step of a few hundred milliseconds the engine takes nothing in, and every router but the one that
+sent them would go on routing as if the requests waiting at its door were not there. So the door counts
+them: as waiting, with as many uncached tokens as the published cache and earlier arrivals leave, until the
+engine names them in a batch or refuses them.
+
+Pure bookkeeping: knows no sockets and no threads. Owner: the publisher's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from cache.events import Load
+from cache.types import HashHint, RequestId
+
+MAX_RECENT = 1024  # ids remembered for routers that lost the batch naming them
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request at the engine's door."""
+
+    request_id: RequestId
+    num_tokens: int  # all that must be in the cache before its next token
+    hints: Sequence[HashHint]  # of its full blocks, parent first; () = unknown
+    block_size: int
+
+
+class _Waiting(NamedTuple):
+    uncached_tokens: int
+    attention: int  # (query, key) pairs of those
+    new_hints: Sequence[HashHint]  # of the blocks it will add to the cache
+
+
+class Arrivals:
+    """Requests not yet in the engine's own account of itself."""
+
+    def __init__(self) -> None:
+        self._load = Load()
+        self._load_made_s = 0.0
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._uncached_tokens = 0  # of all of them
+        self._attention = 0
+        self._expected: Counter[HashHint] = Counter()  # blocks that they will leave in the cache
+        self._unnamed: list[RequestId] = []  # in no update yet
+        self._named: deque[RequestId] = deque(maxlen=MAX_RECENT)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an update would name a request that none has named."""
+        return bool(self._unnamed)
+
+    def arrived(self, arrival: Arrival, cached: Container[HashHint]) -> None:
+        """cached: the published cache, closed under parents. O(log(blocks)) and the blocks not there."""
+        if arrival.request_id in self._waiting:
+            return  # the engine will refuse the second of that name
+        num_hit = self._num_leading(arrival.hints, cached)
+        # At least one token is always computed.
+        uncached = max(1, arrival.num_tokens - num_hit * arrival.block_size)
+        attention = uncached * (2 * arrival.num_tokens - uncached) // 2
+        waiting = _Waiting(uncached, attention, arrival.hints[num_hit:])
+        self._waiting[arrival.request_id] = waiting
+        self._uncached_tokens += waiting.uncached_tokens
+        self._attention += waiting.attention
+        self._expected.update(waiting.new_hints)
+        self._unnamed.append(arrival.request_id)
+
+    def refused(self, request_id: RequestId) -> None:
+        """It will not be served here. Nothing happens if it is unknown."""
+        self._forget(request_id)
+
+    def settle(self, load: Load, now_s: float) -> None:
+        """The engine's own account, of now: whom it names needs no counting here any more."""
+        self._load, self._load_made_s = load, now_s
+        self._named.extend(load.admitted)
+        for request_id in load.admitted:
+            self._forget(request_id)
+
+    def take_unnamed(self) -> tuple[RequestId, ...]:
+        """Requests that arrived since this was asked last, and that the engine has not named either."""
+        unnamed, self._unnamed = tuple(self._unnamed), []
+        return unnamed
+
+    def recent(self) -> tuple[RequestId, ...]:
+        """Whoever is waiting, or was named by the engine lately: for a router that may have missed it."""
+        return (*self._named, *self._waiting)
+
+    def load(self, now_s: float, admitted: tuple[RequestId, ...]) -> Load:
+        """The engine's work now, as far as the door can tell."""
+        left, attention = self._left_share(now_s), self._load.queued_attention
+        return msgspec.structs.replace(
+            self._load,
+            queued_uncached_tokens=int(left * self._load.queued_uncached_tokens) + self._uncached_tokens,
+            queued_attention=None if attention is None else int(left * attention) + self._attention,
+            num_waiting=self._load.num_waiting + len(self._waiting),
+            admitted=admitted,
+        )
+
+    def _left_share(self, now_s: float) -> float:
+        """Of what the engine had queued: 1 less what it has computed since, at its own measured pace."""
+        load = self._load
+        queued, pace, attention = load.queued_uncached_tokens, load.step_time, load.queued_attention
+        if not queued or pace is None:
+            return 1.0
+        if attention is None:
+            attention = queued * queued // (2 * max(1, load.num_waiting))
+        whole_s = pace.step_s(queued, attention, 1)
+        return max(0.0, 1.0 - (now_s - self._load_made_s) / whole_s) if whole_s > 0 else 1.0
+
+    def _num_leading(self, hints: Sequence[HashHint], cached: Container[HashHint]) -> int:
+        """Leading blocks cached or on their way; both are closed under parents, so halving finds them."""
+        low, high = 0, len(hints)
+        while low < high:
+            middle = (low + high) // 2
+            if hints[middle] in cached or hints[middle] in self._expected:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _forget(self, request_id: RequestId) -> None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return
+        self._uncached_tokens -= waiting.uncached_tokens
+        self._attention -= waiting.attention
+        for hint in waiting.new_hints:
+            self._expected[hint] -= 1
+            if not self._expected[hint]:
+                del self._expected[hint]
+        if request_id in self._unnamed:
+            self._unnamed.remove(request_id)
