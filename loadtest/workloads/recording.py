@@ -5,7 +5,8 @@
 
 `blocks` names the prompt's *full* blocks, each id standing for everything up to there; `session` may be
 absent, then sessions are found from shared chains. Written by `router/recording.py`; lines may be out of
-order, since a request is written when it ends. Knows no engine.
+order, since a request is written when it ends; `cat traffic-*.jsonl` of one key is a recording too. Knows
+no engine.
 """
 
 from __future__ import annotations
@@ -44,27 +45,28 @@ def read_recording(path: Path) -> Workload:
     no requests at all.
     """
     lines = read_lines(path)
-    _check_header(path, next(lines, None))
+    offset_s = _header_offset_s(path, next(lines, None))
     ids = _BlockIds()
     rows: list[_Row] = []
     block_tokens = 0
     for line in lines:
-        if "format" in line:
-            _check_header(path, line)  # rotated files, put together: each opens with one
+        if "format" in line:  # several files, put together: each opens with a header
+            offset_s = _header_offset_s(path, line)
             continue
         line.check_fields(_REQUIRED, _OPTIONAL)
         size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
         if size != (block_tokens or size):
             raise line.error("block_size", f"is {size} here but {block_tokens} further up")
         block_tokens = size
-        rows.append(_row(line, block_tokens, ids))
+        rows.append(_row(line, offset_s, block_tokens, ids))
     if not rows:
         raise Line(path, 0, {}).error(None, "holds no requests")
     rows.sort(key=lambda row: row.time_s)
     return Workload(path.name.split(".")[0], block_tokens, _requests(rows))
 
 
-def _check_header(path: Path, header: Line | None) -> None:
+def _header_offset_s(path: Path, header: Line | None) -> float:
+    """When that recording began, so that those of several Routers and runs can be put together."""
     if header is None or "format" not in header:
         raise Line(path, 1, {}).error("format", f"is missing: a recording opens with its header, {FORMAT!r}")
     if header.string("format") != FORMAT:
@@ -72,10 +74,11 @@ def _check_header(path: Path, header: Line | None) -> None:
     if "version" not in header:
         raise header.error("version", "is missing")
     header.integer("version", VERSION, VERSION)
+    return header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else 0.0
 
 
-def _row(line: Line, block_tokens: int, ids: _BlockIds) -> _Row:
-    time_s = line.real("t", 0, MAX_TIME_S)
+def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row:
+    time_s = offset_s + line.real("t", 0, MAX_TIME_S)
     input_tokens = line.integer("input", 1, MAX_TOKENS)
     # A request that ended before its first token has had its prompt computed all the same.
     output_tokens = max(1, line.integer("output", 0, MAX_TOKENS))

@@ -139,6 +139,11 @@ class TestRecording:
             read_trace(path)
         assert (caught.value.line, caught.value.field) == (3, field)
 
+    def test_recordings_put_together_keep_their_distance_in_time(self, tmp_path: Path) -> None:
+        later = {**HEADER, "started_at": 1_000_060.0}
+        path = write(tmp_path / "r.jsonl", {**HEADER, "started_at": 1_000_000.0}, RECORD, later, RECORD)
+        assert [r.arrival_s for r in read_trace(path).requests] == [0.0, 60.0]
+
     @pytest.mark.parametrize(
         ("header", "field"),
         [
