@@ -8,6 +8,7 @@ moment, and cold prompts are those that all of them would send to the same idle 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -91,22 +92,35 @@ class ExpectedTime(StatelessPolicy):
         self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
     ) -> tuple[list[int], list[float]]:
         """`rank` for states as they are: indices, best first, and the cost of each state."""
+        found = self.costs(states, cached, shape, now)
+        return self._order(found, cached, lambda index: _load_of_state(states[index], now)), found
+
+    def is_beaten(
+        self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
+    ) -> bool:
+        """Whether any of the others may be chosen before the first of these states."""
+        first, *others = self.costs(states, cached, shape, now)
+        return min(others, default=math.inf) <= first * (1.0 + self._near_tie)
+
+    def costs(
+        self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
+    ) -> list[float]:
+        """Of each state, all in one unit: seconds, or tokens times requests if one's speed is unknown."""
         prices = [state.price for state in states if state.price is not None]
-        if len(prices) == len(states):
-            found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
-            others = self._preferred_by_others() if not any(cached) else frozenset()
-            if others:
-                for index, state in enumerate(states):
-                    if state.replica_id in others:
-                        own_s = prefill_s(prices[index], shape.num_prompt_tokens, 0)
-                        found[index] += self.options.own_share * own_s
-        else:
+        if len(prices) < len(states):
             total = shape.num_prompt_tokens
-            found = [
+            return [
                 tuning_free(total - held, state.num_requests_at(now))
                 for state, held in zip(states, cached, strict=True)
             ]
-        return self._order(found, cached, lambda index: _load_of_state(states[index], now)), found
+        found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
+        others = self._preferred_by_others() if not any(cached) else None
+        if others:
+            for index, state in enumerate(states):
+                if state.replica_id in others:
+                    own_s = prefill_s(prices[index], shape.num_prompt_tokens, 0)
+                    found[index] += self.options.own_share * own_s
+        return found
 
     def _order(
         self, found: Sequence[float], cached: Sequence[int], load_of: Callable[[int], TieKey]

@@ -74,7 +74,7 @@ class Preble(StatefulPolicy):
         self._prompts = PromptTree(self._tree, context.block_size)
         self._step_time: StepTimeModel | None = None  # of the fleet, for prefill times
         self._max_batched_tokens = 1
-        self._num_replicas = 0
+        self._decode_s: dict[ReplicaId, float] = {}  # of each replica's requests, as last seen
         self._num_routed = 0
         self._rebalanced_at = context.clock()
 
@@ -90,11 +90,11 @@ class Preble(StatefulPolicy):
         return ranked
 
     def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        self._num_replicas += 1
+        self._decode_s[replica_id] = 0.0
         self._tree.add_owner(replica_id, info.num_blocks * self._block_size)
 
     def replica_removed(self, replica_id: ReplicaId) -> None:
-        self._num_replicas -= 1
+        self._decode_s.pop(replica_id, None)
         self._tree.remove_owner(replica_id)
 
     def routed(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
@@ -110,6 +110,8 @@ class Preble(StatefulPolicy):
 
     def _cost_s(self, candidate: Candidate, new_tokens: int) -> float:
         decode_s = candidate.load.num_requests * self._options.decode_tokens * _decode_token_s(candidate)
+        if candidate.replica_id in self._decode_s:
+            self._decode_s[candidate.replica_id] = decode_s
         cost_s = self._tree.owner_use(candidate.replica_id).work_s + decode_s
         return cost_s + self._eviction_s(candidate.replica_id, new_tokens)
 
@@ -147,13 +149,13 @@ class Preble(StatefulPolicy):
         return (
             options.enable_rebalancing
             and now - self._rebalanced_at >= options.rebalancing_interval_s
-            and self._num_routed >= options.min_requests_per_replica * self._num_replicas
+            and self._num_routed >= options.min_requests_per_replica * len(self._decode_s)
         )
 
     def _rebalance(self) -> None:
         """From the most costly replica to the least, then from the second, until they are near enough."""
         used_twice = [use for use in self._tree.uses() if use.num_requests > 1]
-        costs_s: dict[ReplicaId, float] = dict.fromkeys(self._tree.owners(), 0.0)
+        costs_s = dict(self._decode_s)
         movable: dict[ReplicaId, list[NodeUse]] = {replica_id: [] for replica_id in costs_s}
         for use in used_twice:
             for replica_id in use.bearers:

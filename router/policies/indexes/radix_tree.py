@@ -78,9 +78,6 @@ class RadixTree:
         self._num_chars.pop(owner, None)
         self._max_chars.pop(owner, None)
 
-    def owners(self) -> list[ReplicaId]:
-        return list(self._held)
-
     def __contains__(self, owner: ReplicaId) -> bool:
         return owner in self._held
 
