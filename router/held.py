@@ -44,6 +44,9 @@ class Deciding(Protocol):
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
         """Where it should go now; books nothing. Raises RoutingError or ConfigError."""
 
+    def may_start(self, earlier: Decision, within_s: float) -> bool:
+        """Whether weighing it anew could find a replica that would start so soon; cheaper than weighing."""
+
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken."""
 
@@ -203,6 +206,8 @@ class HeldRequests:
 
     def _decide(self, held: _Held, now: float) -> Departure | None:
         """None: it stays."""
+        if self._is_bound_to_stay(held, now):
+            return None
         request_id, waited_s = held.query.request_id, now - held.since
         try:
             decision = self._weigh(held, now)
@@ -214,6 +219,17 @@ class HeldRequests:
         if held.free_at > now + ROUNDING_S:
             return None
         return Departure(request_id, waited_s, self._routing.book(decision))
+
+    def _is_bound_to_stay(self, held: _Held, now: float) -> bool:
+        """Nothing that was reported since it was weighed last can have changed that it waits."""
+        decision = held.decision
+        if (
+            decision is None
+            or now >= decision.ranking.decided_at + RELOOK_S
+            or held.free_at <= now + ROUNDING_S
+        ):
+            return False
+        return not self._routing.may_start(decision, self._options.max_backlog_s)
 
     def _weigh(self, held: _Held, now: float) -> Decision:
         decision = self._routing.weigh(held.query, earlier=held.decision)

@@ -276,6 +276,7 @@ def test_a_match_that_arrives_while_waiting_counts() -> None:
     router.submit("long", 100)
     placement = router.routing.choose(query("shorter by then", 120, request_id=RequestId("elsewhere")))
     router.routing.first_token(placement.request_id, A, 0)
+    router.clock.advance(0.1)  # what is cached by now is asked again only so often
     router.report(A, admitted=(placement.request_id,))
     assert router.poll() == ["short", "long"]
     router.submit("long again", 99)
