@@ -18,6 +18,7 @@ from typing import Any
 from cache.block_hash import BlockHasher
 from cache.messages import SamplingParams
 from cache.types import RequestId
+from router.chain_cache import ChainCache
 from router.config import RouterConfig
 from router.decision import ReplicaStatistics
 from router.dispatch import Dispatcher, Generation, Job
@@ -130,6 +131,7 @@ class Service:
         self.clock = clock
         self._encoder = encoder
         self._hasher = hasher
+        self._chains = ChainCache(hasher)
         self._routing = routing
         self._dispatcher = dispatcher
         self._version = version
@@ -255,10 +257,13 @@ class Service:
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> Sequence[Any]:
-        root = self._hasher.root(salt=salt)
-        if len(prompt) <= _HASH_OFFLOAD_TOKENS:
-            return self._hasher.chain(root, prompt)
-        return await asyncio.to_thread(self._hasher.chain, root, prompt)
+        chain = self._chains.begin(self._hasher.root(salt=salt), prompt)
+        if chain.num_missing_tokens <= _HASH_OFFLOAD_TOKENS:
+            chain.finish()
+        else:
+            await asyncio.to_thread(chain.finish)
+        self._chains.keep(chain)
+        return chain.hashes
 
     def _max_tokens(self, prompt_tokens: int, asked: int | None, param: str) -> int:
         """What was asked for, or all that is left. Raises PromptTooLong, NoReplica if no limit is known."""

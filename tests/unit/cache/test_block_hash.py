@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import xxhash
 
-from cache.block_hash import BlockHasher, ExtraKeys, Placeholder, hint, placeholder_keys
+from cache.block_hash import (
+    BlockHasher,
+    ExtraKeys,
+    Placeholder,
+    hint,
+    hint_view,
+    hints,
+    placeholder_keys,
+)
 from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm, SaltMode
 from cache.types import BlockHash, pack_tokens
@@ -125,3 +133,12 @@ def test_an_empty_run_marks_nothing() -> None:
 def test_a_block_holds_at_least_one_token() -> None:
     with pytest.raises(ConfigError, match="block_size = 0"):
         BlockHasher(a_fingerprint(block_size=0))
+
+
+def test_hints_seen_through_a_view_are_the_hints() -> None:
+    hasher = BlockHasher(a_fingerprint())
+    hashes = hasher.chain(hasher.root(), pack_tokens(range(64)))
+    view = hint_view(hashes)
+    assert list(view) == [hint(block_hash) for block_hash in hashes] == hints(hashes)
+    assert (view[0], view[-1], len(view)) == (hint(hashes[0]), hint(hashes[-1]), len(hashes))
+    assert not hint_view([])

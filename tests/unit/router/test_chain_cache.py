@@ -1,0 +1,86 @@
+"""Hashes of known prompts: what is hashed again, what is shared, what leaves first."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from cache.block_hash import BlockHasher
+from cache.fingerprint import HashAlgorithm
+from cache.types import pack_tokens
+from router.chain_cache import ENTRY_BYTES, STRIDE_TOKENS, ChainCache
+from tests.fakes_cache import a_fingerprint
+
+BLOCK = 16
+
+
+@pytest.fixture(params=list(HashAlgorithm))
+def hasher(request: pytest.FixtureRequest) -> BlockHasher:
+    return BlockHasher(a_fingerprint(block_size=BLOCK, hash_algorithm=request.param))
+
+
+def prompt(length: int, first: int = 0) -> array[int]:
+    return pack_tokens(range(first, first + length))
+
+
+def test_a_next_turn_hashes_only_what_is_new(hasher: BlockHasher) -> None:
+    cache, root = ChainCache(hasher), hasher.root()
+    first = prompt(8000)
+    assert cache.begin(root, first).num_missing_tokens == 8000
+    assert cache.chain(root, first) == hasher.chain(root, first)
+    second = first + prompt(500, first=90_000)
+    known = cache.begin(root, second)
+    assert known.num_known_strides == 7
+    assert known.num_missing_tokens == 8496 - 7 * STRIDE_TOKENS
+    known.finish()
+    assert known.hashes == hasher.chain(root, second)
+
+
+def test_another_salt_finds_nothing(hasher: BlockHasher) -> None:
+    cache, tokens = ChainCache(hasher), prompt(4096)
+    cache.chain(hasher.root(salt="one"), tokens)
+    other = hasher.root(salt="two")
+    assert cache.begin(other, tokens).num_known_strides == 0
+    assert cache.chain(other, tokens) == hasher.chain(other, tokens)
+
+
+def test_what_differs_in_the_first_token_shares_nothing(hasher: BlockHasher) -> None:
+    cache, root, tokens = ChainCache(hasher), hasher.root(), prompt(4096)
+    cache.chain(root, tokens)
+    tokens[0] += 1
+    assert cache.chain(root, tokens) == hasher.chain(root, tokens)
+    assert cache.num_entries == 8
+
+
+def test_short_prompts_are_hashed_and_not_kept(hasher: BlockHasher) -> None:
+    cache, root = ChainCache(hasher), hasher.root()
+    for length in (0, 1, BLOCK - 1, BLOCK, STRIDE_TOKENS - 1):
+        assert cache.chain(root, prompt(length)) == hasher.chain(root, prompt(length))
+    assert cache.num_entries == 0
+
+
+def test_a_long_prompts_end_leaves_before_its_beginning() -> None:
+    hasher = BlockHasher(a_fingerprint(block_size=BLOCK))
+    room = 5 * (16 * STRIDE_TOKENS // BLOCK + ENTRY_BYTES)
+    cache, root = ChainCache(hasher, max_bytes=room), hasher.root()
+    cache.chain(root, prompt(4 * STRIDE_TOKENS))
+    cache.chain(root, prompt(3 * STRIDE_TOKENS, first=100_000))
+    assert cache.num_entries == 5
+    assert cache.num_bytes() <= room
+    assert cache.begin(root, prompt(4 * STRIDE_TOKENS)).num_known_strides == 2
+    assert cache.begin(root, prompt(3 * STRIDE_TOKENS, first=100_000)).num_known_strides == 3
+
+
+def test_a_cache_without_room_keeps_nothing() -> None:
+    hasher = BlockHasher(a_fingerprint(block_size=BLOCK))
+    cache, root, tokens = ChainCache(hasher, max_bytes=0), hasher.root(), prompt(5000)
+    assert cache.chain(root, tokens) == hasher.chain(root, tokens)
+    assert cache.num_entries == 0
+
+
+def test_blocks_longer_than_a_stride_are_strides() -> None:
+    hasher = BlockHasher(a_fingerprint(block_size=4096))
+    cache, root, tokens = ChainCache(hasher), hasher.root(), prompt(10_000)
+    assert cache.chain(root, tokens) == cache.chain(root, tokens) == hasher.chain(root, tokens)
+    assert cache.begin(root, tokens).num_missing_tokens == 0
