@@ -9,6 +9,7 @@ import pytest
 from cache.block_hash import BlockHasher, hints
 from cache.events import FORMAT_VERSION, EventBatch, digest_of
 from cache.types import HashHint, ReplicaId, RequestId
+from router import accounting
 from router.accounting import Accounting, TokenAccount, UncachedReason, regions
 from router.content_sketch import ContentSketch
 from router.decision import RouteQuery, RouteReason
@@ -176,6 +177,19 @@ def test_without_tokens_and_memory_the_unknown_is_cold() -> None:
     where = story.routing.choose(query).replica_id
     story.routing.first_token(query.request_id, where, 0)
     assert story.accounts[-1].uncached == {UncachedReason.COLD: 64, UncachedReason.PARTIAL: 1}
+
+
+def test_blocks_behind_the_limit_are_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of any length costs the same, and its sum still holds."""
+    monkeypatch.setattr(accounting, "MAX_BLOCKS", 3)
+    story = Story()
+    story.asks([*[1] * 16, *prompt(9, 64), 7], delivered=0)
+    account = story.asks([*[2] * 16, *prompt(9, 64), 7], delivered=0)
+    assert account.uncached == {
+        UncachedReason.COLD: 16 + 32,
+        UncachedReason.DIVERGED: 32,
+        UncachedReason.PARTIAL: 1,
+    }
 
 
 def test_a_prompt_without_a_block_is_counted() -> None:

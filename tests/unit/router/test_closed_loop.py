@@ -10,7 +10,7 @@ import pytest
 from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
 from router.accounting import Accounting, TokenAccount, UncachedReason
-from router.closed_loop import DOUBT_MISSES, MIN_DOUBT_INTERVAL_S, ClosedLoop
+from router.closed_loop import DOUBT_MISSES, MIN_DOUBT_INTERVAL_S, RECENT, ClosedLoop
 from router.content_sketch import ContentSketch
 from router.decision import DecisionRecord, RouteReason
 from router.held_memory import HeldMemory
@@ -57,12 +57,22 @@ class Bench:
 
 def test_errors_fall_into_their_buckets() -> None:
     bench = Bench()
-    for captured, delivered in ((4, 4), (4, 3), (4, 5), (10, 0), (0, 64)):
+    for captured, delivered in ((4, 4), (4, 3), (4, 5), (4, 2), (10, 0), (0, 64)):
         bench.hears(captured, delivered)
     totals = bench.loop.totals
-    assert (totals.requests, totals.error_blocks) == (5, 0 + 1 + 1 + 10 + 64)
-    assert totals.by_bound[:8] == [1, 2, 0, 0, 0, 1, 0, 1]  # 0, 1, 2, 4, 8, 16, 32, 64
-    assert bench.loop.share_within_one == pytest.approx(3 / 5)
+    assert (totals.requests, totals.error_blocks) == (6, 0 + 1 + 1 + 2 + 10 + 64)
+    assert totals.by_bound[:8] == [1, 2, 1, 0, 0, 1, 0, 1]  # 0, 1, 2, 4, 8, 16, 32, 64
+    assert bench.loop.share_within_one == pytest.approx(3 / 6)
+
+
+def test_the_recent_share_forgets_what_is_long_ago() -> None:
+    bench = Bench()
+    for _ in range(RECENT):
+        bench.hears(9, 0, exact=0)
+    assert bench.loop.share_within_one == 0.0
+    for _ in range(RECENT):
+        bench.hears(9, 9)
+    assert bench.loop.share_within_one == 1.0
 
 
 def test_missing_tokens_are_told_by_who_promised_them() -> None:

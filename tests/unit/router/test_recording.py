@@ -137,13 +137,15 @@ def test_a_held_request_is_recorded_when_it_came(tmp_path: Path) -> None:
 def test_a_retry_is_one_request(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.recorder.start()
-    query = RouteQuery(RequestId("r"), chain("r", 2), 40)
-    for _ in range(3):
-        bench.routing.choose(query)
-    bench.routing.finish(query.request_id, num_output_tokens=1)
+    name = RequestId("r")
+    bench.routing.choose(RouteQuery(name, chain("r", 2), 40))
+    bench.clock.advance(1.0)
+    bench.routing.choose(RouteQuery(name, chain("r", 3), 50))  # continued: its output so far goes along
+    bench.routing.finish(name, num_output_tokens=12)
     bench.routing.finish(RequestId("never decided"))
     bench.recorder.close()
-    assert len(lines(tmp_path)) == 2
+    _, row = lines(tmp_path)
+    assert (row["t"], row["input"], row["output"], len(row["blocks"])) == (0.0, 40, 12, 2)
 
 
 def test_files_are_rotated_and_their_total_bounded(tmp_path: Path) -> None:
