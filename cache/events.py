@@ -196,11 +196,7 @@ def decode_snapshot(frames: Sequence[bytes]) -> Snapshot:
     packed = _within(frames[1], MAX_SNAPSHOT_BYTES, Snapshot)
     if len(packed) != 8 * head.digest.count:
         raise WireError(f"malformed snapshot: {len(packed)} bytes for {head.digest.count} hashes")
-    hashes: array[int] = array("Q")
-    hashes.frombytes(packed)
-    return Snapshot(
-        head.version, head.epoch, head.seq, _as_hints(_little_endian(hashes)), head.load, head.digest
-    )
+    return Snapshot(head.version, head.epoch, head.seq, _unpacked(packed), head.load, head.digest)
 
 
 class EventLog:
@@ -351,6 +347,15 @@ def _little_endian(hashes: array[int]) -> array[int]:
     if sys.byteorder == "big":
         hashes.byteswap()
     return hashes
+
+
+def _unpacked(packed: bytes) -> Sequence[HashHint]:
+    """The hashes where they lie: a view, so that however many there are, nothing waits for a copy."""
+    if sys.byteorder == "big":
+        hashes: array[int] = array("Q")
+        hashes.frombytes(packed)
+        return _as_hints(_little_endian(hashes))
+    return cast("Sequence[HashHint]", memoryview(packed).cast("Q"))
 
 
 def _as_hints(packed: array[int]) -> Sequence[HashHint]:

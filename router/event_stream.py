@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator
+from contextlib import closing
 from enum import Enum, StrEnum, auto
 from typing import Protocol
 
@@ -156,16 +157,16 @@ class EventStream:
         number = self._num_snapshots
         if not any(epoch == snapshot.epoch and seq > snapshot.seq for epoch, seq in self._waiting):
             self._sink.on_load(self._replica_id, snapshot.load)
-        slices = self._sink.on_snapshot(self._replica_id, snapshot)
-        while True:
-            try:
-                next(slices)
-            except StopIteration as end:
-                digest: Digest | None = end.value
-                break
-            yield
-            if number != self._num_snapshots:
-                return
+        with closing(self._sink.on_snapshot(self._replica_id, snapshot)) as slices:
+            while True:
+                try:
+                    next(slices)
+                except StopIteration as end:
+                    digest: Digest | None = end.value
+                    break
+                yield
+                if number != self._num_snapshots:
+                    return
         self._go_live(snapshot, digest)
 
     def doubt(self) -> None:

@@ -33,14 +33,13 @@ import numpy as np
 
 from cache.events import Digest, digest_of
 from cache.types import HashHint, ReplicaId
+from router.members import Members, numbers
 from router.packed_table import WORD_BITS, PackedTable
 from router.predictions import Predictions
 
 MAX_BLOCKS = 1 << 24  # a thousand caches of 16,000 blocks; half a gigabyte, taken as it fills
 SWEEP_AT_ONCE, SWEEP_PER_CALL = 16, 4  # segments: when a replica leaves, and with each call after that
-MAX_NAMED_SETS = 4096  # sets of replicas whose names are kept ready
-REPLICA_BYTES = 600
-NAMED_SET_BYTES = 300
+REPLICA_BYTES = 300
 
 
 class _Replica:
@@ -66,17 +65,13 @@ class HashTrie:
         self._table = PackedTable(max_blocks)
         self._predictions = Predictions(max_predicted_blocks)
         self._replicas: dict[ReplicaId, _Replica] = {}
-        self._by_member: dict[int, _Replica] = {}
-        self._live = 0  # members that are replicas, as a bit set
-        self._num_members = 0  # given out so far
-        self._free: list[int] = []  # of those, the ones that may be given out again
+        self._members = Members()
         # Members that have left: waiting for a sweep, being swept (segments below the cursor are yet to be
         # visited), swept but perhaps predicted still.
         self._waiting = 0
         self._sweeping = 0
         self._cursor = 0
         self._swept: list[int] = []
-        self._named_sets: dict[int, tuple[ReplicaId, ...]] = {}
 
     # --- membership ---------------------------------------------------------------------------
 
@@ -84,12 +79,9 @@ class HashTrie:
         """Give the replica a number; no entries yet. Nothing happens if it is known."""
         if replica_id in self._replicas:
             return
-        member = self._free_member()
-        replica = _Replica(replica_id, member)
-        self._replicas[replica_id] = replica
-        self._by_member[member] = replica
-        self._live |= 1 << member
-        self._named_sets.clear()
+        if not self._members.has_free and self._members.num_numbers % WORD_BITS == 0:
+            self._finish_sweep()  # another number would cost 8 bytes a slot
+        self._replicas[replica_id] = _Replica(replica_id, self._members.add(replica_id))
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Forget the replica and every entry of it. Nothing happens if it is unknown.
@@ -99,12 +91,22 @@ class HashTrie:
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return
-        del self._by_member[replica.member]
-        self._live ^= 1 << replica.member
+        self._members.remove(replica.member)
         self._waiting |= 1 << replica.member
-        self._named_sets.clear()
         self._predictions.forget(replica.member)
         self._sweep(SWEEP_AT_ONCE)
+
+    def succeed(self, successor_id: ReplicaId, replica_id: ReplicaId) -> None:
+        """What `successor_id` holds is what `replica_id` holds from now on; the successor's name is gone.
+
+        What was known of `replica_id` goes as in `remove_replica`, predictions included. O(1), both known.
+        """
+        successor = self._replicas[successor_id]
+        self.remove_replica(replica_id)
+        del self._replicas[successor_id]
+        successor.replica_id = replica_id
+        self._replicas[replica_id] = successor
+        self._members.rename(successor.member, replica_id)
 
     # --- exact entries ------------------------------------------------------------------------
 
@@ -184,20 +186,13 @@ class HashTrie:
         hints: chain of one prompt's full blocks, parent first.
         Changes nothing; one pass for all replicas together: O(distinct depths * log(blocks)) look-ups.
         """
-        found: dict[ReplicaId, int] = {}
         if not hints:
-            return found
+            return {}
         groups = self._exact_depths(hints)
-        predicted = self._predictions.match(hints, self._live)
+        predicted = self._predictions.match(hints, self._members.live)
         if predicted:
             groups = sorted(groups + predicted, reverse=True)
-        placed = 0
-        for depth, members in groups:  # deepest first: each replica counts where it is seen first
-            members &= ~placed
-            if members:
-                placed |= members
-                found.update(dict.fromkeys(self._names(members), depth))
-        return found
+        return self._members.depths(groups)
 
     def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
         """Leading blocks that the replica itself has said it holds, predictions left out. O(log(blocks))."""
@@ -244,8 +239,8 @@ class HashTrie:
         return (
             self._table.num_bytes()
             + self._predictions.num_bytes()
+            + self._members.num_bytes()
             + REPLICA_BYTES * len(self._replicas)
-            + NAMED_SET_BYTES * len(self._named_sets)
         )
 
     # --- the parts ----------------------------------------------------------------------------
@@ -254,7 +249,7 @@ class HashTrie:
         """(depth, who holds exactly so many leading blocks), deepest first."""
         held = self._table.get
         end = len(hints)
-        alive = held(hints[0]) & self._live
+        alive = held(hints[0]) & self._members.live
         if not alive:
             return []
         last = held(hints[end - 1]) & alive if end > 1 else alive
@@ -273,15 +268,6 @@ class HashTrie:
             if at_middle != at_high:
                 stretches.append((middle, at_middle, high, at_high))
         return groups
-
-    def _names(self, members: int) -> tuple[ReplicaId, ...]:
-        names = self._named_sets.get(members)
-        if names is None:
-            if len(self._named_sets) >= MAX_NAMED_SETS:
-                self._named_sets.clear()
-            names = tuple([self._by_member[member].replica_id for member in _members_of(members)])
-            self._named_sets[members] = names
-        return names
 
     def _complete(self, member: int, hints: Sequence[HashHint]) -> None:
         """End the predictions whose last block is exact now. O(the fewer of hints and predictions)."""
@@ -306,16 +292,11 @@ class HashTrie:
                 high = middle
         return len(edge) - low
 
-    def _free_member(self) -> int:
-        needs_word = self._num_members and self._num_members % WORD_BITS == 0
-        if not self._free and needs_word:  # 8 bytes more per slot: rather wait for those who have left
-            while self.is_sweeping and not self._free:
-                self._predictions.let_go()
-                self._sweep(SWEEP_AT_ONCE)
-        if self._free:
-            return self._free.pop()
-        self._num_members += 1
-        return self._num_members - 1
+    def _finish_sweep(self) -> None:
+        """Until somebody's number is free, or nobody's will be. A millisecond or two; rare."""
+        while self.is_sweeping and not self._members.has_free:
+            self._predictions.let_go()
+            self._sweep(SWEEP_AT_ONCE)
 
     def _sweep(self, num_segments: int) -> None:
         """Take those who have left out of a few segments, from the last one down."""
@@ -332,24 +313,19 @@ class HashTrie:
         self._cursor = first
         if not first:
             self._table.swept()
-            self._swept += _members_of(self._sweeping)
+            self._swept += numbers(self._sweeping)
             self._sweeping = 0
             self._free_swept()
 
     def _free_swept(self) -> None:
         clear = [member for member in self._swept if self._predictions.is_clear_of(member)]
         self._swept = [member for member in self._swept if member not in clear]
-        self._free += clear
+        for member in clear:
+            self._members.free(member)
+        # A word nobody is numbered in is 8 bytes a slot for nothing.
+        while self._table.num_words > 1 and self._members.withdraw(WORD_BITS * (self._table.num_words - 1)):
+            self._table.drop_word()
 
 
 def _sequence(hints: Iterable[HashHint]) -> Sequence[HashHint]:
     return hints if isinstance(hints, list | tuple) else list(hints)
-
-
-def _members_of(members: int) -> list[int]:
-    found = []
-    while members:
-        lowest = members & -members
-        found.append(lowest.bit_length() - 1)
-        members ^= lowest
-    return found

@@ -17,6 +17,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -62,6 +63,7 @@ __all__ = [
 ]
 
 MAX_RECORDS = 1024  # decisions kept to be explained
+SILENCE_CHECK_S = 0.1  # between two looks for replicas that have fallen silent
 MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 
@@ -104,6 +106,7 @@ class Routing:
         self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
         self._unmatched: frozenset[ReplicaId] = frozenset()  # all others
         self._silent: set[ReplicaId] = set()  # already warned about
+        self._silence_checked_at = -math.inf
         self._least_model_len = 0  # tokens every replica has room for
         self._num_held = 0  # requests that wait at this router
         self._trie = HashTrie()
@@ -111,7 +114,7 @@ class Routing:
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
-        self._hot = HotPrefixes()
+        self._hot = HotPrefixes(self._block_size)
         self._queue = QueueAverage()
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
@@ -338,8 +341,7 @@ class Routing:
         """Apply a batch or a snapshot. The digest of what is now indexed; None if it is not indexed."""
         if replica_id not in self._replicas:
             return None
-        self._loads.report(replica_id, events.load)
-        self._tell_load()
+        self._report(replica_id, events.load)
         if replica_id not in self._matched:
             return None
         if isinstance(events, Snapshot):
@@ -356,18 +358,18 @@ class Routing:
         info = self._replicas.get(replica_id)
         if info is None or replica_id not in self._matched:
             return None
-        for _ in replace_in_slices(self._trie, replica_id, snapshot):
-            yield
-            if self._replicas.get(replica_id) is not info:
-                return None  # it has left, and perhaps another one has its name
+        with closing(replace_in_slices(self._trie, replica_id, snapshot)) as slices:
+            for _ in slices:
+                yield
+                if self._replicas.get(replica_id) is not info:
+                    return None  # it has left, and perhaps another one has its name
         for observer in self._observers:
             observer.events(replica_id, snapshot)
         return self._trie.digest(replica_id)
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
         if replica_id in self._replicas:
-            self._loads.report(replica_id, load)
-            self._tell_load()
+            self._report(replica_id, load)
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
         self._resyncs[reason] += 1
@@ -573,15 +575,22 @@ class Routing:
         self._silent.discard(replica_id)
 
     def _note_silences(self, now: float) -> None:
-        """One line per change of state."""
-        silent = {state.replica_id for state in self._loads.states() if now > state.silent_at}
-        if silent == self._silent:
+        """One line per replica that falls silent."""
+        if now < self._silence_checked_at + SILENCE_CHECK_S:
             return
-        for replica_id in silent - self._silent:
-            logger.warning("replica is silent, routing by load alone", extra={"replica_id": replica_id})
-        for replica_id in self._silent - silent:
+        self._silence_checked_at = now
+        for state in self._loads.states():
+            if now > state.silent_at and state.replica_id not in self._silent:
+                self._silent.add(state.replica_id)
+                extra = {"replica_id": state.replica_id}
+                logger.warning("replica is silent, routing by load alone", extra=extra)
+
+    def _report(self, replica_id: ReplicaId, load: Load) -> None:
+        self._loads.report(replica_id, load)
+        if replica_id in self._silent:
+            self._silent.discard(replica_id)
             logger.info("replica is heard again", extra={"replica_id": replica_id})
-        self._silent = silent
+        self._tell_load()
 
     def _usable_tokens(self, overlap_blocks: int, num_prompt_tokens: int) -> int:
         """Tokens of a prefix hit; at least one token of a prompt is always computed."""

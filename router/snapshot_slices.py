@@ -1,32 +1,49 @@
-"""A replica's snapshot goes into the index slice by slice: a million blocks at once would take a second, and
+"""A replica's snapshot goes into the index slice by slice: a million blocks at once would take seconds, and
 no request would be routed, no token passed on, in the meantime.
 
-A snapshot names parents before children, so its first so many hashes are closed under parents, and so is
-their union with what was known before: a match in between is as exact as any. What the replica no longer
-holds goes last; whether there is any, the digest tells.
+A snapshot names parents before children, so its first so many hashes are closed under parents: a match in
+between is exact as far as it goes. If something is known of the replica already, that goes on being matched
+while the snapshot is gathered under a name of its own, and then gives way to it at once.
 
 Knows the index; knows neither sockets nor event loops: whoever steps the generator decides what runs between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import itertools
+from collections.abc import Generator, Sequence
 
-from cache.events import Snapshot, digest_of
-from cache.types import ReplicaId
+from cache.events import Snapshot
+from cache.types import HashHint, ReplicaId
 from router.hash_trie import HashTrie
 
-SLICE_BLOCKS = 1024  # about a millisecond of the event loop
+SLICE_BLOCKS = 1024  # about half a millisecond of the event loop
+
+_numbers = itertools.count(1)
 
 
 def replace_in_slices(
     trie: HashTrie, replica_id: ReplicaId, snapshot: Snapshot
 ) -> Generator[None, None, None]:
-    """What the index holds of the replica becomes the snapshot. The caller stops if the replica leaves."""
-    hashes = snapshot.hashes
+    """What the index holds of the replica becomes the snapshot, after the last step.
+
+    Close it if the replica leaves before: then nothing is left of it.
+    """
+    if len(snapshot.hashes) <= SLICE_BLOCKS:
+        trie.replace(replica_id, snapshot.hashes)
+    elif not trie.num_blocks(replica_id):
+        yield from _store(trie, replica_id, snapshot.hashes)
+    else:
+        aside = ReplicaId(f"{replica_id}, snapshot {next(_numbers)}")
+        trie.add_replica(aside)
+        try:
+            yield from _store(trie, aside, snapshot.hashes)
+            trie.succeed(aside, replica_id)
+        finally:
+            trie.remove_replica(aside)
+
+
+def _store(trie: HashTrie, replica_id: ReplicaId, hashes: Sequence[HashHint]) -> Generator[None, None, None]:
     for start in range(0, len(hashes), SLICE_BLOCKS):
         trie.store(replica_id, hashes[start : start + SLICE_BLOCKS])
         yield
-    digest = snapshot.digest if snapshot.digest is not None else digest_of(hashes)
-    if trie.digest(replica_id) != digest:
-        trie.replace(replica_id, hashes)
