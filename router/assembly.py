@@ -20,6 +20,7 @@ from router.metrics import RouterMetrics
 from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
 from router.openai_api.service import Readiness, Service
+from router.policies.base import alone
 from router.prompt import PromptEncoder
 from router.routing import Routing
 from router.subscriber import SubscriberGroup
@@ -35,14 +36,16 @@ class RouterParts:
         calls: ReplicaCalls,
         encoder: PromptEncoder,
         version: str,
+        peers: Callable[[], tuple[int, int]] = alone,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """peers: this Router's place among the Routers of the same replicas, and their number."""
         rng = random.Random(config.seed)
         hasher = BlockHasher(config.fingerprint)
         self.config = config
         self.metrics = RouterMetrics([endpoint.value for endpoint in Endpoint], OUTCOMES)
-        self.routing = Routing(config, clock=clock, rng=rng)
+        self.routing = Routing(config, clock=clock, rng=rng, peers=peers)
         self.insight = Insight(  # before anything that must be closed: its recording may be refused
             config, self.routing, doubt=self._doubt, clock=clock, wall_clock=wall_clock
         )

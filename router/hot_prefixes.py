@@ -1,8 +1,9 @@
 """Which prefixes are used so often that one more copy of them is an investment, not waste.
 
-Counts uses of every `STRIDE`th block of routed prompts over a sliding window of two generations: a
-system prompt is thousands of tokens, so its length to within a few blocks is enough, and a prompt of
-512 blocks costs 64 counts. A use of a block is a use of its parents, so counts fall along a chain.
+Counts uses of every `stride`th block of routed prompts over a sliding window of two generations: a
+system prompt is thousands of tokens, so its length to within `STRIDE_TOKENS` is enough; a prompt of
+512 blocks of 16 tokens costs 64 counts. A use of a block is a use of its parents, so counts fall along
+a chain.
 
 Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event loop.
 """
@@ -13,12 +14,13 @@ from collections.abc import Sequence
 
 from cache.types import HashHint
 
-STRIDE = 8  # blocks between two that are counted
+STRIDE_TOKENS = 128  # from one block that is counted to the next, if blocks are not longer
 
 
 class HotPrefixes:
-    def __init__(self, *, window_s: float = 60.0, max_entries: int = 1 << 16) -> None:
+    def __init__(self, block_size: int, *, window_s: float = 60.0, max_entries: int = 1 << 16) -> None:
         """window_s: how long a use counts, between one and two times this; max_entries: per generation."""
+        self._stride = max(1, STRIDE_TOKENS // block_size)
         self._window_s = window_s
         self._max_entries = max_entries
         self._current: dict[HashHint, int] = {}
@@ -26,25 +28,25 @@ class HotPrefixes:
         self._turned_at = float("-inf")
 
     def record(self, hints: Sequence[HashHint], now: float) -> None:
-        """A prompt of these full blocks was routed. O(blocks / STRIDE)."""
+        """A prompt of these full blocks was routed. O(blocks / stride)."""
         if now - self._turned_at >= self._window_s or len(self._current) >= self._max_entries:
             self._turn(now)
-        counts = self._current
-        for hint in hints[STRIDE - 1 :: STRIDE]:
+        counts, stride = self._current, self._stride
+        for hint in hints[stride - 1 :: stride]:
             counts[hint] = counts.get(hint, 0) + 1
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
-        """Leading blocks used at least that often, rounded down to STRIDE. O(log(blocks))."""
-        current, previous = self._current.get, self._previous.get
-        low, high = 0, len(hints) // STRIDE
+        """Leading blocks used at least that often, rounded down to the stride. O(log(blocks))."""
+        current, previous, stride = self._current.get, self._previous.get, self._stride
+        low, high = 0, len(hints) // stride
         while low < high:
             middle = (low + high) // 2
-            hint = hints[(middle + 1) * STRIDE - 1]
+            hint = hints[(middle + 1) * stride - 1]
             if current(hint, 0) + previous(hint, 0) >= min_uses:
                 low = middle + 1
             else:
                 high = middle
-        return low * STRIDE
+        return low * stride
 
     @property
     def num_entries(self) -> int:

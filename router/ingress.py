@@ -21,10 +21,12 @@ from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
+    RayServeException,
     ReplicaUnavailableError,
     RequestCancelledError,
 )
@@ -66,6 +68,17 @@ def check_one_loop(environment: Mapping[str, str]) -> None:
         )
 
 
+def place_among_routers() -> tuple[int, int]:
+    """This Router's rank among the Routers, and their number, as Serve has them now. (0, 1) outside Serve."""
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return 0, 1
+    num_routers = max(1, context.world_size)
+    # While Serve changes their number the two may not fit each other for a moment.
+    return context.rank.rank % num_routers, num_routers
+
+
 class Ingress:
     """One Router. Serve builds it, asks it for its ASGI application, and runs that application's lifespan."""
 
@@ -83,7 +96,13 @@ class Ingress:
         self._loop = asyncio.get_running_loop()
         self._replicas = replicas
         self._fault: str | None = None  # why this process can never serve
-        self._parts = RouterParts(config, calls=HandleCalls(replicas), encoder=encoder, version=_version())
+        self._parts = RouterParts(
+            config,
+            calls=HandleCalls(replicas),
+            encoder=encoder,
+            version=_version(),
+            peers=place_among_routers,
+        )
         self._parts.routing.watch_membership(self._on_membership)
         self._parts.service.readiness = self._readiness
         register_routing(ROUTING_KEY, self._parts.routing)

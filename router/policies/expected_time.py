@@ -40,7 +40,7 @@ class ExpectedTimeOptions:
     hot_uses: float = 8.0  # uses per replica in a minute or two that make a prefix worth copying for nothing
     hot_uses_per_queued: float = 0.0  # more of them per queued request and replica
     memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
-    own_share: float = 0.1  # of a cold prompt's prefill: how much dearer others' replicas are
+    own_share: float = 0.2  # of a cold prompt's prefill: how much dearer others' replicas are
 
     def __post_init__(self) -> None:
         check_range(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from router.hot_prefixes import STRIDE, HotPrefixes
-from tests.fakes_router import hint_chain
+from router.hot_prefixes import STRIDE_TOKENS, HotPrefixes
+from tests.fakes_router import BLOCK_SIZE, hint_chain
+
+STRIDE = STRIDE_TOKENS // BLOCK_SIZE
 
 
 def test_only_the_shared_part_of_many_prompts_is_hot() -> None:
-    hot, system = HotPrefixes(), hint_chain("system", 4 * STRIDE)
+    hot, system = HotPrefixes(BLOCK_SIZE), hint_chain("system", 4 * STRIDE)
     for index in range(10):
         hot.record([*system, *hint_chain(f"user{index}", 4 * STRIDE)], now=float(index))
     prompt = [*system, *hint_chain("user3", 4 * STRIDE)]
@@ -17,7 +19,7 @@ def test_only_the_shared_part_of_many_prompts_is_hot() -> None:
 
 
 def test_uses_are_forgotten_after_two_windows() -> None:
-    hot, prompt = HotPrefixes(window_s=60.0), hint_chain("p", STRIDE)
+    hot, prompt = HotPrefixes(BLOCK_SIZE, window_s=60.0), hint_chain("p", STRIDE)
     hot.record(prompt, now=0.0)
     hot.record(hint_chain("other", STRIDE), now=61.0)
     assert hot.num_hot_blocks(prompt, min_uses=1) == STRIDE
@@ -26,14 +28,22 @@ def test_uses_are_forgotten_after_two_windows() -> None:
 
 
 def test_a_long_silence_forgets_at_once() -> None:
-    hot, prompt = HotPrefixes(window_s=60.0), hint_chain("p", STRIDE)
+    hot, prompt = HotPrefixes(BLOCK_SIZE, window_s=60.0), hint_chain("p", STRIDE)
     hot.record(prompt, now=0.0)
     hot.record(hint_chain("other", STRIDE), now=500.0)
     assert hot.num_hot_blocks(prompt, min_uses=1) == 0
 
 
 def test_counters_are_bounded_whatever_arrives() -> None:
-    hot = HotPrefixes(max_entries=100)
+    hot = HotPrefixes(BLOCK_SIZE, max_entries=100)
     for index in range(1000):
         hot.record(hint_chain(f"p{index}", 3 * STRIDE), now=0.0)
         assert hot.num_entries <= 2 * (100 + 3)
+
+
+def test_long_blocks_are_all_counted() -> None:
+    """Of blocks of 512 tokens one in eight would see no system prompt shorter than 4,096."""
+    hot, system = HotPrefixes(512), hint_chain("system", 3)
+    for index in range(10):
+        hot.record([*system, *hint_chain(f"user{index}", 1)], now=0.0)
+    assert hot.num_hot_blocks([*system, *hint_chain("new", 1)], min_uses=10) == 3
