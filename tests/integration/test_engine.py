@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cache.block_hash import BlockHasher
+from cache.block_hash import BlockHasher, hints
 from cache.events import EventBatch, EventLog
 from cache.messages import Delta, FinishReason, GenerateRequest
+from cache.types import RequestId
+from replica.arrivals import Arrival
 from replica.config import SimConfig
-from replica.engine import Engine, EngineCore
+from replica.engine import Door, Engine, EngineCore
 from replica.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -41,6 +44,7 @@ async def engine(
     on_hang: Callable[[], None] | None = None,
     hang: Callable[[], None] | None = None,
     batches: list[EventBatch] | None = None,
+    door: Door | None = None,
     **settings: Any,
 ) -> AsyncIterator[Engine]:
     config = sim_config(num_blocks, sim=sim, **settings)
@@ -53,7 +57,7 @@ async def engine(
         sink=events,
     )
     publish = None if batches is None else batches.append
-    async with Engine(core, config, events=events, publish=publish, on_hang=on_hang) as running:
+    async with Engine(core, config, events=events, publish=publish, door=door, on_hang=on_hang) as running:
         yield running
 
 
@@ -278,3 +282,54 @@ asyncio.run(main())
     assert "engine thread is stuck" in ended.stderr
     assert "_hang_forever" in ended.stderr
     assert time.monotonic() - began_s < 50
+
+
+class Porter:
+    """Hears of requests before the engine does."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.arrivals: list[Arrival] = []
+
+    def arrived(self, arrival: Arrival) -> None:
+        self.told.append(f"arrived {arrival.request_id}")
+        self.arrivals.append(arrival)
+
+    def refused(self, request_id: RequestId) -> None:
+        self.told.append(f"refused {request_id}")
+
+
+async def test_the_door_hears_of_requests_during_a_step_and_of_refusals() -> None:
+    porter, batches = Porter(), list[EventBatch]()
+    hasher = BlockHasher(fingerprint())
+    prompt = make_request("late", range(9), max_tokens=1)
+    prompt = replace(prompt, block_hashes=tuple(hasher.chain(hasher.root(), prompt.token_ids)))
+    async with engine(
+        sim=SimConfig(base_s=0.3), door=porter, batches=batches, max_running=1, max_waiting=1
+    ) as running:
+        first = asyncio.create_task(collect(running, make_request("first", [1], max_tokens=2)))
+        await eventually(lambda: running.load().num_running == 1)
+        late = asyncio.create_task(collect(running, prompt))
+        await asyncio.sleep(0)
+        assert porter.told == ["arrived first", "arrived late"]  # and the engine is inside its step
+        named = [name for batch in batches for name in batch.load.admitted]
+        assert named == ["first"]
+        with pytest.raises(QueueFull):
+            await collect(running, make_request("too many", [1]))
+        await asyncio.gather(first, late)
+    assert porter.told[2:] == ["arrived too many", "refused too many"]
+    assert porter.arrivals[1] == Arrival(prompt.request_id, 9, hints(prompt.block_hashes), 4)
+    with pytest.raises(EngineStopped):
+        await collect(running, make_request("closed", [1]))
+    assert porter.told[-1] == "refused closed"
+
+
+async def test_with_work_to_do_every_step_of_ten_milliseconds_is_told_of() -> None:
+    """Nothing enters or leaves the cache here, and still routers hear what is left to do."""
+    batches: list[EventBatch] = []
+    async with engine(sim=SLOW, batches=batches, block_size=64, heartbeat_interval_s=60.0) as running:
+        await collect(running, make_request("r", [1, 2, 3], max_tokens=12))
+        assert running.stats().num_steps == 12
+    lengths = [batch.load.context_tokens for batch in batches if batch.load.num_running]
+    assert len(set(lengths)) >= 11
+    assert all(not batch.stored for batch in batches)

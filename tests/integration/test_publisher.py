@@ -14,7 +14,7 @@ from zmq.constants import DEALER, LINGER, NOBLOCK, RCVTIMEO, SUB, SUBSCRIBE
 from zmq.error import Again
 from zmq.sugar.context import Context
 
-from cache.block_hash import BlockHasher
+from cache.block_hash import BlockHasher, hints
 from cache.events import (
     EventBatch,
     EventLog,
@@ -25,7 +25,8 @@ from cache.events import (
     decode_load,
     decode_snapshot,
 )
-from cache.types import BlockHash
+from cache.types import BlockHash, RequestId
+from replica.arrivals import Arrival
 from replica.errors import EventSocketError
 from replica.publisher import Publisher, new_epoch
 from tests.fakes_engine import fingerprint
@@ -136,6 +137,80 @@ def test_snapshots_are_answered_while_the_engine_is_silent() -> None:
         for _ in range(3):
             listener.ask()
             assert listener.snapshot() == log.snapshot(Load(free_blocks=3))
+
+
+def arrival(name: str, num_blocks: int = 4) -> Arrival:
+    return Arrival(RequestId(name), 4 * num_blocks + 1, hints(CHAIN[:num_blocks]), 4)
+
+
+def test_arrivals_are_told_of_while_the_engine_is_silent() -> None:
+    """The engine may be inside a long step: others must not go on routing as if nobody waited there."""
+    with connected() as (publisher, log, listener):
+        for block_hash in CHAIN[:2]:
+            log.stored(block_hash)
+        publisher.publish(log.flush(Load(queued_uncached_tokens=100, num_running=3)))
+        listener.batch()
+        publisher.arrived(arrival("a"))
+        first = listener.update()
+        assert (first.epoch, first.seq, first.number) == (EPOCH, log.seq, 1)
+        # Two of its four blocks are cached; a twin of it finds all of them on their way.
+        assert first.load == Load(
+            queued_uncached_tokens=109, num_waiting=1, num_running=3, admitted=(RequestId("a"),)
+        )
+        publisher.arrived(arrival("twin"))
+        second = listener.update()
+        assert (second.number, second.load.queued_uncached_tokens) == (2, 110)
+        assert second.load.admitted == ("twin",)
+        # The engine takes one of them in and refuses the other: from here on its own word counts.
+        publisher.refused(RequestId("twin"))
+        publisher.publish(log.flush(Load(queued_uncached_tokens=50, admitted=(RequestId("a"),))))
+        assert listener.batch().load.queued_uncached_tokens == 50
+        listener.ask()
+        load = listener.snapshot().load
+        assert (load.queued_uncached_tokens, load.num_waiting, load.admitted) == (50, 0, ("a",))
+        publisher.arrived(arrival("b"))
+        third = listener.update()
+        assert (third.seq, third.number, third.load.queued_uncached_tokens) == (log.seq, 1, 59)
+
+
+def test_an_arrival_whose_batch_is_out_already_is_not_told_of_again() -> None:
+    with connected() as (publisher, log, listener):
+        publisher.arrived(arrival("a"))
+        publisher.publish(log.flush(Load(num_running=1, admitted=(RequestId("a"),))))
+        publisher.publish(log.flush(Load(num_running=2)))
+        heard: list[str] = []
+        while len(heard) < 3 and heard[-1:] != [str(log.seq)]:
+            topic, payload = listener.sub.recv_multipart()
+            heard.append(str(decode_batch(payload).seq) if topic == b"kv" else "load")
+        assert heard in ([str(log.seq - 1), str(log.seq)], ["load", str(log.seq - 1), str(log.seq)])
+
+
+def test_a_crowd_of_arrivals_is_told_of_in_few_messages() -> None:
+    with connected() as (publisher, _, listener):
+        names = [f"r{number}" for number in range(500)]
+        for name in names:
+            publisher.arrived(arrival(name))
+        told: list[str] = []
+        num_updates = 0
+        while len(told) < len(names):
+            told += listener.update().load.admitted
+            num_updates += 1
+        assert told == names
+        assert num_updates < len(names)
+
+
+def test_a_large_cache_comes_whole() -> None:
+    """More than a slice of the publisher's copying."""
+    with connected() as (publisher, log, listener):
+        many = HASHER.chain(HASHER.root(), array("i", range(4 * 20_000)))
+        for block_hash in many:
+            log.stored(block_hash)
+        publisher.publish(log.flush(Load()))
+        listener.batch()
+        listener.ask()
+        snapshot = listener.snapshot()
+        assert list(snapshot.hashes) == hints(many)
+        assert snapshot.digest == log.digest
 
 
 @pytest.mark.parametrize(
