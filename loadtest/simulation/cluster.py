@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 
-from cache.events import EventBatch, EventLog
+from cache.events import EventBatch, EventLog, Load
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
@@ -117,12 +117,20 @@ class Cluster:
         delay_s = self._spec.event_delay_s
         self._queue.at(self._queue.now + delay_s, self._hear, engine.replica_id, batch)
 
+    def told_load(self, engine: SimEngine, load: Load) -> None:
+        delay_s = self._spec.event_delay_s
+        self._queue.at(self._queue.now + delay_s, self._hear_load, engine.replica_id, load)
+
     def between_steps(self, engine: SimEngine) -> None:
         pass
 
     def _hear(self, replica_id: ReplicaId, batch: EventBatch) -> None:
         for router in self._routers:
             router.heard(replica_id, batch)
+
+    def _hear_load(self, replica_id: ReplicaId, load: Load) -> None:
+        for router in self._routers:
+            router.heard_load(replica_id, load)
 
     # -- who is there -----------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
 """One simulated replica: production's scheduler, cache and event log, and a model's step time for a runner.
 
 It goes from step to step as `replica.engine.Engine` does: between steps it takes in what has come and tells
-the routers when there is something to tell. Steps that only decode are taken many at once: that changes how
-long the simulation takes, and nothing else (a property test).
+the routers when there is something to tell; what comes inside a step is told at once (`replica/arrivals.py`).
+Steps that only decode are taken many at once: that changes how long the simulation takes, and nothing else
+(a property test). To that end such steps tell nothing of themselves, where the engine would send its load
+every 10 ms: only the length of its contexts has changed.
 Its speed is published from the start: on steps that follow the model the engine's fit finds the model.
 Knows steps and seconds; knows neither routers nor placement.
 """
@@ -13,20 +15,24 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from cache.events import EventBatch, EventLog, StepTimeModel
+from cache.block_hash import hints
+from cache.events import EventBatch, EventLog, Load, StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
-from cache.types import ReplicaId, RequestId
+from cache.types import HashHint, ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.turns import Turn, TurnTokens
+from replica.arrivals import Arrival, Arrivals
+from replica.config import ReplicaConfig
 from replica.detokenizer import Detokenizer, NoText
+from replica.engine import LOAD_INTERVAL_S
 from replica.request import Request
 from replica.runner import StepResult
 from replica.scheduler import Scheduler
 from replica.step_time import attention_pairs
 
-HEARTBEAT_S = 0.5  # `ReplicaConfig.heartbeat_interval_s`
+HEARTBEAT_S = ReplicaConfig().heartbeat_interval_s
 NEVER_FULL = 1 << 30  # requests that may wait: a refused one would have no time to first token
 
 # Nobody reads the text: one detokenizer that all requests share and none uses.
@@ -40,6 +46,7 @@ class EngineListener(Protocol):
     def first_token(self, engine: SimEngine, turn: Turn, cached_tokens: int) -> None: ...
     def finished(self, engine: SimEngine, turn: Turn) -> None: ...
     def published(self, engine: SimEngine, batch: EventBatch) -> None: ...
+    def told_load(self, engine: SimEngine, load: Load) -> None: ...
     def between_steps(self, engine: SimEngine) -> None:
         """The engine is about to plan its next step; what is submitted now is part of it."""
 
@@ -88,6 +95,9 @@ class SimEngine:
         self._turns: dict[RequestId, Turn] = {}
         self._admitted: list[RequestId] = []  # taken in since the last batch
         self._has_news = False  # something ended since the last batch
+        self._has_prefilled = False  # the last step computed a part of a prompt
+        self._arrivals = Arrivals()
+        self._told: set[HashHint] = set()  # the cache as of the last batch
         self._published_s = queue.now
         self._run: _Run | None = None  # the steps being computed
         self._busy_since: float | None = None  # None while idle
@@ -97,6 +107,8 @@ class SimEngine:
     def submit(self, turn: Turn, *, num_output: int = 0) -> None:
         """A request has come; num_output: tokens of its answer that an earlier attempt generated."""
         assert self.is_alive, "sent to a replica that has died"
+        if self._run is not None and self._events is not None:
+            self._announce(turn, num_output)
         self._inbox.append((turn, num_output))
         self.call()
 
@@ -171,18 +183,20 @@ class SimEngine:
             return
         if self._busy_since is None:
             self._busy_since = self._queue.now
-        new_tokens, attention, num_steps = 0, 0.0, NEVER_FULL
+        new_tokens, attention, num_steps, has_prompt = 0, 0.0, NEVER_FULL, False
         for request, num_tokens in planned:
             computed = request.num_computed
             new_tokens += num_tokens
             attention += attention_pairs(computed, num_tokens)
             if computed < request.num_prompt_tokens:
+                has_prompt = True
                 self.prefill_tokens += num_tokens
                 num_steps = 1  # its first token, if it gets one, is told at once
             else:
                 num_steps = min(num_steps, request.max_output_tokens - request.num_output_tokens)
         if num_steps > 1:
             num_steps = min(num_steps, 1 + self._quiet_steps())
+        self._has_prefilled = has_prompt
         run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
         self._run = run
         self._schedule_end(run)
@@ -277,14 +291,29 @@ class SimEngine:
         """As `Engine` does: when something changed, or a heartbeat when nothing did for a while."""
         if self._events is None:
             return
-        is_due = self._queue.now - self._published_s >= HEARTBEAT_S
+        interval_s = LOAD_INTERVAL_S if self._has_prefilled else HEARTBEAT_S
+        is_due = self._queue.now - self._published_s >= interval_s
         if not (self._events.has_changes or self._admitted or self._has_news or is_due):
             return
         self._published_s = self._queue.now
         self._has_news = False
         load = self.scheduler.load(self.step_time, tuple(self._admitted))
         self._admitted.clear()
-        self._listener.published(self, self._events.flush(load))
+        batch = self._events.flush(load)
+        self._told.difference_update(batch.removed)
+        self._told.update(batch.stored)
+        self._arrivals.settle(load, self._queue.now)
+        self._listener.published(self, batch)
+
+    def _announce(self, turn: Turn, num_output: int) -> None:
+        """Tell of a request that came inside a step, as `Publisher` does."""
+        num_tokens = turn.work.input_tokens + num_output
+        names = hints(turn.block_hashes[: num_tokens // self._cache.block_size])
+        self._arrivals.arrived(
+            Arrival(turn.request_id, num_tokens, names, self._cache.block_size), self._told
+        )
+        load = self._arrivals.load(self._queue.now, self._arrivals.take_unnamed())
+        self._listener.told_load(self, load)
 
     def _heartbeat(self) -> None:
         """Say that the replica is there, while it is idle; between steps `_begin` does."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from itertools import islice, takewhile
 
-from cache.events import EventBatch
+from cache.events import EventBatch, Load
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import ReplicaId
 from loadtest.simulation.cell import IDEAL_SHORTEST, CellResult, CellSpec
@@ -146,6 +146,9 @@ class IdealCluster:
                 self._queue.at(self._queue.now, other.wake)
 
     def published(self, engine: SimEngine, batch: EventBatch) -> None:
+        raise AssertionError("the ideal's engines have nobody to tell")
+
+    def told_load(self, engine: SimEngine, load: Load) -> None:
         raise AssertionError("the ideal's engines have nobody to tell")
 
 

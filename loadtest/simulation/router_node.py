@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cache.events import EventBatch
+from cache.events import EventBatch, Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
@@ -109,6 +109,10 @@ class RouterNode:
 
     def heard(self, replica_id: ReplicaId, batch: EventBatch) -> None:
         self.routing.on_events(replica_id, batch)
+        self._poll()
+
+    def heard_load(self, replica_id: ReplicaId, load: Load) -> None:
+        self.routing.on_load(replica_id, load)
         self._poll()
 
     def members(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from cache.events import EventBatch, EventLog
+from cache.events import EventBatch, EventLog, Load
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import ReplicaId
 from loadtest.simulation.clock import EventQueue
@@ -24,6 +24,7 @@ class Listener:
         self.first_tokens: list[tuple[int, float]] = []
         self.ends: list[tuple[int, float]] = []
         self.batches: list[tuple[float, EventBatch]] = []
+        self.loads: list[tuple[float, Load]] = []
 
     def first_token(self, engine: SimEngine, turn: Turn, cached_tokens: int) -> None:
         self.first_tokens.append((turn.index, self._queue.now))
@@ -33,6 +34,9 @@ class Listener:
 
     def published(self, engine: SimEngine, batch: EventBatch) -> None:
         self.batches.append((self._queue.now, batch))
+
+    def told_load(self, engine: SimEngine, load: Load) -> None:
+        self.loads.append((self._queue.now, load))
 
     def between_steps(self, engine: SimEngine) -> None:
         pass
@@ -112,6 +116,19 @@ def test_routers_hear_of_arrivals_blocks_and_ends() -> None:
     assert [batch.seq for _, batch in stage.listener.batches] == list(
         range(1, len(stage.listener.batches) + 1)
     )
+
+
+def test_routers_hear_at_once_of_whoever_comes_inside_a_step() -> None:
+    """The first step takes 88 ms; the second request comes after 20, and is no news when it is over."""
+    stage = Stage((0.0, 64, 2), (0.02, 40, 2))
+    stage.run_until(0.5)
+    ((told_s, load),) = stage.listener.loads
+    assert told_s == 0.02
+    assert load.admitted == ("1",)
+    assert load.num_waiting == 2  # the first is still in the account that the engine gave when it came
+    assert 40 < load.queued_uncached_tokens < 104
+    later = [name for _, batch in stage.listener.batches[1:] for name in batch.load.admitted]
+    assert later == ["1"]
 
 
 def test_an_idle_replica_says_that_it_is_there() -> None:
