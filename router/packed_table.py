@@ -46,6 +46,7 @@ MAX_FILL = 0.9  # of a segment, ghosts included: beyond it a key is refused
 SHRINK_SLACK = 1.3  # the table shrinks only if it would still be large enough for so many times its entries
 MAX_GHOSTS = 1 / 8  # of a segment: more, and it is laid out anew
 MAX_CHORES = 4  # segments laid out anew, or merged, with one change
+MAX_STRETCH = 4  # times as many segments as entries call for, at most, because some segment is too full
 NO_ROOM = -1  # instead of a slot
 SMALL = 12  # so few keys are faster one by one than as arrays
 STRAGGLERS = 12  # so few unsettled probes are
@@ -292,11 +293,11 @@ class PackedTable:
         """The empty slot for a hint that is not there, given the one before growing; or NO_ROOM."""
         if self._grow(self._num_entries + 1):
             slot, _ = self._find_one(hint)
-        segment = slot >> self._bits
-        if self._used[segment] < self._fill_limit:
-            return slot
-        self._lay_out_anew(segment)
-        return self._find_one(hint)[0] if self._used[segment] < self._fill_limit else NO_ROOM
+        while self._used[slot >> self._bits] >= self._fill_limit:
+            if not self._make_way([slot >> self._bits], 1):
+                return NO_ROOM
+            slot, _ = self._find_one(hint)
+        return slot
 
     # --- as arrays ----------------------------------------------------------------------------
 
@@ -364,18 +365,35 @@ class PackedTable:
     def _admit(self, keys: Keys) -> tuple[Keys, Keys]:
         """Grow for these new keys; those for whom there is room in their segment, and the others."""
         self._grow(self._num_entries + len(keys))
-        admitted, refused = keys, keys[:0]
-        incoming = self._per_segment(self._homes(admitted))
-        limit, used = self._fill_limit, self._used[: self._num_segments]
-        for segment in np.flatnonzero(used + incoming > limit).tolist():
+        while (over := self._overfull(keys)).any():
             # Rare: segments are laid out anew before they have so many ghosts, and keys spread evenly.
+            if not self._make_way(np.flatnonzero(over).tolist(), len(keys)):
+                break
+        refused = keys[:0]
+        for segment in np.flatnonzero(over).tolist():
+            inside = np.flatnonzero(self._homes(keys) >> self._bits == segment)[-int(over[segment]) :]
+            refused = np.concatenate((refused, keys[inside]))
+            keys = np.delete(keys, inside)
+        return keys, refused
+
+    def _overfull(self, keys: Keys) -> Slots:
+        """By how many keys each segment would be too full with these."""
+        filled = self._used[: self._num_segments] + self._per_segment(self._homes(keys))
+        over: Slots = np.maximum(filled - self._fill_limit, 0)
+        return over
+
+    def _make_way(self, segments: Sequence[int], num_keys: int) -> bool:
+        """Room in these segments: without their ghosts, else by splitting on. False if all is tried."""
+        haunted = [segment for segment in segments if self._ghosts[segment]]
+        for segment in haunted:
             self._lay_out_anew(segment)
-            over = int(used[segment] + incoming[segment]) - limit
-            if over > 0:
-                inside = np.flatnonzero(self._homes(admitted) >> self._bits == segment)[-over:]
-                refused = np.concatenate((refused, admitted[inside]))
-                admitted = np.delete(admitted, inside)
-        return admitted, refused
+        if haunted:
+            return True
+        most = min(self._max_segments, MAX_STRETCH * self._segments_for(self._num_entries + num_keys))
+        if self._num_segments >= most:
+            return False
+        self._split()
+        return True
 
     def _insert(self, keys: Keys, member: int) -> None:
         """Put distinct keys that are not there, for which there is room, with one member each."""
@@ -536,6 +554,14 @@ class PackedTable:
         self._dead.append(0)
         self._first_word = self._word_memory[0].view
         self._more_words = tuple([column.view for column in self._word_memory[1:]])
+
+    def drop_word(self) -> None:
+        """Give back the room of the last 64 members, none of whom is in any set."""
+        assert len(self._words) > 1
+        self._words.pop()
+        self._dead.pop()
+        self._word_memory.pop()
+        self._more_words = self._more_words[:-1]
 
     def _stretches(self, segments: int = 16) -> Iterator[tuple[int, int]]:
         """All slots in ranges small enough to stay in a processor's cache."""

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cache.events import digest_of
 from cache.types import HashHint, ReplicaId
 from router.hash_trie import HashTrie
+from router.packed_table import PackedTable
 
 REPLICAS = [ReplicaId(f"r{i}") for i in range(4)]
 TTL_S = 5.0
@@ -154,5 +155,17 @@ class IndexMachine(RuleBasedStateMachine):
         return found
 
 
-IndexMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class WideIndexMachine(IndexMachine):
+    """The same, where the table splits and merges all the time and the replicas' numbers straddle 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trie._table = PackedTable(1 << 16, segment_bits=4)
+        for index in range(62):
+            self.trie.add_replica(ReplicaId(f"idle{index}"))
+
+
+STEPS = settings(max_examples=100, stateful_step_count=40, deadline=None)
+IndexMachine.TestCase.settings = WideIndexMachine.TestCase.settings = STEPS
 TestIndex = IndexMachine.TestCase
+TestWideIndex = WideIndexMachine.TestCase

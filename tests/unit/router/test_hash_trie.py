@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cache.events import Digest
+from cache.events import Digest, digest_of
+from cache.types import HashHint
 from router.hash_trie import HashTrie
 from tests.fakes_router import hint_chain, replica_id
 
@@ -155,7 +156,104 @@ def test_a_thousand_replicas_come_and_go_and_nothing_stays() -> None:
         trie.remove_replica(newcomer)
     assert trie.num_entries == 0
     # Numbers are given out again: the table stays as narrow as the fleet.
-    assert trie._num_members == 2
+    assert trie._members.num_numbers == 2
+
+
+def test_what_is_swept_later_matches_nobody_now() -> None:
+    """A large index is swept over many calls; the replica is gone from the first moment."""
+    trie, prompt = a_trie(), hint_chain("p", 300)
+    trie.store(A, spread(150_000))
+    trie.store(A, prompt)
+    trie.store(B, prompt[:100])
+    trie.remove_replica(A)
+    assert trie.is_sweeping
+    assert trie.match(prompt) == {B: 100}
+    trie.add_replica(A)
+    assert trie.match(prompt) == {B: 100}
+    for _ in range(100):
+        trie.expire(0.0)
+    assert not trie.is_sweeping
+    assert trie.num_entries == 100
+    assert trie.match(prompt) == {B: 100}
+
+
+def test_more_replicas_than_bits_in_a_word() -> None:
+    trie, prompt = HashTrie(), hint_chain("p", 200)
+    fleet = [replica_id(index) for index in range(150)]
+    for index, replica in enumerate(fleet):
+        trie.add_replica(replica)
+        trie.store(replica, prompt[: index + 1])
+    assert trie.match(prompt) == {replica: index + 1 for index, replica in enumerate(fleet)}
+    wide = trie.num_bytes()
+    for replica in fleet[10:]:
+        trie.remove_replica(replica)
+    assert trie.match(prompt) == {replica: index + 1 for index, replica in enumerate(fleet[:10])}
+    assert trie.num_bytes() < 0.6 * wide, "the words of those who left are given back"
+
+
+def test_the_cap_holds_and_the_digest_is_still_the_replicas() -> None:
+    """Else a replica beyond the cap would be asked for its snapshot again and again."""
+    trie = HashTrie(max_blocks=100)
+    trie.add_replica(A)
+    first, second = hint_chain("first", 80), hint_chain("second", 80)
+    trie.store(A, first)
+    trie.store(A, second)
+    assert trie.num_entries == 100
+    assert (trie.num_blocks(A), trie.num_refused) == (100, 60)
+    assert trie.match(second) == {A: 20}, "the beginning is kept"
+    assert trie.digest(A) == digest_of([*first, *second])
+    trie.remove(A, second[10:])
+    assert trie.digest(A) == digest_of([*first, *second[:10]])
+    assert trie.num_refused == 0
+    trie.replace(A, [*first, *second])
+    assert trie.digest(A) == digest_of([*first, *second])
+    assert trie.num_entries == 100
+
+
+def test_unique_prompts_leave_memory_flat() -> None:
+    """Ghosts of evicted blocks must not pile up: an engine's whole life is blocks it has never seen."""
+    trie = a_trie()
+    numbers = iter(spread(400_000))
+    held = [[next(numbers) for _ in range(500)] for _ in range(40)]
+    for chain in held:
+        trie.store(A, chain)
+    before = trie.num_bytes()
+    for turn in range(700):
+        trie.remove(A, held.pop(0))
+        held.append([next(numbers) for _ in range(500)])
+        trie.predict(B, held[-1], expires_at=turn + 3.0)
+        trie.store(A, held[-1])
+        trie.expire(float(turn))
+    trie.expire(1e9)
+    assert trie.num_entries == 20_000
+    assert trie.num_bytes() <= 1.1 * before
+
+
+def test_an_index_that_empties_gives_its_memory_back() -> None:
+    trie, blocks = a_trie(), spread(100_000)
+    empty = trie.num_bytes()
+    trie.store(A, blocks)
+    assert trie.num_bytes() > 10 * empty
+    for start in range(0, len(blocks), 500):
+        trie.remove(A, blocks[start : start + 500])
+    assert trie.num_bytes() < 2 * empty
+
+
+def test_a_hot_prefix_stays_one_path_whatever_branched_off_it() -> None:
+    """Or it would end as one node per block, and every match would walk all of them."""
+    trie, hot = a_trie(), hint_chain("hot", 200)
+    trie.predict(A, hot, expires_at=1000.0)
+    for depth in range(1, 199):
+        trie.predict(A, [*hot[:depth], *hint_chain(f"tail {depth}", 3)], expires_at=1000.0)
+    for depth in range(1, 199):
+        trie.retract(A, [*hot[:depth], *hint_chain(f"tail {depth}", 3)])
+    assert trie.match(hot) == {A: 200}
+    assert trie._predictions._tree.num_nodes == 1
+
+
+def spread(count: int) -> list[HashHint]:
+    """So many different hints, over all 64 bits."""
+    return [HashHint(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(1, count + 1)]
 
 
 GROWTH = """

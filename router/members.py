@@ -1,0 +1,99 @@
+"""Replicas as small numbers, so that a set of them is one integer.
+
+A number is given out again only when its former owner's entries are gone: until then it is neither live nor
+free. Knows replica names; knows neither hints nor load. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cache.types import ReplicaId
+
+MAX_NAMED_SETS = 4096  # sets whose names are kept ready: fleets hold few different sets, and often the same
+MEMBER_BYTES, NAMED_SET_BYTES = 300, 300
+
+
+class Members:
+    """Numbers from 0, as few as there have been replicas at one time."""
+
+    def __init__(self) -> None:
+        self.live = 0  # those that are replicas, as a bit set
+        self.num_numbers = 0  # ever given out
+        self._free: list[int] = []
+        self._names: dict[int, ReplicaId] = {}
+        self._named_sets: dict[int, tuple[ReplicaId, ...]] = {}
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    def add(self, replica_id: ReplicaId) -> int:
+        """A number for it."""
+        if not self._free:
+            self._free.append(self.num_numbers)
+            self.num_numbers += 1
+        member = min(self._free)  # low ones first, so that the high ones can be withdrawn
+        self._free.remove(member)
+        self._names[member] = replica_id
+        self.live |= 1 << member
+        self._named_sets.clear()
+        return member
+
+    def remove(self, member: int) -> None:
+        """It is no replica any more; its number stays taken until `free`."""
+        del self._names[member]
+        self.live ^= 1 << member
+        self._named_sets.clear()
+
+    def rename(self, member: int, replica_id: ReplicaId) -> None:
+        """The number is this replica's now."""
+        self._names[member] = replica_id
+        self._named_sets.clear()
+
+    def withdraw(self, first: int) -> bool:
+        """Forget the numbers from `first` on, if all of them are free. Whether they were."""
+        above = [member for member in self._free if member >= first]
+        if len(above) != self.num_numbers - first:
+            return False
+        self._free = [member for member in self._free if member < first]
+        self.num_numbers = first
+        return True
+
+    def free(self, member: int) -> None:
+        """Nothing is left of it: the number may be given out again."""
+        self._free.append(member)
+
+    def depths(self, groups: Iterable[tuple[int, int]]) -> dict[ReplicaId, int]:
+        """(depth, bit set of live members), deepest first -> the depth at which each is met first."""
+        found: dict[ReplicaId, int] = {}
+        placed = 0
+        for depth, members in groups:
+            members &= ~placed
+            if members:
+                placed |= members
+                found.update(dict.fromkeys(self.names(members), depth))
+        return found
+
+    def names(self, members: int) -> tuple[ReplicaId, ...]:
+        """Of a set of live members."""
+        names = self._named_sets.get(members)
+        if names is None:
+            if len(self._named_sets) >= MAX_NAMED_SETS:
+                self._named_sets.clear()
+            names = tuple([self._names[member] for member in numbers(members)])
+            self._named_sets[members] = names
+        return names
+
+    def num_bytes(self) -> int:
+        return MEMBER_BYTES * len(self._names) + NAMED_SET_BYTES * len(self._named_sets)
+
+
+def numbers(members: int) -> list[int]:
+    """The members of a bit set, ascending."""
+    found = []
+    while members:
+        lowest = members & -members
+        found.append(lowest.bit_length() - 1)
+        members ^= lowest
+    return found
