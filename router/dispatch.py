@@ -239,17 +239,11 @@ class Generation:
         self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
 
     def _take_first(self, delta: Delta, placement: Placement) -> None:
-        """Who computed the first token, and whether the cache held what the decision expected."""
-        metrics, block_size = self._shared.metrics, self._shared.config.fingerprint.block_size
+        """Who computed the first token, and how much of the prompt its cache held."""
         self.replica_id = self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
         self.overlap_blocks = placement.overlap_blocks
         self.cached_tokens = delta.cached_tokens
         self._shared.routing.first_token(self._job.request_id, self.replica_id, delta.cached_tokens)
-        expected = placement.overlap_blocks * block_size
-        metrics.prompt_tokens.inc(len(self._job.prompt))
-        metrics.matched_tokens.inc(expected)
-        metrics.cached_tokens.inc(delta.cached_tokens)
-        metrics.match_error_tokens.observe(abs(expected - delta.cached_tokens))
 
     def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
         """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""

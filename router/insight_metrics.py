@@ -51,8 +51,8 @@ class InsightCollector(Collector):
 
 def _tokens(totals: AccountingTotals) -> Iterable[Metric]:
     yield CounterMetricFamily(
-        "warmpath_accounted_tokens",
-        "Prompt tokens of requests that got a first token: hits delivered and all uncached ones.",
+        "warmpath_prompt_tokens",
+        "Prompt tokens of requests that got a first token: hits delivered, and uncached ones.",
         totals.prompt,
     )
     yield _labelled(
@@ -63,7 +63,7 @@ def _tokens(totals: AccountingTotals) -> Iterable[Metric]:
     )
     yield _labelled(
         "warmpath_uncached_tokens",
-        "Prompt tokens that had to be computed, by why; sums to accounted minus delivered.",
+        "Prompt tokens that had to be computed, by why; sums to prompt tokens minus delivered ones.",
         "reason",
         {reason.value: totals.uncached[reason] for reason in UncachedReason},
     )

@@ -1,4 +1,5 @@
-"""The Router's metrics: every name, unit and label in one place.
+"""The Router's metrics: every name, unit and label, here and (of what watches decisions) in
+`insight_metrics.py`.
 
 All are of one Router process; with several Routers, sum over them. Labels take few, known values: no
 request, tenant or prompt ever becomes one. Gauges read their source when scraped, so a replica that
@@ -31,7 +32,6 @@ _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02
 _LATENCY_BUCKETS_S = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
 )
-_TOKEN_BUCKETS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class RouterMetrics:
@@ -89,22 +89,7 @@ class RouterMetrics:
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.prompt_tokens = Counter("warmpath_prompt_tokens", "Prompt tokens routed.", registry=registry)
         self.completion_tokens = Counter("warmpath_completion_tokens", "Tokens generated.", registry=registry)
-        self.matched_tokens = Counter(
-            "warmpath_matched_tokens",
-            "Prompt tokens the router expected in the chosen replica's cache.",
-            registry=registry,
-        )
-        self.cached_tokens = Counter(
-            "warmpath_cached_tokens", "Prompt tokens the engines took from their cache.", registry=registry
-        )
-        self.match_error_tokens = Histogram(
-            "warmpath_match_error_tokens",
-            "Difference between expected and actual cached tokens, per request.",
-            buckets=_TOKEN_BUCKETS,
-            registry=registry,
-        )
         self.retries = Counter(
             "warmpath_retries",
             "Attempts after the first, by cause, and by whether the client had tokens already.",

@@ -89,7 +89,7 @@ def test_a_request_is_explained_advised_on_and_recorded(server: Server, folder: 
     assert "part in block 0" in advice.stdout
 
     assert server.metric("warmpath_uncached_tokens_total") == (
-        server.metric("warmpath_accounted_tokens_total")
+        server.metric("warmpath_prompt_tokens_total")
         - sample(server, 'warmpath_hit_tokens_total{stage="delivered"}')
     )
     assert sample(server, 'warmpath_uncached_tokens_total{reason="diverged"}') == 5 * 20 * BLOCK

@@ -210,5 +210,5 @@ async def test_expected_and_actual_hits_are_counted(router: RouterUnderTest) -> 
     assert second.overlap_blocks == 3  # predicted when the first was routed
     assert second.cached_tokens == 8
     assert second.replica_id == first.replica_id
-    assert router.metric("warmpath_matched_tokens_total") == 12
-    assert router.metric("warmpath_cached_tokens_total") == 16
+    assert router.metric("warmpath_hit_tokens_total", stage="captured") == 12
+    assert router.metric("warmpath_hit_tokens_total", stage="delivered") == 16

@@ -138,7 +138,7 @@ async def test_the_metrics_sum_up(router: RouterUnderTest) -> None:
     uncached = sum(
         router.metric("warmpath_uncached_tokens_total", reason=reason.value) for reason in UncachedReason
     )
-    accounted = router.metric("warmpath_accounted_tokens_total")
+    accounted = router.metric("warmpath_prompt_tokens_total")
     assert uncached == accounted - router.metric("warmpath_hit_tokens_total", stage="delivered") > 0
     assert router.metric("warmpath_match_error_blocks_count") == 3
     assert router.metric("warmpath_match_error_blocks_bucket", le="1.0") <= 3
