@@ -121,10 +121,10 @@ def hint(block_hash: BlockHash) -> HashHint:
 
 def hints(block_hashes: Sequence[BlockHash]) -> list[HashHint]:
     """`hint` of each, in order."""
-    return cast("list[HashHint]", hint_view(block_hashes).tolist())
+    return list(hint_view(block_hashes))
 
 
-def hint_view(block_hashes: Sequence[BlockHash]) -> memoryview[int]:
+def hint_view(block_hashes: Sequence[BlockHash]) -> Sequence[HashHint]:
     """`hint` of each, in order, made into a number when it is looked at.
 
     A match looks at a dozen of a prompt's 512, and every request pays for the others on the router's event
@@ -135,7 +135,7 @@ def hint_view(block_hashes: Sequence[BlockHash]) -> memoryview[int]:
         swapped = array("Q", joined)
         swapped.byteswap()
         joined = swapped.tobytes()
-    return memoryview(joined).cast("Q")[::2]
+    return cast("Sequence[HashHint]", memoryview(joined).cast("Q")[::2])
 
 
 def placeholder_keys(placeholders: Iterable[Placeholder], block_size: int) -> dict[int, tuple[bytes, ...]]:

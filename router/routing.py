@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NoReturn
 
-from cache.block_hash import hints as to_hints
+from cache.block_hash import hint_view as to_hints
 from cache.events import Digest, EventBatch, Load, Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
