@@ -16,7 +16,7 @@ from rich.table import Table
 
 from cache.errors import ServingError
 from router.advice import Advice, advise, hit_ratio
-from router.debug_view import FORMAT_VERSION, DebugPage, RequestView, SummaryView, merged
+from router.debug_view import FORMAT_VERSION, MAX_LAST, DebugPage, RequestView, SummaryView, merged
 from router.explanation import explain, seconds
 
 DESCRIPTION = """\
@@ -103,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     value = int(text)
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError("must be between 1 and 1000")
+    if not 1 <= value <= MAX_LAST:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {MAX_LAST}")
     return value
 
 

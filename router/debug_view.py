@@ -22,6 +22,7 @@ from router.recording import RecordingTotals
 from router.shadow import ShadowTotals, ShadowVerdict
 
 FORMAT_VERSION = 1
+MAX_LAST = 200  # requests in one answer: made on the event loop, in a few milliseconds
 MAX_CANDIDATES = 16  # shown of one decision; of the rest their number
 
 
@@ -161,8 +162,10 @@ class DebugPage(msgspec.Struct, frozen=True):
     requests: list[RequestView]  # newest first
 
 
-def request_view(entry: JournalEntry, *, block_size: int, memory_pressure_s: float) -> RequestView:
-    """O(replicas)."""
+def request_view(
+    entry: JournalEntry, *, block_size: int, memory_pressure_s: float, max_candidates: int = MAX_CANDIDATES
+) -> RequestView:
+    """Everything of one request, with its best candidates. O(max_candidates)."""
     record = entry.record
     return RequestView(
         request_id=entry.request_id,
@@ -176,7 +179,7 @@ def request_view(entry: JournalEntry, *, block_size: int, memory_pressure_s: flo
         num_attempts=entry.num_attempts,
         excluded=sorted(record.excluded),
         num_candidates=len(record.ranking),
-        candidates=_candidates(record, memory_pressure_s),
+        candidates=_candidates(record, memory_pressure_s, max_candidates),
         available_tokens=record.available_tokens,
         exact_tokens=record.exact_tokens,
         outcome=_outcome(entry.account) if entry.account is not None else None,
@@ -271,10 +274,10 @@ def _added(views: Sequence[Sums], keep: Collection[str] = ()) -> Sums:
     return msgspec.structs.replace(views[0], **changes)
 
 
-def _candidates(record: DecisionRecord, memory_pressure_s: float) -> list[CandidateView]:
+def _candidates(record: DecisionRecord, memory_pressure_s: float, most: int) -> list[CandidateView]:
     ranking, now = record.ranking, record.ranking.decided_at
     views = []
-    for index in ranking.order[:MAX_CANDIDATES]:
+    for index in ranking.order[:most]:
         state, cached = ranking.states[index], ranking.cached[index]
         terms = None
         if state.price is not None:

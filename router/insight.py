@@ -23,6 +23,7 @@ from router.config import RouterConfig
 from router.cost import MEMORY_PRESSURE_S
 from router.debug_view import (
     FORMAT_VERSION,
+    MAX_CANDIDATES,
     DebugPage,
     SummaryView,
     loop_view,
@@ -97,20 +98,27 @@ class Insight:
     def find(self, request_id: str) -> DebugPage | None:
         """The page of one request; None if it is not remembered here."""
         entry = self._journal.find(request_id) if self._journal is not None else None
-        return self._page([entry]) if entry is not None else None
+        return self._page([entry], MAX_CANDIDATES) if entry is not None else None
 
     def latest(self, count: int) -> DebugPage:
-        """The page of the latest requests. O(count * replicas)."""
-        return self._page(self._journal.latest(count) if self._journal is not None else [])
+        """The page of the latest requests, each with the replica that was chosen. O(count)."""
+        return self._page(self._journal.latest(count) if self._journal is not None else [], 1)
 
     async def aclose(self) -> None:
         """Idempotent."""
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
 
-    def _page(self, entries: list[JournalEntry]) -> DebugPage:
-        size, pressure_s = self._block_size, self._memory_pressure_s
-        views = [request_view(entry, block_size=size, memory_pressure_s=pressure_s) for entry in entries]
+    def _page(self, entries: list[JournalEntry], max_candidates: int) -> DebugPage:
+        views = [
+            request_view(
+                entry,
+                block_size=self._block_size,
+                memory_pressure_s=self._memory_pressure_s,
+                max_candidates=max_candidates,
+            )
+            for entry in entries
+        ]
         return DebugPage(FORMAT_VERSION, self._summary(), views)
 
     def _summary(self) -> SummaryView:

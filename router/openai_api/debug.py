@@ -13,12 +13,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.debug_view import MAX_LAST
 from router.insight import Insight
 from router.openai_api.errors import INVALID_REQUEST, ErrorAnswer
 
 PATH = "/debug/route"
 DEFAULT_LAST = 20
-MAX_LAST = 1000  # requests in one answer
 
 _ENCODER = msgspec.json.Encoder()
 

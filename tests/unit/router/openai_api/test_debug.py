@@ -74,7 +74,7 @@ async def test_an_unknown_request_is_a_404_that_says_who_does_not_know(router: R
     assert answer.headers["x-warmpath-router"] == (await page(router)).summary.router
 
 
-@pytest.mark.parametrize("last", ["-1", "x", "1001", "", "²", "9" * 50])
+@pytest.mark.parametrize("last", ["-1", "x", "201", "", "²", "9" * 50])
 async def test_a_wrong_count_is_named(router: RouterUnderTest, last: str) -> None:
     answer = await router.client.get("/debug/route", params={"last": last})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "last")
@@ -96,7 +96,9 @@ async def test_decision_and_outcome_are_all_there_and_the_prompt_is_not(router: 
     await router.complete(SECRET * 4, user=SECRET)
     answer = await router.client.get("/debug/route")
     assert SECRET not in answer.text
-    [request] = (await page(router)).requests
+    [listed] = (await page(router)).requests
+    assert len(listed.candidates) == 1
+    [request] = (await page(router, request_id=listed.request_id)).requests
     assert (request.policy, request.reason, request.block_size) == ("expected_time", "cold", BLOCK_SIZE)
     assert request.prompt_tokens == 4 * len(SECRET)
     assert request.num_candidates == len(request.candidates) == 2
