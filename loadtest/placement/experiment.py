@@ -94,7 +94,7 @@ def load_plots() -> Any:
 def _draw(plots: Any, comparison: Comparison, folder: Path) -> None:
     for label, part in groups(comparison):
         name = _file_name(label)
-        plots.plot_against_load(part, label, folder / f"{name}-against-load.png")
+        plots.plot_against_load(part, IDEAL_CHOICE, label, folder / f"{name}-against-load.png")
         plots.plot_beside_ideal(part, IDEAL_CHOICE, label, folder / f"{name}-beside-ideal.png")
 
 

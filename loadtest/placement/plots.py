@@ -13,22 +13,28 @@ mpl.use("Agg")  # files only: no display is asked for
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from loadtest.placement.comparison import Comparison, mean_ttft_s, p99_ttft_s
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import CellSummary
 
-_COLOURS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+# Without the reds and oranges, which are ours.
+_COLOURS = [c for i, c in enumerate(plt.get_cmap("tab20").colors) if i not in (2, 3, 6, 7)]  # type: ignore[attr-defined]
 _MARKERS = "osv^D<>Pp*hX"
+OFF_SCALE = 20.0  # times the ideal: a policy that is further away would flatten all others
 
 
-def plot_against_load(comparison: Comparison, title: str, path: Path) -> None:
+def plot_against_load(comparison: Comparison, ideal: PolicyChoice, title: str, path: Path) -> None:
     """Mean and p99 time to first token, hits and imbalance against load, a column per number of replicas.
 
     comparison: settings of one workload, cache size and number of routers. A band is not drawn: the tables
-    have the intervals.
+    have the intervals. Policies too far from the ideal for the scale are named instead.
     """
+    far = [policy for policy in comparison.policies if _distance(comparison, policy, ideal) > OFF_SCALE]
+    shown = [policy for policy in comparison.policies if policy not in far]
     rows: tuple[tuple[str, Callable[[CellSummary], float], bool], ...] = (
         ("mean TTFT, s", mean_ttft_s, True),
         ("p99 TTFT, s", p99_ttft_s, True),
@@ -51,15 +57,14 @@ def plot_against_load(comparison: Comparison, title: str, path: Path) -> None:
         axes[-1][column].set_xlabel("load")
         for row, (label, measure, is_logarithmic) in enumerate(rows):
             axis = axes[row][column]
-            _lines(axis, part, measure)
+            _lines(axis, part, shown, measure)
             if is_logarithmic:
                 axis.set_yscale("log")
-                axis.yaxis.set_major_formatter("{x:g}")
-                axis.yaxis.set_minor_formatter("{x:g}")
-                axis.tick_params(axis="y", which="minor", labelsize="x-small")
+                _label_logarithmic(axis.yaxis)
             if not column:
                 axis.set_ylabel(label)
-    figure.suptitle(title)
+    off = f"\noff the scale: {', '.join(policy.label for policy in far)}" if far else ""
+    figure.suptitle(title + off)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     _save(figure_to=path)
@@ -68,7 +73,7 @@ def plot_against_load(comparison: Comparison, title: str, path: Path) -> None:
 def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, path: Path) -> None:
     """How far each policy's mean and p99 time to first token are from the ideal's, with 95 % intervals."""
     policies = [policy for policy in comparison.policies if policy != ideal]
-    policies.sort(key=lambda policy: -comparison.ratio_over_settings(policy, ideal, mean_ttft_s).estimate)
+    policies.sort(key=lambda policy: -_distance(comparison, policy, ideal))
     figure, axes = plt.subplots(
         1, 2, figsize=(11, 1.6 + 0.3 * len(policies)), sharey=True, layout="constrained"
     )
@@ -81,6 +86,9 @@ def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, p
             [i.high - i.estimate if ok else 0.0 for i, ok in zip(intervals, finite, strict=True)],
         ]
         for place, policy in enumerate(policies):
+            if estimates[place] > OFF_SCALE:
+                axis.text(OFF_SCALE, place, f"{estimates[place]:.0f} \u2192", ha="right", va="center")
+                continue
             axis.errorbar(
                 estimates[place],
                 place,
@@ -89,13 +97,13 @@ def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, p
                 capsize=3,
                 color=_colour(policy),
             )
-        axis.grid(axis="x", which="both", alpha=0.3)
+        axis.grid(axis="x", alpha=0.3)
         axis.axvline(1.0, color="black", linewidth=1)
         axis.set_xscale("log")
+        axis.set_xlim(0.6, OFF_SCALE * 1.1)
         axis.set_xlabel(f"{label} TTFT over the ideal's")
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("{x:g}")
-        axis.tick_params(axis="x", which="both", labelsize="small")
+        _label_logarithmic(axis.xaxis)
+    axes[0].set_ylim(-0.7, len(policies) - 0.3)
     axes[0].set_yticks(range(len(policies)), [policy.label for policy in policies], fontsize="small")
     figure.suptitle(title)
     _save(figure_to=path)
@@ -118,9 +126,22 @@ def _has_replicas(num_replicas: int, setting: Setting) -> bool:
     return setting.num_replicas == num_replicas
 
 
-def _lines(axis: Axes, part: Comparison, measure: Callable[[CellSummary], float]) -> None:
+def _distance(comparison: Comparison, policy: PolicyChoice, ideal: PolicyChoice) -> float:
+    return comparison.ratio_over_settings(policy, ideal, mean_ttft_s).estimate
+
+
+def _label_logarithmic(axis: Axis) -> None:
+    """1, 2, 5, 10, ... as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _lines(
+    axis: Axes, part: Comparison, policies: Sequence[PolicyChoice], measure: Callable[[CellSummary], float]
+) -> None:
     loads = [setting.load for setting in part.settings]
-    for number, policy in enumerate(part.policies):
+    for number, policy in enumerate(policies):
         values = [part.mean(setting, policy, measure) for setting in part.settings]
         style: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)], "linewidth": 1.0, "alpha": 0.8}
         if policy.is_ideal:

@@ -113,7 +113,7 @@ class TestReport:
     def test_pictures_are_drawn(self, tmp_path: Path) -> None:
         from loadtest.placement import plots
 
-        plots.plot_against_load(comparison(), "title", tmp_path / "a" / "load.png")
+        plots.plot_against_load(comparison(), IDEAL, "title", tmp_path / "a" / "load.png")
         plots.plot_beside_ideal(comparison(), IDEAL, "title", tmp_path / "ideal.png")
         plots.plot_hit_rate([100, 1000], [0.1, 0.2], "title", tmp_path / "hits.png")
         for name in ("a/load.png", "ideal.png", "hits.png"):
