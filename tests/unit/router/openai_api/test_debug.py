@@ -112,6 +112,17 @@ async def test_decision_and_outcome_are_all_there_and_the_prompt_is_not(router: 
     assert request.shadow.policy == "round_robin"
 
 
+async def test_a_request_bound_late_is_told_like_any_other() -> None:
+    """Bound late or at once, times count from when the request wanted a replica."""
+    async with RouterUnderTest(binding="late", hold_backlog_s=0.0, expose_debug=True) as router:
+        assert (await router.complete("held or not")).status_code == 200
+        [request] = (await page(router)).requests
+        assert request.held_s >= 0.0
+        assert request.outcome is not None
+        assert request.first_token_s is not None
+        assert request.first_token_s >= request.held_s
+
+
 async def test_a_retry_names_who_refused(router: RouterUnderTest) -> None:
     first, second = router.replicas
 
