@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
@@ -85,8 +85,19 @@ class Steps:
 class StretchedRunner:
     """A `Runner` whose steps take `stretch` times their own processor time, or as long as they take."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """used: seconds of a core that this thread has had."""
         self._runner = runner
+        self._clock = clock
+        self._used = used
+        self._sleep = sleep
         # Both shared with the event loop, which replaces them whole.
         self.stretch = 1.0
         self.steps: list[Step] = []
@@ -96,11 +107,11 @@ class StretchedRunner:
         return self._runner.info
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
-        began_s, used_before_s = time.monotonic(), time.thread_time()
+        began_s, used_before_s = self._clock(), self._used()
         result = self._runner.execute(sequences)
-        used_s = time.thread_time() - used_before_s
-        time.sleep(max(0.0, began_s + self.stretch * used_s - time.monotonic()))
-        elapsed_s = time.monotonic() - began_s
+        used_s = self._used() - used_before_s
+        self._sleep(max(0.0, began_s + self.stretch * used_s - self._clock()))
+        elapsed_s = self._clock() - began_s
         self.steps.append(Step(step_work(sequences), used_s, elapsed_s))
         return replace(result, elapsed_s=elapsed_s)
 

@@ -6,8 +6,9 @@ mean time to first token is within `TOLERANCE`, and if no two policies change pl
 are sure of (paired 95 % intervals of the difference that do not hold 0).
 
 Replicas that share cores would wait for each other. What they wait is measured first, all of them busy at
-once, and steps and arrivals are stretched by as much and half again (`real_replica.py`). What they waited
-nevertheless is measured too: beyond `MAX_STOLEN` the machine was too busy to say anything, and it is said.
+once, and steps and arrivals are stretched by twice as much (`real_replica.py`). What they waited nevertheless
+is measured too: beyond `MAX_STOLEN` everything is done again at twice the stretch, and if that is not enough
+the machine was too busy to say anything, and it is said.
 
 Knows both worlds' results; makes neither.
 """
@@ -53,6 +54,7 @@ CONFIG = ReplicaConfig(
     max_model_len=4096,
 )
 MAX_STOLEN = 0.05  # of the time of steps, in which they had waited for a core beyond the stretch
+MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +111,45 @@ async def compare(
     console.print(f"Starting {num_replicas} real replicas on {num_cores} cores ...")
     async with RealFleet(config, num_replicas) as fleet:
         stretch = await _fitting_stretch(fleet, num_replicas)
-        console.print(
-            f"Each step takes {stretch:.1f} times its processor time, so that none waits for a core."
-        )
-        fleet.stretch(stretch)
         way_s = await fleet.way_s()
-        workload = conversations(num_requests, pace_s=stretch * PACE_S * NUM_REPLICAS / num_replicas)
-        runs = []
-        for policy in policies:
-            console.print(f"{policy}: {num_requests} requests in {workload.duration_s:.0f} s ...")
-            runs.append(await fleet.run(workload, policy=policy, seed=0, salt=policy))
+        for attempt in range(1, MAX_TRIES + 1):
+            console.print(
+                f"Each step takes {stretch:.1f} times its processor time, so that none waits for a core."
+            )
+            workload = conversations(num_requests, pace_s=stretch * PACE_S * NUM_REPLICAS / num_replicas)
+            fleet.stretch(stretch)
+            runs = []
+            for policy in policies:
+                console.print(f"{policy}: {num_requests} requests in {workload.duration_s:.0f} s ...")
+                salt = f"{policy} {attempt}"
+                runs.append(await fleet.run(workload, policy=policy, seed=0, salt=salt))
+                if _stolen(runs[-1], stretch) > MAX_STOLEN and attempt < MAX_TRIES:
+                    break
+            if len(runs) == len(policies):
+                break
+            console.print("The machine is busier than it was: once more, twice as slow.")
+            stretch *= 2.0
     return [
         _compared(workload, policy, run, _spec(policy, num_replicas, config, way_s, run), stretch)
         for policy, run in zip(policies, runs, strict=True)
     ]
 
 
+def _stolen(run: RealRun, stretch: float) -> float:
+    """Share of the steps' time in which they waited for a core beyond the stretch."""
+    elapsed_s = sum(step.elapsed_s for step in run.steps)
+    return 1.0 - stretch * sum(step.used_s for step in run.steps) / elapsed_s
+
+
 async def _fitting_stretch(fleet: RealFleet, num_replicas: int) -> float:
-    """How much longer steps take than their processor time with every replica busy, and half again.
+    """Twice as long as steps take over their processor time with every replica busy; 1 with cores enough.
 
     Also what warms the replicas up: with it they have measured themselves, as the simulation's have.
     """
     burst = conversations(12 * num_replicas, pace_s=0.0, seed=1)
     run = await fleet.run(burst, policy="round_robin", seed=0, salt="burst")
     waited = sum(step.elapsed_s for step in run.steps) / sum(step.used_s for step in run.steps)
-    return 1.5 * waited if waited > 1.1 else 1.0
+    return 2.0 * waited if waited > 1.1 else 1.0
 
 
 def _spec(policy: str, num_replicas: int, config: ReplicaConfig, way_s: float, run: RealRun) -> CellSpec:
@@ -171,7 +187,7 @@ def _compared(workload: Workload, policy: str, run: RealRun, spec: CellSpec, str
         real_cached_tokens=np.array(run.cached_tokens),
         simulated_cached_tokens=result.cached_tokens,
         num_input_tokens=num_tokens,
-        stolen=1.0 - stretch * sum(step.used_s for step in run.steps) / elapsed_s if stretch > 1.0 else 0.0,
+        stolen=_stolen(run, stretch),
         busy=elapsed_s / spec.num_replicas / workload.duration_s,
     )
 
