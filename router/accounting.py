@@ -191,13 +191,13 @@ class Accounting(SilentObserver):
         captured = captured_tokens(record, replica_id)
         cut = regions(prompt, self._block_size, delivered, captured, record.available_tokens)
         codes = self._learn(opened, delivered // self._block_size, cut)
-        uncached = {
-            UncachedReason.STALE: cut.stale,
-            UncachedReason.ELSEWHERE: cut.elsewhere,
-            UncachedReason.CAPPED: cut.capped,
-            UncachedReason.PARTIAL: cut.partial,
-            **self._of_nobody(codes, cut),
-        }
+        uncached = (
+            (UncachedReason.STALE, cut.stale),
+            (UncachedReason.ELSEWHERE, cut.elsewhere),
+            *self._of_nobody(codes, cut),
+            (UncachedReason.CAPPED, cut.capped),
+            (UncachedReason.PARTIAL, cut.partial),
+        )
         return TokenAccount(
             request_id=opened.query.request_id,
             replica_id=replica_id,
@@ -206,7 +206,7 @@ class Accounting(SilentObserver):
             available=record.available_tokens,
             captured=captured,
             delivered=delivered,
-            uncached={reason: tokens for reason, tokens in uncached.items() if tokens},
+            uncached={reason: tokens for reason, tokens in uncached if tokens},
             parts_at=_parting_block(codes, cut.nobody_from // self._block_size),
         )
 
@@ -236,18 +236,16 @@ class Accounting(SilentObserver):
             self._held.record(words)
         return codes
 
-    def _of_nobody(self, codes: Codes, cut: Regions) -> dict[UncachedReason, int]:
+    def _of_nobody(self, codes: Codes, cut: Regions) -> list[tuple[UncachedReason, int]]:
         """Tokens by reason; all of [nobody_from, usable), those without a code as cold."""
+        total = cut.usable - cut.nobody_from
         if not codes.any():
-            return {UncachedReason.COLD: cut.usable - cut.nobody_from}
-        tokens = {
-            reason: int(count) * self._block_size
-            for reason, count in zip(_OF_NOBODY, np.bincount(codes, minlength=len(_OF_NOBODY)), strict=True)
-        }
+            return [(UncachedReason.COLD, total)]
+        tokens = (np.bincount(codes, minlength=len(_OF_NOBODY)) * self._block_size).tolist()
         # An engine whose hit ends within a block has part of the first one.
-        tokens[_OF_NOBODY[codes[0]]] -= cut.nobody_from % self._block_size
-        tokens[UncachedReason.COLD] += cut.usable - cut.nobody_from - sum(tokens.values())
-        return tokens
+        tokens[codes[0]] -= cut.nobody_from % self._block_size
+        tokens[_COLD] += total - sum(tokens)
+        return list(zip(_OF_NOBODY, tokens, strict=True))
 
     def _add(self, account: TokenAccount) -> None:
         totals = self.totals
