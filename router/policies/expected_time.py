@@ -33,7 +33,7 @@ TieKey = tuple[int, float, int]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTimeOptions:
-    near_tie: float = 0.05  # costs within this share of the best are drawn at random, less loaded of two
+    near_tie: float = 0.01  # costs within this share of the best are as good: less loaded of two drawn
     recompute_idle: float = 2.0  # w on a fleet where nobody is queued
     recompute_per_queued: float = 2.0  # more of it per queued request and replica
     recompute_most: float = 8.0  # beyond it, holding on to a prefix starves idle replicas
