@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
+from router.limits import Limits
 from router.policies import check_policy
 
 BINDINGS = ("at_once", "late")
@@ -69,9 +70,7 @@ class RouterConfig:
     silent_after_s: float = 5.0  # a replica without event or heartbeat this long is scored by load alone
     max_attempts: int = 3  # tries per request, each on another replica
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
-    max_body_bytes: int = 4 << 20
-    max_stop_strings: int = 16
-    max_stop_chars: int = 256
+    limits: Limits = field(default_factory=Limits)  # of one HTTP request
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header
     expose_debug: bool = False  # GET /debug/route: latest decisions by request id, sums; no prompt text
     # What readers of /debug/route must send as a bearer token; None: whoever reaches the port may read it.
@@ -114,9 +113,6 @@ class RouterConfig:
             ("silent_after_s", 0.1, 3600.0),
             ("max_attempts", 1, 100),
             ("max_deaths", 1, 100),
-            ("max_body_bytes", 1024, 1 << 30),
-            ("max_stop_strings", 1, 10_000),
-            ("max_stop_chars", 1, 1 << 20),
             ("debug_requests", 1, 1_000_000),
             ("shadow_share", 0.0, 1.0),
         ):

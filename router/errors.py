@@ -8,6 +8,7 @@
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
     └── ApiError                     the client's request is wrong; names the field where there is one
         ├── MalformedJson
+        ├── HeadersTooLarge
         ├── BodyTooLarge
         ├── UnknownModel
         ├── InvalidField
@@ -15,7 +16,7 @@
         │   └── PromptTooLong        names both numbers and the limit
         └── NoChatTemplate           a chat was asked of a tokenizer that has no template
 
-Knows nothing of HTTP: status codes are chosen in `deploy/http_errors.py`. Messages are shown to
+Knows nothing of HTTP: status codes are chosen in `openai_api/errors.py`. Messages are shown to
 clients, so they say what to change and never quote a prompt.
 """
 
@@ -89,6 +90,18 @@ class BodyTooLarge(ApiError):
     def __init__(self, limit_bytes: int, size_bytes: int | None = None) -> None:
         size = "more than" if size_bytes is None else f"{size_bytes} bytes, above"
         super().__init__(f"The body has {size} the limit of {limit_bytes} bytes.", code="body_too_large")
+        self.limit_bytes = limit_bytes
+        self.size_bytes = size_bytes
+
+
+class HeadersTooLarge(ApiError):
+    """The request's headers are larger than the Router takes."""
+
+    def __init__(self, limit_bytes: int, size_bytes: int) -> None:
+        super().__init__(
+            f"The headers have {size_bytes} bytes, above the limit of {limit_bytes} bytes.",
+            code="headers_too_large",
+        )
         self.limit_bytes = limit_bytes
         self.size_bytes = size_bytes
 

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cache.errors import ServingError
+from router.errors import HeadersTooLarge
 from router.metrics import CONTENT_TYPE, RouterMetrics
 from router.openai_api.body import parse_object, read_limited
 from router.openai_api.debug import PATH as DEBUG_PATH
@@ -69,6 +70,7 @@ def build_api(
     _Routes(service).register(api)
     api.add_exception_handler(HTTPException, _on_route_error)
     api.add_exception_handler(RequestValidationError, _on_route_error)
+    api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes)
     api.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     return api
 
@@ -92,6 +94,26 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id if self._echo else send)
+
+
+class HeaderLimitMiddleware:
+    """Refuses a request whose headers are too large, before anything looks at them.
+
+    Servers and proxies in front have limits of their own; not all of them do.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            size_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+            if size_bytes > self._max_bytes:
+                refusal = _error_response(answer_to(HeadersTooLarge(self._max_bytes, size_bytes)))
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _request_id(given: str | None) -> str:
@@ -137,6 +159,7 @@ class _Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._limits = service.config.limits
 
     def register(self, api: FastAPI) -> None:
         api.add_api_route(
@@ -170,7 +193,10 @@ class _Routes:
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: dict[str, Any]) -> Answer:
             return await self._service.chat(
-                parse_chat(body), _id_of(request), self._policy_of(request), _session_of(request)
+                parse_chat(body, self._limits),
+                _id_of(request),
+                self._policy_of(request),
+                _session_of(request),
             )
 
         return await self._answer(request, Endpoint.CHAT, start)
@@ -178,7 +204,10 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         async def start(body: dict[str, Any]) -> Answer:
             return await self._service.complete(
-                parse_completion(body), _id_of(request), self._policy_of(request), _session_of(request)
+                parse_completion(body, self._limits),
+                _id_of(request),
+                self._policy_of(request),
+                _session_of(request),
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
@@ -288,9 +317,9 @@ class _Routes:
 
     async def _read(self, request: Request, endpoint: Endpoint) -> dict[str, Any]:
         content = await read_limited(
-            request.stream(), request.headers.get("content-length"), self._service.config.max_body_bytes
+            request.stream(), request.headers.get("content-length"), self._limits.max_body_bytes
         )
-        body = parse_object(content)
+        body = parse_object(content, self._limits.max_json_depth)
         self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
         return body
 

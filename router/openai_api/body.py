@@ -1,13 +1,14 @@
 """From the bytes of a request body to a JSON object, or an error that says what is wrong.
 
 Knows size limits and JSON; knows no fields. Parsing is strict: UTF-8 only, no NaN or Infinity, no lone
-surrogates, at most 200 levels deep (pydantic-core's parser), so nothing behind it meets such values.
+surrogates, nested no deeper than the limit (and never deeper than 200, where pydantic-core's parser ends),
+so nothing behind it meets such values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from pydantic_core import from_json
@@ -57,8 +58,11 @@ async def read_limited(chunks: AsyncIterator[bytes], declared: str | None, limit
     return b"".join(parts)
 
 
-def parse_object(content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`. Raises MalformedJson; its message never quotes the content."""
+def parse_object(content: bytes, max_depth: int) -> dict[str, Any]:
+    """The JSON object in `content`. Raises MalformedJson; its message never quotes the content.
+
+    max_depth: of nested arrays and objects, the body itself counted.
+    """
     if not content:
         raise MalformedJson("it is empty.")
     try:
@@ -67,7 +71,25 @@ def parse_object(content: bytes) -> dict[str, Any]:
         raise MalformedJson(_explain(str(error))) from None
     if not isinstance(value, dict):
         raise MalformedJson("it must be an object.")
+    # Few brackets cannot be deep: a prompt of many token ids is not walked.
+    if content.count(b"[") + content.count(b"{") > max_depth and _is_deeper(value, max_depth):
+        raise MalformedJson(f"it is nested deeper than {max_depth} levels.")
     return value
+
+
+def _is_deeper(value: object, limit: int) -> bool:
+    level: list[object] = [value]
+    for _ in range(limit):
+        level = [child for container in level for child in _containers_in(container)]
+        if not level:
+            return False
+    return True
+
+
+def _containers_in(container: object) -> list[object]:
+    children = container.values() if isinstance(container, dict) else container
+    assert isinstance(children, Iterable)
+    return [child for child in children if isinstance(child, dict | list)]
 
 
 def _explain(parser_message: str) -> str:

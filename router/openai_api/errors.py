@@ -58,6 +58,7 @@ _BUSY = _Row(429, RATE_LIMIT, "busy", "server_busy", lambda error: getattr(error
 _TABLE: dict[type[BaseException], _Row] = {
     # The client's doing.
     errors.MalformedJson: _Row(400, INVALID_REQUEST, "invalid"),
+    errors.HeadersTooLarge: _Row(431, INVALID_REQUEST, "invalid"),
     errors.BodyTooLarge: _Row(413, INVALID_REQUEST, "invalid"),
     errors.UnknownModel: _Row(404, INVALID_REQUEST, "not_found"),
     errors.ApiError: _Row(400, INVALID_REQUEST, "invalid"),

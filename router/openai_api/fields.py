@@ -2,18 +2,20 @@
 
 A field is *used*, *ignored* (accepted, without effect on the answer, documented so), or *refused* unless
 its value is neutral, that is, asks for what happens anyway: a client must not believe that something
-was done which was not. Fields outside the table are accepted and counted: client libraries add new
-ones all the time. `docs/api.md` shows this table; a test holds the two together.
+was done which was not. A refused field is checked all the same, so that a value which makes no sense is
+told apart from one that this server cannot honour. Fields outside the table are accepted and counted:
+client libraries add new ones all the time. `docs/api.md` shows this table; a test holds the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from router.errors import UnsupportedParameter
+from router.errors import InvalidField, UnsupportedParameter
 
 
 class Endpoint(StrEnum):
@@ -30,7 +32,70 @@ class Use(StrEnum):
 BOTH = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 CHAT = (Endpoint.CHAT,)
 COMPLETIONS = (Endpoint.COMPLETIONS,)
-MAX_PROMPTS = 64  # prompts in one completions body; each is a request of its own to a replica
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The values a refused field has in the API. `text` completes "'name' must be ..."."""
+
+    text: str
+    contains: Callable[[Any], bool]
+
+
+def _integer(low: int, high: int | None = None) -> Domain:
+    text = f"an integer of at least {low}" if high is None else f"an integer between {low} and {high}"
+    return Domain(text, lambda value: _is_integer(value) and value >= low and (high is None or value <= high))
+
+
+def _number(low: float, high: float) -> Domain:
+    def contains(value: Any) -> bool:
+        return _is_number(value) and low <= value <= high
+
+    return Domain(f"a number between {low:g} and {high:g}", contains)
+
+
+def _one_of(kind: type | tuple[type, ...], text: str) -> Domain:
+    return Domain(text, lambda value: isinstance(value, kind))
+
+
+def _list_of(contains: Callable[[Any], bool], text: str) -> Domain:
+    return Domain(text, lambda value: isinstance(value, list) and all(map(contains, value)))
+
+
+def _is_integer(value: Any) -> bool:
+    """JSON's 1.0 is an integer too, and `true` is none."""
+    return _is_number(value) and value == int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_bias(value: Any) -> bool:
+    """Token ids, which are strings as JSON keys, each with a bias."""
+    return isinstance(value, dict) and all(
+        token.isascii() and token.isdigit() and _is_number(bias) and -100 <= bias <= 100
+        for token, bias in value.items()
+    )
+
+
+def _is_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") in ("text", "json_object", "json_schema")
+
+
+_BOOLEAN = _one_of(bool, "true or false")
+_STRING = _one_of(str, "a string")
+_OBJECT = _one_of(dict, "an object")
+_LIST = _one_of(list, "a list")
+_STRINGS = _list_of(lambda value: isinstance(value, str), "a list of strings")
+_ANY = Domain("anything", lambda _value: True)
+_FINITE = Domain("a number", _is_number)
+_POSITIVE = Domain("a number above 0", lambda value: _is_number(value) and value > 0)
+_LOGPROBS = Domain(
+    "an integer between 0 and 20",
+    lambda value: isinstance(value, bool) or (_is_integer(value) and 0 <= value <= 20),
+)
+_FORMAT = Domain('an object whose type is "text", "json_object" or "json_schema"', _is_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +107,7 @@ class Field:
     accepts: str
     endpoints: tuple[Endpoint, ...] = BOTH
     neutral: tuple[Any, ...] = ()  # of a refused field; `null` is always neutral
+    domain: Domain = _ANY  # of a refused field: what the API defines, whether honoured or not
 
 
 def _used(name: str, accepts: str, endpoints: tuple[Endpoint, ...] = BOTH) -> Field:
@@ -52,9 +118,11 @@ def _ignored(name: str, endpoints: tuple[Endpoint, ...] = BOTH) -> Field:
     return Field(name, Use.IGNORED, "anything", endpoints)
 
 
-def _refused(name: str, *neutral: Any, endpoints: tuple[Endpoint, ...] = BOTH) -> Field:
+def _refused(
+    name: str, *neutral: Any, domain: Domain = _ANY, endpoints: tuple[Endpoint, ...] = BOTH
+) -> Field:
     shown = " or ".join(_json(value) for value in neutral) or "absent"
-    return Field(name, Use.REFUSED, shown, endpoints, neutral)
+    return Field(name, Use.REFUSED, shown, endpoints, neutral, domain)
 
 
 def _json(value: Any) -> str:
@@ -73,7 +141,7 @@ FIELDS: tuple[Field, ...] = (
     _used("messages", "a list of at least one message with a role and text content", CHAT),
     _used(
         "prompt",
-        f"a string, a list of token ids, or a list of 1 to {MAX_PROMPTS} of either",
+        "a string, a list of token ids, or a list of either",
         COMPLETIONS,
     ),
     _used("max_tokens", "an integer of at least 1, and fit the context together with the prompt"),
@@ -95,7 +163,7 @@ FIELDS: tuple[Field, ...] = (
         "stream_options",
         "an object with include_usage and continuous_usage_stats, and only with stream: true",
     ),
-    _used("cache_salt", "a string of 1 to 1024 characters"),
+    _used("cache_salt", "a non-empty string"),
     _ignored("user"),
     _ignored("metadata"),
     _ignored("safety_identifier"),
@@ -103,53 +171,54 @@ FIELDS: tuple[Field, ...] = (
     _ignored("prompt_cache_retention"),
     _ignored("service_tier"),
     _ignored("parallel_tool_calls", CHAT),  # without tools there is nothing to run in parallel
-    _refused("n", 1),
-    _refused("best_of", 1),
-    _refused("echo", False),
-    _refused("suffix", "", endpoints=COMPLETIONS),
-    _refused("logprobs", False),
-    _refused("top_logprobs", 0),
-    _refused("prompt_logprobs"),
-    _refused("presence_penalty", 0),
-    _refused("frequency_penalty", 0),
-    _refused("repetition_penalty", 1),
-    _refused("length_penalty", 1),
-    _refused("min_p", 0),
-    _refused("typical_p", 1),
-    _refused("logit_bias", {}),
-    _refused("logits_processors", []),
-    _refused("bad_words", []),
-    _refused("allowed_token_ids"),
-    _refused("use_beam_search", False),
-    _refused("response_format", {"type": "text"}),
-    _refused("structured_outputs"),
+    _refused("n", 1, domain=_integer(1)),
+    _refused("best_of", 1, domain=_integer(1)),
+    _refused("echo", False, domain=_BOOLEAN),
+    _refused("suffix", "", domain=_STRING, endpoints=COMPLETIONS),
+    _refused("logprobs", False, domain=_BOOLEAN, endpoints=CHAT),
+    _refused("logprobs", False, domain=_LOGPROBS, endpoints=COMPLETIONS),
+    _refused("top_logprobs", 0, domain=_integer(0, 20)),
+    _refused("prompt_logprobs", domain=_integer(-1)),
+    _refused("presence_penalty", 0, domain=_number(-2, 2)),
+    _refused("frequency_penalty", 0, domain=_number(-2, 2)),
+    _refused("repetition_penalty", 1, domain=_POSITIVE),
+    _refused("length_penalty", 1, domain=_FINITE),
+    _refused("min_p", 0, domain=_number(0, 1)),
+    _refused("typical_p", 1, domain=_number(0, 1)),
+    _refused("logit_bias", {}, domain=Domain("token ids with a bias from -100 to 100 each", _is_bias)),
+    _refused("logits_processors", [], domain=_LIST),
+    _refused("bad_words", [], domain=_STRINGS),
+    _refused("allowed_token_ids", domain=_list_of(_is_integer, "a list of token ids")),
+    _refused("use_beam_search", False, domain=_BOOLEAN),
+    _refused("response_format", {"type": "text"}, domain=_FORMAT),
+    _refused("structured_outputs", domain=_OBJECT),
     _refused("guided_json"),
-    _refused("guided_regex"),
-    _refused("guided_choice"),
-    _refused("guided_grammar"),
-    _refused("tools", [], endpoints=CHAT),
+    _refused("guided_regex", domain=_STRING),
+    _refused("guided_choice", domain=_STRINGS),
+    _refused("guided_grammar", domain=_STRING),
+    _refused("tools", [], domain=_LIST, endpoints=CHAT),
     _refused("tool_choice", "none", "auto", endpoints=CHAT),
-    _refused("functions", [], endpoints=CHAT),
+    _refused("functions", [], domain=_LIST, endpoints=CHAT),
     _refused("function_call", "none", "auto", endpoints=CHAT),
-    _refused("modalities", ["text"], endpoints=CHAT),
-    _refused("audio", endpoints=CHAT),
-    _refused("prediction", endpoints=CHAT),
-    _refused("web_search_options", endpoints=CHAT),
-    _refused("reasoning_effort", endpoints=CHAT),
-    _refused("verbosity", endpoints=CHAT),
-    _refused("store", False),
-    _refused("documents", [], endpoints=CHAT),
-    _refused("chat_template", endpoints=CHAT),
-    _refused("chat_template_kwargs", {}, endpoints=CHAT),
-    _refused("add_generation_prompt", True, endpoints=CHAT),
-    _refused("continue_final_message", False, endpoints=CHAT),
-    _refused("include_stop_str_in_output", False),
-    _refused("skip_special_tokens", True),
-    _refused("spaces_between_special_tokens", True),
-    _refused("truncate_prompt_tokens"),
-    _refused("return_token_ids", False),
+    _refused("modalities", ["text"], domain=_STRINGS, endpoints=CHAT),
+    _refused("audio", domain=_OBJECT, endpoints=CHAT),
+    _refused("prediction", domain=_OBJECT, endpoints=CHAT),
+    _refused("web_search_options", domain=_OBJECT, endpoints=CHAT),
+    _refused("reasoning_effort", domain=_STRING, endpoints=CHAT),
+    _refused("verbosity", domain=_STRING, endpoints=CHAT),
+    _refused("store", False, domain=_BOOLEAN),
+    _refused("documents", [], domain=_LIST, endpoints=CHAT),
+    _refused("chat_template", domain=_STRING, endpoints=CHAT),
+    _refused("chat_template_kwargs", {}, domain=_OBJECT, endpoints=CHAT),
+    _refused("add_generation_prompt", True, domain=_BOOLEAN, endpoints=CHAT),
+    _refused("continue_final_message", False, domain=_BOOLEAN, endpoints=CHAT),
+    _refused("include_stop_str_in_output", False, domain=_BOOLEAN),
+    _refused("skip_special_tokens", True, domain=_BOOLEAN),
+    _refused("spaces_between_special_tokens", True, domain=_BOOLEAN),
+    _refused("truncate_prompt_tokens", domain=_integer(-1)),
+    _refused("return_token_ids", False, domain=_BOOLEAN),
     _refused("prompt_embeds", endpoints=COMPLETIONS),
-    _refused("priority", 0),
+    _refused("priority", 0, domain=Domain("an integer", _is_integer)),
 )
 
 
@@ -168,13 +237,18 @@ def accepted_text(endpoint: Endpoint, name: str) -> str | None:
 
 
 def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    """Raises UnsupportedParameter for the first field that asks for something not implemented."""
+    """Raises UnsupportedParameter for the first field that asks for something not implemented.
+
+    Raises InvalidField instead where the value is none that the API defines.
+    """
     table = _TABLES[endpoint]
     for name, value in body.items():
         row = table.get(name)
         if row is None or row.use is not Use.REFUSED or value is None:
             continue
         if not any(_equal(value, neutral) for neutral in row.neutral):
+            if not row.domain.contains(value):
+                raise InvalidField(name, f"'{name}' must be {row.domain.text}.")
             only = f" Leave it out or send {row.accepts}." if row.neutral else " Leave it out."
             raise UnsupportedParameter(name, f"'{name}' is not supported by this server.{only}")
 

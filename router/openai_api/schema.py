@@ -15,20 +15,16 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 
 from router.errors import InvalidField, UnsupportedParameter
-from router.openai_api.fields import (
-    MAX_PROMPTS,
-    Endpoint,
-    accepted_text,
-    refuse_unsupported,
-)
+from router.limits import Limits
+from router.openai_api.fields import Endpoint, accepted_text, refuse_unsupported
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default for /v1/completions
-MAX_MESSAGES = 4096
 INT32_MAX = (1 << 31) - 1
 
 # The API treats `developer` as the newer name of `system`; chat templates know the old one.
@@ -60,9 +56,10 @@ class TokenPrompt(BaseModel):
 Prompt = TextPrompt | TokenPrompt
 
 
-def _to_messages(value: object) -> tuple[ChatMessage, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
-        raise InvalidField("messages", f"'messages' must be a list of 1 to {MAX_MESSAGES} messages.")
+def _to_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
+    limit = _limits(info).max_messages
+    if not isinstance(value, list) or not 1 <= len(value) <= limit:
+        raise InvalidField("messages", f"'messages' must be a list of 1 to {limit} messages.")
     return tuple(_to_message(item, f"messages[{index}]") for index, item in enumerate(value))
 
 
@@ -106,16 +103,17 @@ def _to_text(value: object, at: str) -> str:
     return "".join(texts)
 
 
-def _to_prompts(value: object) -> tuple[Prompt, ...]:
+def _to_prompts(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
     """One string, one list of ids, or a list of either; the kind of the first item decides."""
     if isinstance(value, str):
         return (TextPrompt.model_construct(text=value),)
     if isinstance(value, list) and value:
         if _is_int(value[0]):
             return (_to_token_prompt(value, "prompt"),)
-        if len(value) > MAX_PROMPTS:
+        limit = _limits(info).max_prompts
+        if len(value) > limit:
             raise InvalidField(
-                "prompt", f"'prompt' must have at most {MAX_PROMPTS} prompts, this one has {len(value)}."
+                "prompt", f"'prompt' must have at most {limit} prompts, this one has {len(value)}."
             )
         return tuple(_to_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
     raise InvalidField("prompt", f"'prompt' must be {accepted_text(Endpoint.COMPLETIONS, 'prompt')}.")
@@ -133,19 +131,41 @@ def _to_token_prompt(value: object, at: str) -> TokenPrompt:
     return TokenPrompt.model_construct(token_ids=tuple(value))
 
 
-def _to_stops(value: object) -> tuple[str, ...]:
+def _to_stops(value: object, info: ValidationInfo) -> tuple[str, ...]:
+    limits = _limits(info)
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+    if not isinstance(stops, list):
         raise InvalidField("stop", f"'stop' must be {accepted_text(Endpoint.CHAT, 'stop')}.")
+    if len(stops) > limits.max_stop_strings:
+        raise InvalidField("stop", f"'stop' must have at most {limits.max_stop_strings} strings.")
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise InvalidField("stop", f"'stop' must be {accepted_text(Endpoint.CHAT, 'stop')}.")
+    if any(len(stop) > limits.max_stop_chars for stop in stops):
+        raise InvalidField("stop", f"'stop' must have strings of at most {limits.max_stop_chars} characters.")
     return tuple(stops)
 
 
-def _to_stop_ids(value: object) -> tuple[int, ...]:
+def _to_stop_ids(value: object, info: ValidationInfo) -> tuple[int, ...]:
+    limit = _limits(info).max_stop_strings
+    if isinstance(value, list) and len(value) > limit:
+        raise InvalidField("stop_token_ids", f"'stop_token_ids' must have at most {limit} ids.")
     if not isinstance(value, list) or not all(map(_is_token_id, value)):
         raise InvalidField(
             "stop_token_ids", f"'stop_token_ids' must be {accepted_text(Endpoint.CHAT, 'stop_token_ids')}."
         )
     return tuple(value)
+
+
+def _to_salt(value: object, info: ValidationInfo) -> object:
+    limit = _limits(info).max_salt_chars
+    if isinstance(value, str) and len(value) > limit:
+        raise InvalidField("cache_salt", f"'cache_salt' must have at most {limit} characters.")
+    return value
+
+
+def _limits(info: ValidationInfo) -> Limits:
+    """What `_parse` was given; the defaults for a body built otherwise."""
+    return info.context if isinstance(info.context, Limits) else Limits()
 
 
 def _is_int(value: object) -> bool:
@@ -209,7 +229,7 @@ class RequestBody(BaseModel):
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    cache_salt: Annotated[str, BeforeValidator(_to_salt), Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -250,23 +270,27 @@ class CompletionBody(RequestBody):
         return self.max_tokens or DEFAULT_COMPLETION_TOKENS
 
 
-def parse_chat(body: Mapping[str, Any]) -> ChatBody:
-    """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    return _parse(ChatBody, Endpoint.CHAT, body)
+_DEFAULTS = Limits()
 
 
-def parse_completion(body: Mapping[str, Any]) -> CompletionBody:
+def parse_chat(body: Mapping[str, Any], limits: Limits = _DEFAULTS) -> ChatBody:
     """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    return _parse(CompletionBody, Endpoint.COMPLETIONS, body)
+    return _parse(ChatBody, Endpoint.CHAT, body, limits)
+
+
+def parse_completion(body: Mapping[str, Any], limits: Limits = _DEFAULTS) -> CompletionBody:
+    """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
+    return _parse(CompletionBody, Endpoint.COMPLETIONS, body, limits)
 
 
 _Body = TypeVar("_Body", bound=RequestBody)
 
 
-def _parse(kind: type[_Body], endpoint: Endpoint, body: Mapping[str, Any]) -> _Body:
+def _parse(kind: type[_Body], endpoint: Endpoint, body: Mapping[str, Any], limits: Limits) -> _Body:
     refuse_unsupported(endpoint, body)
+    given = {name: value for name, value in body.items() if value is not None}
     try:
-        return kind.model_validate({name: value for name, value in body.items() if value is not None})
+        return kind.model_validate(given, context=limits)
     except ValidationError as error:
         raise _invalid_field(endpoint, error) from None
 

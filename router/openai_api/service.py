@@ -198,16 +198,6 @@ class Service:
             raise InvalidField(
                 "x-warmpath-policy", f"'x-warmpath-policy' must be one of {', '.join(POLICY_NAMES)}."
             )
-        if len(body.stop) > config.max_stop_strings:
-            raise InvalidField("stop", f"'stop' must have at most {config.max_stop_strings} strings.")
-        if any(len(stop) > config.max_stop_chars for stop in body.stop):
-            raise InvalidField(
-                "stop", f"'stop' must have strings of at most {config.max_stop_chars} characters."
-            )
-        if len(body.stop_token_ids) > config.max_stop_strings:
-            raise InvalidField(
-                "stop_token_ids", f"'stop_token_ids' must have at most {config.max_stop_strings} ids."
-            )
         if any(token_id >= vocab_size for token_id in body.stop_token_ids):
             raise InvalidField(
                 "stop_token_ids", f"'stop_token_ids' must have ids between 0 and {vocab_size - 1}."

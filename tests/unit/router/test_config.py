@@ -8,6 +8,7 @@ import pytest
 
 from cache.errors import ConfigError
 from router.config import RecordConfig
+from router.limits import Limits
 from router.policies import NAMES
 from tests.fakes_router import config
 
@@ -25,7 +26,6 @@ def test_every_policy_can_be_configured(policy: str) -> None:
         ("reservation_ttl_s", 0.0),
         ("silent_after_s", 0.0),
         ("max_attempts", 0),
-        ("max_body_bytes", 1),
         ("shadow_policy", "fastest"),
         ("shadow_share", 1.5),
         ("debug_requests", 0),
@@ -37,6 +37,15 @@ def test_a_wrong_value_is_named_with_what_is_accepted(field: str, value: Any) ->
     assert caught.value.field == field
     assert str(value) in str(caught.value)
     assert "must be" in caught.value.accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_body_bytes", 1), ("max_prompts", 0), ("max_json_depth", 129)]
+)
+def test_a_limit_out_of_range_is_named(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match="must be between") as caught:
+        Limits(**{name: value})
+    assert caught.value.field == f"limits.{name}"
 
 
 def test_a_short_secret_is_refused_and_not_shown() -> None:

@@ -15,6 +15,7 @@ from cache.errors import PromptTooLong as ReplicaPromptTooLong
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.errors import ReplicaLost
+from router.limits import Limits
 from router.openai_api.service import Readiness
 from router.openai_api.streams import BrokenStream
 from tests.fakes_http import MAX_MODEL_LEN, MODEL, RouterUnderTest, events_of, text_of
@@ -341,10 +342,43 @@ async def test_malformed_json_is_a_400(router: RouterUnderTest, content: bytes) 
 
 
 async def test_a_body_above_the_limit_is_a_413() -> None:
-    async with RouterUnderTest(max_body_bytes=1024) as router:
+    async with RouterUnderTest(limits=Limits(max_body_bytes=1024)) as router:
         answer = await _post(router, b" " * 1025)
         assert answer.status_code == 413
         assert _error(answer)["code"] == "body_too_large"
+
+
+async def test_headers_above_the_limit_are_a_431(router: RouterUnderTest) -> None:
+    answer = await router.client.get("/live", headers={"x-large": "x" * (16 << 10)})
+    assert answer.status_code == 431
+    assert _error(answer)["code"] == "headers_too_large"
+    assert answer.headers["x-request-id"]
+    assert (await router.client.get("/live", headers={"x-large": "x" * (8 << 10)})).status_code == 200
+
+
+LIMITS = Limits(
+    max_json_depth=6, max_messages=2, max_prompts=2, max_stop_strings=2, max_stop_chars=3, max_salt_chars=4
+)
+BEYOND: list[tuple[str, dict[str, Any], str | None]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 3}, "messages"),
+    ("/v1/completions", {"prompt": ["x"] * 3}, "prompt"),
+    ("/v1/completions", {"prompt": "x", "stop": ["x"] * 3}, "stop"),
+    ("/v1/completions", {"prompt": "x", "stop": "xxxx"}, "stop"),
+    ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 3}, "stop_token_ids"),
+    ("/v1/completions", {"prompt": "x", "cache_salt": "xxxxx"}, "cache_salt"),
+    ("/v1/completions", {"prompt": "x", "metadata": [[[[[[[]]]]]]]}, None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), BEYOND)
+async def test_a_limit_that_was_lowered_holds(path: str, body: dict[str, Any], param: str | None) -> None:
+    async with RouterUnderTest(limits=LIMITS) as router:
+        answer = await router.client.post(path, json={"model": MODEL, "max_tokens": 1, **body})
+        assert answer.status_code == 400
+        assert _error(answer)["param"] == param
+    async with RouterUnderTest() as router:
+        answer = await router.client.post(path, json={"model": MODEL, "max_tokens": 1, **body})
+        assert answer.status_code == 200, answer.text
 
 
 async def test_an_unknown_model_is_a_404(router: RouterUnderTest) -> None:

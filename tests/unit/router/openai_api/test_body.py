@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from router.errors import BodyTooLarge, MalformedJson
-from router.openai_api.body import parse_object, read_limited
+from router.openai_api import body
+from router.openai_api.body import read_limited
+
+MAX_DEPTH = 64
+
+
+def parse_object(content: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    return body.parse_object(content, max_depth)
 
 
 async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -77,3 +85,19 @@ def test_what_is_not_a_json_object_is_refused_with_its_cause_and_not_its_content
 
 def test_an_object_is_returned_as_it_is() -> None:
     assert parse_object('{"a": [1, 2.5, "ü", null, true]}'.encode()) == {"a": [1, 2.5, "ü", None, True]}
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a": ', b"}")])
+def test_a_body_may_be_nested_to_the_limit_and_no_deeper(opening: bytes, closing: bytes) -> None:
+    """The body itself is the first level."""
+    for levels, fits in ((3, True), (4, False)):
+        content = b'{"a": ' + opening * levels + b"1" * (opening != b"[") + closing * levels + b"}"
+        if fits:
+            assert parse_object(content, 4)
+        else:
+            with pytest.raises(MalformedJson, match="deeper than 4 levels"):
+                parse_object(content, 4)
+
+
+def test_wide_is_not_deep() -> None:
+    assert len(parse_object(b'{"a": [' + b"[[]]," * 1000 + b"[]]}", 4)["a"]) == 1001

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
+from router.limits import Limits
 from router.openai_api.fields import FIELDS, Use
 
 DOCUMENT = (Path(__file__).resolve().parents[4] / "docs" / "api.md").read_text()
 
 
 def _section(title: str) -> str:
-    return DOCUMENT.split(f"### {title}\n")[1].split("\n#")[0]
+    return re.split(rf"^##+ {title}\n", DOCUMENT, flags=re.MULTILINE)[1].split("\n#")[0]
 
 
 def _rows(title: str) -> list[list[str]]:
@@ -32,6 +34,11 @@ def test_the_documented_fields_are_the_codes() -> None:
             for field in rows
         ]
         assert _rows(title) == expected
+
+
+def test_the_documented_limits_are_the_codes() -> None:
+    expected = [(f"`{field.name}`", str(field.default)) for field in dataclasses.fields(Limits)]
+    assert [tuple(row[:2]) for row in _rows("Limits")] == expected
 
 
 def test_every_code_in_the_errors_table_is_one_that_the_code_knows() -> None:

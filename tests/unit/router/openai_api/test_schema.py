@@ -79,7 +79,7 @@ def test_a_wrong_value_is_named(parse: Any, name: str, value: Any, param: str) -
         ("temperature", 3, "a number between 0 and 2"),
         ("top_p", 2, "a number above 0 and up to 1"),
         ("max_tokens", 0, "an integer of at least 1"),
-        ("cache_salt", "", "a string of 1 to 1024 characters"),
+        ("cache_salt", "", "a non-empty string"),
     ],
 )
 def test_the_accepted_range_is_in_the_message(name: str, value: Any, accepted: str) -> None:
@@ -208,6 +208,53 @@ def test_the_newer_name_of_the_limit_wins_and_completions_default_to_16() -> Non
     assert _completion().token_limit == 16
 
 
+# Of each kind of value, one that is defined and not neutral.
+_DEFINED: tuple[Any, ...] = (2, 0.5, True, False, "auto-matic", {"type": "json_object"}, {"7": 1}, [1], ["a"])
+
+
+def _defined(field: Field) -> Any:
+    """A value that the API defines for this field and this server does not honour."""
+    return next(
+        value
+        for value in _DEFINED
+        if field.domain.contains(value) and not any(_same(value, neutral) for neutral in field.neutral)
+    )
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return value == neutral and isinstance(value, bool) is isinstance(neutral, bool)
+
+
+UNDEFINED: list[tuple[Endpoint, str, Any]] = [
+    (endpoint, name, value)
+    for endpoint, name, values in (
+        (Endpoint.CHAT, "n", [0, -1, 1.5, "2", True, [], float("inf")]),
+        (Endpoint.CHAT, "logprobs", [1, "yes"]),
+        (Endpoint.COMPLETIONS, "logprobs", [-1, 21, "yes"]),
+        (Endpoint.CHAT, "top_logprobs", [-1, 21, 0.5]),
+        (Endpoint.CHAT, "presence_penalty", [-2.1, 2.1, "0"]),
+        (Endpoint.CHAT, "frequency_penalty", [1e308]),
+        (Endpoint.CHAT, "repetition_penalty", [0, -1]),
+        (Endpoint.CHAT, "min_p", [-0.1, 1.1]),
+        (Endpoint.CHAT, "logit_bias", [[], {"x": 1}, {"5": 101}, {"5": None}]),
+        (Endpoint.CHAT, "response_format", ["json", {}, {"type": "xml"}]),
+        (Endpoint.COMPLETIONS, "echo", [1]),
+        (Endpoint.COMPLETIONS, "best_of", [0]),
+    )
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("endpoint", "name", "value"), UNDEFINED)
+def test_a_refused_fields_value_that_the_api_does_not_define_is_invalid(
+    endpoint: Endpoint, name: str, value: Any
+) -> None:
+    with pytest.raises(InvalidField) as caught:
+        refuse_unsupported(endpoint, {name: value})
+    assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+    assert "must be" in caught.value.message
+
+
 REFUSED = [field for field in FIELDS if field.use is Use.REFUSED]
 
 
@@ -215,7 +262,7 @@ REFUSED = [field for field in FIELDS if field.use is Use.REFUSED]
 def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Field) -> None:
     for endpoint in field.endpoints:
         with pytest.raises(UnsupportedParameter) as caught:
-            refuse_unsupported(endpoint, {field.name: ["not", "neutral"]})
+            refuse_unsupported(endpoint, {field.name: _defined(field)})
         assert caught.value.param == field.name
         assert caught.value.code == "unsupported_parameter"
         for neutral in (None, *field.neutral):
@@ -228,7 +275,6 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Fie
         ("n", 1, True),
         ("n", 1.0, True),
         ("n", 2, False),
-        ("n", True, False),
         ("logprobs", False, True),
         ("logprobs", True, False),
         ("logprobs", 0, False),  # completions: the chosen token's own

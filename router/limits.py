@@ -1,0 +1,40 @@
+"""How much one HTTP request may ask for: every bound in one place, each with its reason.
+
+What follows from the model (context length, vocabulary) is no setting and is not here. Knows numbers; knows
+neither HTTP nor fields. `docs/api.md` shows this table; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from cache.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`limits:` under the Router's settings."""
+
+    max_header_bytes: int = 16 << 10  # names and values together; proxies in front mostly allow less
+    max_body_bytes: int = 4 << 20  # of a request; a million tokens of text fit
+    max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
+    max_messages: int = 4096  # of a chat
+    max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
+    max_stop_strings: int = 16  # and as many `stop_token_ids`: each is looked for after every token
+    max_stop_chars: int = 256  # of one stop string: that much text may have to be held back
+    max_salt_chars: int = 1024  # of `cache_salt`: a digest fits many times
+    max_tools: int = 128  # the API's own bound
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            low, high = _RANGES.get(field.name, (1, 1_000_000))
+            value = getattr(self, field.name)
+            if not low <= value <= high:
+                raise ConfigError(f"limits.{field.name}", value, f"must be between {low} and {high}")
+
+
+_RANGES = {
+    "max_header_bytes": (1024, 1 << 20),
+    "max_body_bytes": (1024, 1 << 30),
+    "max_json_depth": (4, 128),  # the parser's own end is at 200
+}
