@@ -451,7 +451,10 @@ class Routing:
             return [0] * len(states)
         size = self._block_size
         usable = max(0, (num_prompt_tokens - 1) // size)
-        return [min(held.get(state.replica_id, 0), usable) * size for state in states]
+        if max(held.values()) > usable:
+            held = {replica_id: min(overlap, usable) for replica_id, overlap in held.items()}
+        overlap_of = held.get
+        return [overlap_of(state.replica_id, 0) * size for state in states]
 
     def _shape(
         self, hints: Sequence[HashHint], num_prompt_tokens: int, states: Sequence[ReplicaState], now: float
