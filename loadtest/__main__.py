@@ -15,17 +15,20 @@ from typing import Any
 from rich.console import Console
 
 from loadtest.placement import arguments as read
-from loadtest.placement.bench import PARTS, Bench, bench_specs
+from loadtest.placement.bench import PARTS, Bench, bench_specs, tuning_spec
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
-from loadtest.placement.experiment import RESULTS, Output, run_experiment
+from loadtest.placement.experiment import IDEAL_CHOICE, RESULTS, Output, run_experiment, run_grid
 from loadtest.placement.plan import PlanRequest
 from loadtest.placement.plan_report import run_plan
 from loadtest.placement.policy_choice import DEFAULT, parse_policies
+from loadtest.placement.report import print_tables
 from loadtest.placement.suites import TRACE_VARIABLE, GridSpec, default_trace
+from loadtest.placement.tuning import pick, settings, table
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generators import GENERATORS
 from loadtest.workloads.reference import DEFAULT_REQUESTS, WorkloadRef
+from router.policies import POLICIES
 
 STOPPED = 130  # as a shell reports Ctrl-C
 BAD_REQUEST = 2  # as argparse reports it
@@ -66,6 +69,12 @@ token, for each cache size, and the hit rate that any cache size could reach.
 
 example
   python -m loadtest plan --trace mine.jsonl --ttft-p99 0.5 --cache-tokens 400k,1.5M
+"""
+
+TUNE = """\
+Gives every policy the same number of settings of its knobs, drawn around its defaults, and keeps the one
+with the soonest mean time to first token: 16 replicas, loads 0.85 and 1.05, seeds that bench-placement
+does not use. Prints what it gained, and writes the settings to a file for --policy @FILE.
 """
 
 BENCH = """\
@@ -133,6 +142,25 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
         run_experiment(part.spec, output, console)
 
 
+def _tune(options: argparse.Namespace, console: Console) -> None:
+    names = options.policy or [name for name, spec in POLICIES.items() if spec.option_names]
+    tried = {name: settings(name, options.budget, options.seed) for name in map(_known, names)}
+    everything = tuple(choice for choices in tried.values() for choice in choices)
+    spec = tuning_spec(_trace_of(options), (IDEAL_CHOICE, *everything), options.cache_tokens)
+    output = _output(options)
+    comparison = run_grid(spec, output, console)
+    found = [pick(comparison, IDEAL_CHOICE, choices) for choices in tried.values()]
+    print_tables([table(found)], console)
+    output.report.mkdir(parents=True, exist_ok=True)
+    path = output.report / "tuned_policies.txt"
+    path.write_text("".join(f"{tuned.best.label}\n" for tuned in found))
+    console.print(f"For --policy @FILE: {path}", soft_wrap=True)
+
+
+def _known(name: str) -> str:
+    return parse_policies([name])[-1].name
+
+
 def _plan(options: argparse.Namespace, console: Console) -> None:
     request = PlanRequest(
         trace=Path(_trace_of(options).source),
@@ -177,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_simulate(_command(commands, "simulate", "compare placement policies", SIMULATE, _simulate))
     _add_bench(_command(commands, "bench-placement", "the project's own comparison", BENCH, _bench))
+    _add_tune(_command(commands, "tune", "the same tuning budget for every policy", TUNE, _tune))
     _add_plan(_command(commands, "plan", "how many replicas a trace needs", PLAN, _plan))
     return parser
 
@@ -309,6 +338,28 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         help="cache of one replica (default: 1.5M; also to run: 400k, 6M)",
     )
     _add_output(parser, "bench")
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _add_trace(parser)
+    add("--policy", action="append", metavar="NAME", help="may be repeated (default: all that have knobs)")
+    add(
+        "--budget",
+        type=read.count,
+        default=12,
+        metavar="N",
+        help="settings tried per policy, its defaults included (default: 8)",
+    )
+    add("--seed", type=read.whole, default=0, metavar="S", help="of the settings drawn (default: 0)")
+    add(
+        "--cache-tokens",
+        type=read.tokens,
+        default=1_500_000,
+        metavar="T",
+        help="of one replica (default: 1.5M)",
+    )
+    _add_output(parser, "tune")
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

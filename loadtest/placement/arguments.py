@@ -49,6 +49,11 @@ def count(text: str) -> int:
     return _whole(text, 1)
 
 
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    return _whole(text, 0)
+
+
 def load(text: str) -> float:
     return _number(text, above=0.0)
 
@@ -69,7 +74,7 @@ def seeds(text: str) -> tuple[int, ...]:
         if not found:
             raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
         return found
-    return different(lambda part: _whole(part, 0))(text)
+    return different(whole)(text)
 
 
 def tokens(text: str) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from loadtest.placement.policy_choice import ALL, DEFAULT, parse_policies
+from loadtest.placement.policy_choice import ALL, DEFAULT, PolicyChoice, parse_policies
 from loadtest.placement.suites import GridSpec
 from loadtest.workloads.reference import WorkloadRef
 
@@ -18,7 +19,13 @@ HELD_OUT = "held-out"
 ADVERSE = "adverse"
 SURPLUS = "surplus"
 ROUTERS = "routers"
-PARTS = (CONVERSATION, GENERATED, HELD_OUT, ADVERSE, SURPLUS, ROUTERS)
+TUNED = "tuned"
+PARTS = (CONVERSATION, GENERATED, HELD_OUT, ADVERSE, SURPLUS, ROUTERS, TUNED)
+
+# Every policy's best setting, as `python -m loadtest tune` found it.
+TUNED_POLICIES = Path(__file__).parents[1] / "data" / "tuned_policies.txt"
+TUNING_SEEDS = (100,)  # not among `SEEDS`
+TUNING_REPLICAS = 16
 
 BASELINE = "power_of_two"  # what the adverse suite is measured against
 
@@ -54,7 +61,7 @@ def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
         (replace(trace, num_requests=FULL_REQUESTS),),
         everybody,
         replicas=(4, 16, 64) if bench.is_full else (4, 16),
-        loads=(0.6, 0.85, 1.05),
+        loads=(0.6, 0.85, 1.05) if bench.is_full else (0.6, 0.85),
         seeds=SEEDS if bench.is_full else SEEDS[:3],
         cache_tokens=(bench.cache_tokens,),
     )
@@ -82,11 +89,30 @@ def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
             f"far more replicas than the traffic needs, beside {BASELINE}",
             replace(surplus, policies=beside_baseline, loads=(0.1, 0.2)),
         )
+    if name == TUNED:
+        tuned = tuple(parse_policies([f"{DEFAULT}", f"@{TUNED_POLICIES}"]))
+        return Part(
+            name,
+            "every policy with its knobs tuned on other windows of the trace, and the default one as it is",
+            replace(whole, policies=tuned),
+        )
     assert name == ROUTERS
     return Part(
         name,
         "one, two and four routers that learn of each other's work from the engines alone",
         replace(whole, policies=beside_baseline, loads=(0.6, 0.85), routers=(1, 2, 4)),
+    )
+
+
+def tuning_spec(trace: WorkloadRef, policies: tuple[PolicyChoice, ...], cache_tokens: int) -> GridSpec:
+    """Where knobs are tuned: one number of replicas, two loads, seeds that are not reported on."""
+    return GridSpec(
+        (replace(trace, num_requests=FULL_REQUESTS),),
+        policies,
+        replicas=(TUNING_REPLICAS,),
+        loads=(0.85, 1.05),
+        seeds=TUNING_SEEDS,
+        cache_tokens=(cache_tokens,),
     )
 
 

@@ -46,19 +46,9 @@ def run_experiment(spec: GridSpec, output: Output, console: Console) -> list[Tex
     Stopped as `Grid.run`, and then neither prints nor writes a table.
     """
     plots = load_plots() if output.with_plots else None
-    cells = spec.cells()
-    store = ResultStore(output.results)
     began_s = time.monotonic()
-    with GridProgress(console) as progress:
-        Grid(run_cell, store, output.num_workers).run(
-            list(dict.fromkeys(cell for _, _, cell in cells)), progress
-        )
+    comparison = run_grid(spec, output, console)
     took_s = time.monotonic() - began_s
-    comparison = Comparison()
-    for setting, policy, cell in cells:
-        result = store.load(cell)
-        assert result is not None, "the grid left a cell out"
-        comparison.add(setting, policy, cell.seed, summarize(result, cell.num_replicas))
     found = tables(comparison, IDEAL_CHOICE, ours=[p for p in spec.policies if p.name == DEFAULT])
     print_tables(found, console)
     write_report(output.report, found, comparison, conditions(spec, took_s))
@@ -66,6 +56,22 @@ def run_experiment(spec: GridSpec, output: Output, console: Console) -> list[Tex
         _draw(plots, comparison, output.report)
     console.print(f"Tables, figures of every cell and plots: {output.report}", highlight=False)
     return found
+
+
+def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
+    """Every cell's figures, with a progress bar. Raises as `Grid.run`."""
+    cells = spec.cells()
+    store = ResultStore(output.results)
+    with GridProgress(console) as progress:
+        Grid(run_cell, store, output.num_workers).run(
+            list(dict.fromkeys(cell for _, _, cell in cells)), progress
+        )
+    comparison = Comparison()
+    for setting, policy, cell in cells:
+        result = store.load(cell)
+        assert result is not None, "the grid left a cell out"
+        comparison.add(setting, policy, cell.seed, summarize(result, cell.num_replicas))
+    return comparison
 
 
 def conditions(spec: GridSpec, took_s: float) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_type_hints
 
 from cache.errors import ConfigError
@@ -64,11 +65,12 @@ def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
 
     `all` stands for every policy at its defaults, the default policy with late binding, and the ideals. The
     ideal is always among them, first, since all others are measured against it. No choice comes twice.
-    Raises BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take.
+    `@file` stands for the choices in a file, one a line, blank lines and `#` comments left out. Raises
+    BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take.
     """
     chosen = [PolicyChoice(IDEAL)]
     for text in texts:
-        found = _everybody() if text == ALL else [_parse(text)]
+        found = _everybody() if text == ALL else [_parse(line) for line in _lines(text)]
         chosen += [choice for choice in found if choice not in chosen]
     return chosen
 
@@ -77,6 +79,16 @@ def _everybody() -> list[PolicyChoice]:
     ours = [PolicyChoice(DEFAULT), PolicyChoice(DEFAULT, is_late=True)]
     rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]
     return [*map(PolicyChoice, IDEALS), *ours, *rivals]
+
+
+def _lines(text: str) -> list[str]:
+    if not text.startswith("@"):
+        return [text]
+    try:
+        lines = Path(text[1:]).read_text().splitlines()
+    except OSError as error:
+        raise BadRequest(f"{text[1:]}: {error.strerror}") from error
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _parse(text: str) -> PolicyChoice:
