@@ -347,7 +347,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add(
         "--budget",
         type=read.count,
-        default=12,
+        default=8,
         metavar="N",
         help="settings tried per policy, its defaults included (default: 8)",
     )
