@@ -21,6 +21,7 @@ from cache.events import Load
 from cache.types import HashHint, RequestId
 
 MAX_RECENT = 1024  # ids remembered for routers that lost the batch naming them
+MAX_EXPECTED_S = 10.0  # a request cancelled before it was computed leaves nothing in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class _Waiting(NamedTuple):
     new_hints: Sequence[HashHint]  # of the blocks it will add to the cache
 
 
+class _TakenIn(NamedTuple):
+    new_hints: Sequence[HashHint]  # not empty
+    named_s: float
+
+
 class Arrivals:
     """Requests not yet in the engine's own account of itself."""
 
@@ -48,7 +54,8 @@ class Arrivals:
         self._waiting: dict[RequestId, _Waiting] = {}
         self._uncached_tokens = 0  # of all of them
         self._attention = 0
-        self._expected: Counter[HashHint] = Counter()  # blocks that they will leave in the cache
+        self._taken_in: dict[RequestId, _TakenIn] = {}  # named, and not known to be in the cache yet
+        self._expected: Counter[HashHint] = Counter()  # blocks that both will leave in the cache
         self._unnamed: list[RequestId] = []  # in no update yet
         self._named: deque[RequestId] = deque(maxlen=MAX_RECENT)
 
@@ -77,14 +84,26 @@ class Arrivals:
 
     def refused(self, request_id: RequestId) -> None:
         """It will not be served here. Nothing happens if it is unknown."""
-        self._forget(request_id)
+        waiting = self._take(request_id)
+        if waiting is not None:
+            self._stop_expecting(waiting.new_hints)
 
-    def settle(self, load: Load, now_s: float) -> None:
-        """The engine's own account, of now: whom it names needs no counting here any more."""
+    def settle(self, load: Load, now_s: float, cached: Container[HashHint]) -> None:
+        """The engine's own account, of now: whom it names needs no counting here any more.
+
+        Their blocks are expected until they are in the published cache: a twin that comes while they are
+        computed will find them.
+        """
         self._load, self._load_made_s = load, now_s
         self._named.extend(load.admitted)
         for request_id in load.admitted:
-            self._forget(request_id)
+            waiting = self._take(request_id)
+            if waiting is not None and waiting.new_hints:
+                self._taken_in[request_id] = _TakenIn(waiting.new_hints, now_s)
+        for request_id, taken in list(self._taken_in.items()):
+            if taken.new_hints[-1] in cached or now_s > taken.named_s + MAX_EXPECTED_S:
+                del self._taken_in[request_id]
+                self._stop_expecting(taken.new_hints)
 
     def take_unnamed(self) -> tuple[RequestId, ...]:
         """Requests that arrived since this was asked last, and that the engine has not named either."""
@@ -128,15 +147,18 @@ class Arrivals:
                 high = middle
         return low
 
-    def _forget(self, request_id: RequestId) -> None:
+    def _take(self, request_id: RequestId) -> _Waiting | None:
+        """It is not waiting any more; its blocks are still expected."""
         waiting = self._waiting.pop(request_id, None)
-        if waiting is None:
-            return
-        self._uncached_tokens -= waiting.uncached_tokens
-        self._attention -= waiting.attention
-        for hint in waiting.new_hints:
+        if waiting is not None:
+            self._uncached_tokens -= waiting.uncached_tokens
+            self._attention -= waiting.attention
+            if request_id in self._unnamed:
+                self._unnamed.remove(request_id)
+        return waiting
+
+    def _stop_expecting(self, hints: Sequence[HashHint]) -> None:
+        for hint in hints:
             self._expected[hint] -= 1
             if not self._expected[hint]:
                 del self._expected[hint]
-        if request_id in self._unnamed:
-            self._unnamed.remove(request_id)

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Door(Protocol):
-    """Who hears of requests before the engine thread, which may be inside a step. Any thread; never blocks."""
+    """Hears of requests before the engine thread, which may be inside a step. Any thread; never blocks."""
 
     def arrived(self, arrival: Arrival) -> None:
         """It is about to be posted; a batch will name it, or `refused` is called."""

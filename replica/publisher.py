@@ -234,7 +234,7 @@ class Publisher:
             del self._hashes[name]
         self._hashes.update(dict.fromkeys(batch.stored))
         self._seq, self._digest = batch.seq, batch.digest
-        self._arrivals.settle(batch.load, self._clock())
+        self._arrivals.settle(batch.load, self._clock(), self._hashes)
         self._num_updates = 0
 
     def _idle_ms(self) -> int | None:

@@ -302,7 +302,7 @@ class SimEngine:
         batch = self._events.flush(load)
         self._told.difference_update(batch.removed)
         self._told.update(batch.stored)
-        self._arrivals.settle(load, self._queue.now)
+        self._arrivals.settle(load, self._queue.now, self._told)
         self._listener.published(self, batch)
 
     def _announce(self, turn: Turn, num_output: int) -> None:

@@ -1,0 +1,278 @@
+"""Two and three routers over the same four replicas: real engines, real sockets, no Ray.
+
+What one has sent is known to the others through the engines alone. Every placement is production's
+`Routing`; requests go from it straight to the engine's thread, as Serve would hand them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from cache.block_hash import BlockHasher
+from cache.events import EventLog
+from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
+from cache.types import ReplicaId, RequestId
+from replica.config import SimConfig
+from replica.engine import Engine, EngineCore
+from replica.publisher import Publisher, new_epoch
+from replica.sim_runner import SimRunner
+from router.routing import Placement, RouteQuery, Routing
+from router.subscriber import SubscriberGroup
+from tests.fakes_engine import fingerprint, sim_config
+from tests.fakes_router import config, info, replica_id
+
+BLOCK = 16
+MARK = fingerprint(BLOCK)
+HASHER = BlockHasher(MARK)
+NUM_REPLICAS = 4
+PROMPT_TOKENS = 30 * BLOCK + 5
+# A prompt of that length takes about 50 ms alone.
+SIM = SimConfig(base_s=0.002, per_token_s=0.0001, per_attention_s=0.0, per_sequence_s=0.0001)
+
+
+class Replica:
+    """One engine with its publisher."""
+
+    def __init__(self, number: int, sim: SimConfig) -> None:
+        self.name = replica_id(number)
+        epoch = new_epoch()
+        settings = sim_config(4096, sim=sim, block_size=BLOCK, max_running=64)
+        self.publisher = Publisher(host="127.0.0.1", port=0, epoch=epoch)
+        self.log = EventLog(epoch)
+        core = EngineCore(SimRunner(settings.sim, block_size=BLOCK), settings, HASHER, sink=self.log)
+        self.engine = Engine(
+            core, settings, events=self.log, publish=self.publisher.publish, door=self.publisher
+        )
+        self.publisher.start()
+        self.engine.start()
+
+    @property
+    def info(self) -> ReplicaInfo:
+        return info(
+            fingerprint=MARK,
+            event_endpoint=self.publisher.event_endpoint,
+            snapshot_endpoint=self.publisher.snapshot_endpoint,
+        )
+
+    async def aclose(self) -> None:
+        await self.engine.aclose()
+        self.publisher.close()
+
+
+class Router:
+    """A router's core and its ears."""
+
+    def __init__(self, place: int, num_routers: int) -> None:
+        self.place = place
+        self.routing = Routing(config(fingerprint=MARK, seed=place), peers=lambda: (self.place, num_routers))
+        self.subscribers = SubscriberGroup(self.routing)
+        self.routing.watch_membership(self.subscribers.update)
+
+    def choose(self, name: str, prompt: array[int]) -> Placement:
+        query = RouteQuery(RequestId(name), HASHER.chain(HASHER.root(), prompt), len(prompt), max_tokens=4)
+        return self.routing.choose(query)
+
+    def load(self, name: ReplicaId) -> tuple[int, int]:
+        """(requests running and waiting there, tokens they still have to prefill), as this router knows."""
+        view = self.routing._loads.view(name)
+        return view.num_requests, view.queued_tokens
+
+
+class Fleet:
+    """Replicas and routers, and requests through them."""
+
+    def __init__(self, num_routers: int, sim: SimConfig = SIM) -> None:
+        self.replicas = {replica_id(n): Replica(n, sim) for n in range(NUM_REPLICAS)}
+        self.routers = [Router(place, num_routers) for place in range(num_routers)]
+        self.served: Counter[ReplicaId] = Counter()
+        self.cached: Counter[ReplicaId] = Counter()  # tokens
+
+    async def __aenter__(self) -> Fleet:
+        for router in self.routers:
+            router.routing.update_replicas({name: replica.info for name, replica in self.replicas.items()})
+        await until(lambda: all(router.subscribers.all_synced() for router in self.routers))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for router in self.routers:
+            await router.subscribers.aclose()
+        for replica in self.replicas.values():
+            await replica.aclose()
+
+    def place(self, router: Router, name: str, prompt: array[int]) -> asyncio.Task[None]:
+        """Decide now; the generation is under way with the loop's next turn."""
+        placement = router.choose(name, prompt)
+        return asyncio.create_task(self._generate(router, name, prompt, placement))
+
+    async def _generate(self, router: Router, name: str, prompt: array[int], placement: Placement) -> None:
+        replica = self.replicas[placement.replica_id]
+        router.routing.routed(RequestId(name), replica.name)
+        request = GenerateRequest(
+            RequestId(name), prompt, len(prompt), SamplingParams(max_tokens=4), 0,
+            block_hashes=placement.block_hashes,
+        )  # fmt: skip
+        self.served[replica.name] += 1
+        try:
+            async with contextlib.aclosing(replica.engine.generate(request)) as deltas:
+                async for delta in deltas:
+                    cached = delta.cached_tokens
+            self.cached[replica.name] += cached
+        finally:
+            router.routing.release(RequestId(name))
+            router.routing.finish(RequestId(name))
+
+    async def burst(self, prompts: Sequence[array[int]], pause_s: float) -> None:
+        """All of them, the routers taking turns; over when the last one is."""
+        jobs = []
+        for number, prompt in enumerate(prompts):
+            jobs.append(self.place(self.routers[number % len(self.routers)], f"r{number}", prompt))
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        await asyncio.gather(*jobs)
+
+    async def warm_up(self) -> None:
+        """Prompts of many lengths everywhere, until each engine knows its pace and every router hears it."""
+        for number in range(40):
+            prompt = array("i", range(number, number + 16 + number * 11 % 400))
+            jobs = []
+            for name, replica in self.replicas.items():
+                request = GenerateRequest(
+                    RequestId(f"warm {name} {number}"), prompt, len(prompt), SamplingParams(max_tokens=2), 0
+                )
+                jobs.append(drain(replica.engine, request))
+            await asyncio.gather(*jobs)
+        await until(lambda: all(self._knows_pace(router) for router in self.routers))
+
+    def _knows_pace(self, router: Router) -> bool:
+        views = [router.routing._loads.view(name) for name in self.replicas]
+        return all(view.step_time is not None and not view.num_requests for view in views)
+
+
+async def drain(engine: Engine, request: GenerateRequest) -> None:
+    async with contextlib.aclosing(engine.generate(request)) as deltas:
+        async for _ in deltas:
+            pass
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - sockets and threads have no event to wait for
+            await asyncio.sleep(0.005)
+
+
+def cold(number: int) -> array[int]:
+    """Prompts of one length with nothing in common."""
+    return array("i", [(number * 7919 + i * (number + 1)) % 997 for i in range(PROMPT_TOKENS)])
+
+
+@pytest.mark.parametrize("num_routers", [2, 3])
+async def test_every_router_sees_every_engine(num_routers: int) -> None:
+    async with Fleet(num_routers) as fleet:
+        jobs = [fleet.place(fleet.routers[n % num_routers], f"r{n}", cold(n)) for n in range(12)]
+        await asyncio.gather(*jobs)
+        assert len(fleet.served) == NUM_REPLICAS
+        for replica in fleet.replicas.values():
+            await until(lambda replica=replica: not replica.log.has_changes)
+            truth = replica.log.digest
+            assert truth.count
+            for router in fleet.routers:
+                await until(lambda: router.routing._trie.digest(replica.name) == truth)  # noqa: B023
+        for router in fleet.routers:
+            counters = router.subscribers.statistics().counters
+            assert counters.applied
+            assert counters.lost == 0
+
+
+async def test_what_one_router_has_sent_is_known_to_the_other_while_the_engine_is_inside_a_step() -> None:
+    """One publication after it arrives, not when the step is over: 0.6 s here."""
+    async with Fleet(2, SimConfig(base_s=0.6)) as fleet:
+        one, other = fleet.routers
+        jobs = [fleet.place(one, "first", cold(0))]
+        busy = one.routing._loads.placed(RequestId("first"))
+        assert busy is not None
+        engine = fleet.replicas[busy].engine
+        await until(lambda: other.load(busy)[0] == 1)
+        for number in range(3):  # all on the busy one, whatever the cost says
+            placement = one.choose(f"more {number}", cold(number + 1))
+            forced = Placement(**{**fields(placement), "ranks": (busy,)})
+            one.routing.routed(RequestId(f"more {number}"), busy)
+            jobs.append(asyncio.create_task(fleet._generate(one, f"more {number}", cold(number + 1), forced)))
+        num_steps = engine.stats().num_steps
+        await until(
+            lambda: other.load(busy) == (4, 4 * PROMPT_TOKENS) or engine.stats().num_steps > num_steps
+        )
+        assert engine.stats().num_steps == num_steps  # the engine has not said a word since
+        assert one.load(busy) == other.load(busy)  # and the sender does not count them twice
+        assert other.choose("elsewhere", cold(99)).replica_id != busy
+        await asyncio.gather(*jobs)
+
+
+def fields(placement: Placement) -> dict[str, object]:
+    return {name: getattr(placement, name) for name in Placement.__dataclass_fields__}
+
+
+# At once: no router can have heard of the other's. Over 0.1 s: while the first ones are being computed.
+BURSTS = pytest.mark.parametrize(
+    ("is_warm", "pause_s"),
+    [(True, 0.0), (False, 0.0), (True, 0.0015)],
+    ids=["at once", "at once, speed unknown", "over 0.1 s"],
+)
+
+
+@BURSTS
+async def test_a_burst_of_cold_prompts_overloads_nobody(is_warm: bool, pause_s: float) -> None:
+    """64 of them, half through each router: no replica gets more than 40 %."""
+    async with Fleet(2) as fleet:
+        if is_warm:
+            await fleet.warm_up()
+        await fleet.burst([cold(number) for number in range(64)], pause_s)
+        assert sum(fleet.served.values()) == 64
+        assert max(fleet.served.values()) <= 0.4 * 64, fleet.served
+        assert len(fleet.served) == NUM_REPLICAS
+
+
+@BURSTS
+async def test_a_burst_of_equal_prompts_is_computed_once_per_router(is_warm: bool, pause_s: float) -> None:
+    async with Fleet(2) as fleet:
+        if is_warm:
+            await fleet.warm_up()
+        await fleet.burst([cold(7)] * 64, pause_s)
+        assert sum(fleet.served.values()) == 64
+        assert len(fleet.served) <= 2, fleet.served
+        # All but the first on each replica found every block they could.
+        usable = (PROMPT_TOKENS - 1) // BLOCK * BLOCK
+        assert sum(fleet.cached.values()) == (64 - len(fleet.served)) * usable
+
+
+@pytest.mark.parametrize("num_routers", [1, 2])
+async def test_unique_prompts_one_after_another_spread_evenly(num_routers: int) -> None:
+    async with Fleet(num_routers) as fleet:
+        await fleet.warm_up()
+        for number in range(40):
+            await fleet.place(fleet.routers[number % num_routers], f"r{number}", cold(number))
+        assert sorted(fleet.served) == sorted(fleet.replicas)
+        assert max(fleet.served.values()) - min(fleet.served.values()) <= 6, fleet.served
+
+
+async def test_a_router_that_starts_later_knows_what_the_others_do() -> None:
+    async with Fleet(1) as fleet:
+        jobs = [fleet.place(fleet.routers[0], f"r{n}", cold(n)) for n in range(8)]
+        await asyncio.gather(*jobs)
+        late = Router(1, 2)
+        try:
+            late.routing.update_replicas({name: r.info for name, r in fleet.replicas.items()})
+            await until(late.subscribers.all_synced)
+            for name in fleet.replicas:
+                first = fleet.routers[0].routing._trie.digest(name)
+                assert late.routing._trie.digest(name) == first
+            chains: Sequence[array[int]] = [cold(n) for n in range(8)]
+            for number, prompt in enumerate(chains):
+                assert late.choose(f"again {number}", prompt).overlap_blocks == PROMPT_TOKENS // BLOCK
+        finally:
+            await late.subscribers.aclose()
