@@ -301,7 +301,8 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SECOND:REPLICA[:DOWN]",
-        help="a replica dies, counted from 0; with DOWN an empty one comes so many seconds later",
+        help="a replica dies, counted from 0; with DOWN an empty one comes so many seconds later "
+        "(the ideal's fleet neither fails nor changes)",
     )
     add(
         "--scale",

@@ -6,7 +6,7 @@ Knows summaries; knows neither files nor tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadtest.placement.intervals import Interval, geometric_mean, paired_ratio, paired_ratio_over_cells
 from loadtest.placement.policy_choice import PolicyChoice
@@ -84,6 +84,20 @@ class Comparison:
                 if our_s is not None and their_s is not None:
                     ratios.append(our_s / their_s)
         return geometric_mean(ratios) if ratios else None
+
+    def beside_one_router(self, policy: PolicyChoice, num_routers: int, measure: Measure) -> Interval | None:
+        """Geometric mean of a policy's measure with so many routers over the same with one.
+
+        None where one of the two was not run.
+        """
+        several = [s for s in self.settings if s.num_routers == num_routers]
+        ones = [replace(setting, num_routers=1) for setting in several]
+        if not several or not set(ones) <= set(self.settings):
+            return None
+        return paired_ratio_over_cells(
+            [[measure(summary) for summary in self.of(setting, policy)] for setting in several],
+            [[measure(summary) for summary in self.of(setting, policy)] for setting in ones],
+        )
 
     def versus(self, ours: PolicyChoice, rivals: Iterable[PolicyChoice], measure: Measure) -> list[Versus]:
         return [

@@ -67,6 +67,7 @@ def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyCho
             _plain(f"{group}: imbalance (busiest replica over the mean)", part, _imbalance, "{:.2f}"),
             _by_length(f"{group}: mean time to first token by prompt length, over the ideal's", part, ideal),
         ]
+    found += _routers(comparison)
     for one in ours:
         rivals = [policy for policy in comparison.policies if policy != one and not policy.is_ideal]
         if rivals:
@@ -155,6 +156,23 @@ def _by_length(title: str, part: Comparison, ideal: PolicyChoice) -> TextTable:
 def _length_cell(part: Comparison, policy: PolicyChoice, ideal: PolicyChoice, place: int) -> str:
     ratio = part.ratio_by_length(policy, ideal, place)
     return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _routers(comparison: Comparison) -> list[TextTable]:
+    """What it costs that routers learn of each other's work late; nothing if there was only one."""
+    counts = sorted({setting.num_routers for setting in comparison.settings} - {1})
+    rows = []
+    for policy in comparison.policies:
+        if policy.is_ideal:
+            continue
+        means = [comparison.beside_one_router(policy, count, mean_ttft_s) for count in counts]
+        tails = [comparison.beside_one_router(policy, count, p99_ttft_s) for count in counts]
+        rows.append((policy.label, *("" if ratio is None else str(ratio) for ratio in (*means, *tails))))
+    if not counts:
+        return []
+    columns = tuple(f"{what}, {count} routers" for what in ("mean", "p99") for count in counts)
+    title = "Several routers beside one: time to first token, geometric mean over settings and seeds [95 %]"
+    return [TextTable(title, ("policy", *columns), tuple(rows))]
 
 
 def _versus(ours: PolicyChoice, found: Sequence[Versus], what: str) -> TextTable:

@@ -98,6 +98,20 @@ class TestReport:
         versus = next(table for table in found.values() if table.title.startswith("expected_time beside"))
         assert versus.rows == (("round_robin", "0.550 [0.550, 0.550]", "4/4", "0/4", "better"),)
 
+    def test_several_routers_stand_beside_one(self) -> None:
+        made = Comparison()
+        for num_routers, factor in ((1, 1.0), (2, 1.2)):
+            for seed in (0, 1):
+                result = fake_result(fake_spec(seed=seed))
+                slower = replace(result, ttft_s=result.ttft_s * factor)
+                setting = Setting("made", 1_500_000, num_routers, 4, 0.5)
+                for policy in (IDEAL, OURS):
+                    made.add(setting, policy, seed, summarize(slower, 4))
+        (found,) = [t for t in tables(made, IDEAL, []) if t.title.startswith("Several routers")]
+        assert found.columns == ("policy", "mean, 2 routers", "p99, 2 routers")
+        assert found.rows == (("expected_time", *["1.200 [1.200, 1.200]"] * 2),)
+        assert not [t for t in tables(comparison(), IDEAL, []) if t.title.startswith("Several routers")]
+
     def test_markdown_is_a_table(self) -> None:
         text = TextTable("Title", ("a", "b"), (("x", "1"),), "Note.").markdown()
         assert text == "**Title**\n\n| a | b |\n|---|---:|\n| x | 1 |\n\nNote."
