@@ -22,7 +22,7 @@ class Limits:
     max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
     max_stop_strings: int = 16  # and as many `stop_token_ids`: each is looked for after every token
     max_stop_chars: int = 256  # of one stop string: that much text may have to be held back
-    max_salt_chars: int = 1024  # of `cache_salt`: a digest fits many times
+    max_salt_chars: int = 1024  # of `cache_salt` and `prompt_cache_key`: a digest fits many times
     max_tools: int = 128  # the API's own bound
 
     def __post_init__(self) -> None:

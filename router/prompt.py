@@ -169,15 +169,17 @@ class PromptEncoder:
             )
         )
 
-    def text(self, text: str, *, param: str = "prompt", salt: str = "") -> array[int]:
-        """Token ids of a text, with the special tokens its tokenizer adds by default.
+    def text(
+        self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
+    ) -> array[int]:
+        """Token ids of a text, with the special tokens its tokenizer adds by default, or without.
 
         salt: as in `chat`. Raises InvalidField.
         """
         if self._cache is not None:
-            return self._finish_text(self._cache.begin(text, salt), param)
+            return self._finish_text(self._cache.begin(text, salt), param, add_special_tokens)
         with _only_unicode(param):
-            ids = self._tokenizer(text, verbose=False)["input_ids"]
+            ids = self._tokenizer(text, verbose=False, add_special_tokens=add_special_tokens)["input_ids"]
         return self._packed(ids, param)
 
     def ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
@@ -189,6 +191,15 @@ class PromptEncoder:
                     f"'{param}[{index}]' must be a token id from 0 to {self.vocab_size - 1}.",
                 )
         return self._packed(token_ids, param)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids below `vocab_size`, special tokens included, nothing cleaned up."""
+        text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
+        return text
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id as the vocabulary spells it; "" where it has a hole."""
+        return [token or "" for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
     # --- in an event loop ---------------------------------------------------------------------
 
@@ -210,12 +221,19 @@ class PromptEncoder:
         begun = self._cache.begin(self.render(messages, tools=tools, template_kwargs=template_kwargs), salt)
         return await self._run(begun.missing_chars, lambda: self._finish_chat(begun))
 
-    async def encode_text(self, text: str, *, param: str = "prompt", salt: str = "") -> array[int]:
+    async def encode_text(
+        self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
+    ) -> array[int]:
         """`text`, on a thread if it is long or much of it is new."""
         if self._cache is None or len(text) > RENDER_OFFLOAD_CHARS:
-            return await self._run(len(text), lambda: self.text(text, param=param, salt=salt))
+            return await self._run(
+                len(text),
+                lambda: self.text(text, param=param, salt=salt, add_special_tokens=add_special_tokens),
+            )
         begun = self._cache.begin(text, salt)
-        return await self._run(begun.missing_chars, lambda: self._finish_text(begun, param))
+        return await self._run(
+            begun.missing_chars, lambda: self._finish_text(begun, param, add_special_tokens)
+        )
 
     async def encode_ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
         """`ids`, on a thread if they are many."""
@@ -257,10 +275,10 @@ class PromptEncoder:
             ids = self._cache.finish(begun, add_special_tokens=False)
         return self._not_empty(ids, "messages")
 
-    def _finish_text(self, begun: PartlyTokenized, param: str) -> array[int]:
+    def _finish_text(self, begun: PartlyTokenized, param: str, add_special_tokens: bool = True) -> array[int]:
         assert self._cache is not None
         with _only_unicode(param):
-            ids = self._cache.finish(begun, add_special_tokens=True)
+            ids = self._cache.finish(begun, add_special_tokens=add_special_tokens)
         return self._not_empty(ids, param)
 
     def _packed(self, ids: Any, param: str) -> array[int]:

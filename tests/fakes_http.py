@@ -43,6 +43,12 @@ class ByteTokenizer:
     def __call__(self, text: str, **_kwargs: Any) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
+    def decode(self, token_ids: Sequence[int], **_kwargs: Any) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return [chr(0x100 + token_id) for token_id in token_ids]
+
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], **_kwargs: Any) -> list[int]:
         lines = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
         return list((lines + "assistant:").encode())

@@ -33,9 +33,16 @@ from router.openai_api.fields import Endpoint, count_unknown
 from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
 from router.openai_api.service import Answer, Service
 from router.openai_api.streams import BrokenStream, ClientGone, SseResponse, event, unless_gone
+from router.openai_api.tokenization import (
+    DetokenizeBody,
+    TokenizeBody,
+    parse_detokenize,
+    parse_tokenize,
+    unknown_fields,
+)
 
 POLICY_HEADER = "x-warmpath-policy"
-SESSION_HEADER = "x-session-id"
+SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
 OVERLAP_HEADER = "x-warmpath-overlap-blocks"
@@ -138,12 +145,15 @@ def _error_response(answer: ErrorAnswer, headers: dict[str, str] | None = None) 
 
 
 class _Tally:
-    """One request in the counters, however many places think they saw its end: the first word wins."""
+    """One request in the counters and in the log. Several places may see its end: the first word wins."""
 
-    def __init__(self, metrics: RouterMetrics, endpoint: Endpoint, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: RouterMetrics, endpoint: Endpoint, clock: Callable[[], float], request_id: str
+    ) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
         self._clock = clock
+        self._request_id = request_id
         self._started_at = clock()
         self._ended = False
 
@@ -151,7 +161,17 @@ class _Tally:
         if not self._ended:
             self._ended = True
             self._metrics.requests.labels(self._endpoint.value, outcome).inc()
-            self._metrics.request_s.labels(self._endpoint.value).observe(self._clock() - self._started_at)
+            elapsed_s = self._clock() - self._started_at
+            self._metrics.request_s.labels(self._endpoint.value).observe(elapsed_s)
+            logger.info(
+                "request ended",
+                extra={
+                    "request_id": self._request_id,
+                    "endpoint": self._endpoint.value,
+                    "outcome": outcome,
+                    "elapsed_s": round(elapsed_s, 4),
+                },
+            )
 
 
 class _Routes:
@@ -175,6 +195,20 @@ class _Routes:
             methods=["POST"],
             response_model=None,
             openapi_extra=_json_body(CompletionBody.model_json_schema()),
+        )
+        api.add_api_route(
+            "/tokenize",
+            self.tokenize,
+            methods=["POST"],
+            response_model=None,
+            openapi_extra=_json_body(TokenizeBody.model_json_schema()),
+        )
+        api.add_api_route(
+            "/detokenize",
+            self.detokenize,
+            methods=["POST"],
+            response_model=None,
+            openapi_extra=_json_body(DetokenizeBody.model_json_schema()),
         )
         api.add_api_route("/v1/models", self.models, methods=["GET"], response_model=None)
         # A path: model names may hold slashes.
@@ -211,6 +245,20 @@ class _Routes:
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
+
+    async def tokenize(self, request: Request) -> Response:
+        async def handle(body: dict[str, Any]) -> bytes:
+            self._service.metrics.unknown_fields.inc(unknown_fields(TokenizeBody, body))
+            return (await self._service.tokenize(parse_tokenize(body, self._limits))).encoded()
+
+        return await self._answer_plainly(request, Endpoint.TOKENIZE, handle)
+
+    async def detokenize(self, request: Request) -> Response:
+        async def handle(body: dict[str, Any]) -> bytes:
+            self._service.metrics.unknown_fields.inc(unknown_fields(DetokenizeBody, body))
+            return (await self._service.detokenize(parse_detokenize(body, self._limits))).encoded()
+
+        return await self._answer_plainly(request, Endpoint.DETOKENIZE, handle)
 
     async def models(self, _request: Request) -> Response:
         return _json(self._service.models().encoded())
@@ -249,9 +297,10 @@ class _Routes:
         start: Callable[[dict[str, Any]], Awaitable[Answer]],
     ) -> Response:
         """Body in; out comes the whole answer, a stream whose first token is there, or an error object."""
-        tally = _Tally(self._service.metrics, endpoint, self._service.clock)
+        tally = _Tally(self._service.metrics, endpoint, self._service.clock, _id_of(request))
         try:
-            body = await self._read(request, endpoint)
+            body = await self._read(request)
+            self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
             answer = await unless_gone(request, start(body))
             if answer.is_stream:
                 return await self._stream(request, answer, tally)
@@ -259,15 +308,31 @@ class _Routes:
                 content = await unless_gone(request, answer.whole())
             tally.end("ok")
             return _json(content, self._routing_headers(answer))
-        except (ClientGone, ClientDisconnect, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
+            return self._refusal(error, request, tally)
+
+    async def _answer_plainly(
+        self, request: Request, endpoint: Endpoint, handle: Callable[[dict[str, Any]], Awaitable[bytes]]
+    ) -> Response:
+        """Body in; out comes one object, or an error object."""
+        tally = _Tally(self._service.metrics, endpoint, self._service.clock, _id_of(request))
+        try:
+            content = await handle(await self._read(request))
+        except (Exception, asyncio.CancelledError) as error:
+            return self._refusal(error, request, tally)
+        tally.end("ok")
+        return _json(content)
+
+    def _refusal(self, error: BaseException, request: Request, tally: _Tally) -> Response:
+        """The error object for whatever ended a request before its answer began. Lets cancellation pass."""
+        if isinstance(error, ClientGone | ClientDisconnect | asyncio.CancelledError):
             tally.end("cancelled")
             if isinstance(error, asyncio.CancelledError):
-                raise
+                raise error
             return Response(status_code=_STATUS_CLIENT_GONE)
-        except Exception as error:
-            _log_failure(error, request)
-            tally.end(outcome_of(error))
-            return _error_response(answer_to(error))
+        _log_failure(error, request)
+        tally.end(outcome_of(error))
+        return _error_response(answer_to(error))
 
     async def _stream(self, request: Request, answer: Answer, tally: _Tally) -> Response:
         """Waits for the first token: until then a failure still has a status code of its own."""
@@ -315,13 +380,11 @@ class _Routes:
             OVERLAP_HEADER: str(sum(run.overlap_blocks for run in runs)),
         }
 
-    async def _read(self, request: Request, endpoint: Endpoint) -> dict[str, Any]:
+    async def _read(self, request: Request) -> dict[str, Any]:
         content = await read_limited(
             request.stream(), request.headers.get("content-length"), self._limits.max_body_bytes
         )
-        body = parse_object(content, self._limits.max_json_depth)
-        self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
-        return body
+        return parse_object(content, self._limits.max_json_depth)
 
 
 def _id_of(request: Request) -> str:
@@ -331,7 +394,7 @@ def _id_of(request: Request) -> str:
 
 def _session_of(request: Request) -> str | None:
     """What the client says its requests have in common; None if it says nothing."""
-    return request.headers.get(SESSION_HEADER) or None
+    return next((value for name in SESSION_HEADERS if (value := request.headers.get(name))), None)
 
 
 def _json(content: bytes, headers: dict[str, str] | None = None) -> Response:
@@ -343,7 +406,7 @@ def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _log_failure(error: Exception, request: Request) -> None:
+def _log_failure(error: BaseException, request: Request) -> None:
     """Failures of ours, with their place in the code but without their text: it may quote a prompt."""
     if answer_to(error).status < 500:
         return

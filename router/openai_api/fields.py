@@ -1,4 +1,4 @@
-"""Every field of the two request bodies that this server knows, and what it does with each: one table.
+"""Every field that the generating endpoints know, and what this server does with it: one table.
 
 A field is *used*, *ignored* (accepted, without effect on the answer, documented so), or *refused* unless
 its value is neutral, that is, asks for what happens anyway: a client must not believe that something
@@ -21,6 +21,8 @@ from router.errors import InvalidField, UnsupportedParameter
 class Endpoint(StrEnum):
     CHAT = "chat/completions"
     COMPLETIONS = "completions"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
 
 
 class Use(StrEnum):
@@ -164,10 +166,10 @@ FIELDS: tuple[Field, ...] = (
         "an object with include_usage and continuous_usage_stats, and only with stream: true",
     ),
     _used("cache_salt", "a non-empty string"),
+    _used("prompt_cache_key", "a string"),
     _ignored("user"),
     _ignored("metadata"),
     _ignored("safety_identifier"),
-    _ignored("prompt_cache_key"),
     _ignored("prompt_cache_retention"),
     _ignored("service_tier"),
     _ignored("parallel_tool_calls", CHAT),  # without tools there is nothing to run in parallel

@@ -40,6 +40,10 @@ class ChatMessage(BaseModel):
     role: str
     content: str
 
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read messages."""
+        return {"role": self.role, "content": self.content}
+
 
 class TextPrompt(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -56,7 +60,8 @@ class TokenPrompt(BaseModel):
 Prompt = TextPrompt | TokenPrompt
 
 
-def _to_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
+def to_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
+    """The field `messages`, checked. Raises InvalidField or UnsupportedParameter."""
     limit = _limits(info).max_messages
     if not isinstance(value, list) or not 1 <= len(value) <= limit:
         raise InvalidField("messages", f"'messages' must be a list of 1 to {limit} messages.")
@@ -126,7 +131,7 @@ def _to_prompt(value: object, at: str) -> Prompt:
 
 
 def _to_token_prompt(value: object, at: str) -> TokenPrompt:
-    if not isinstance(value, list) or not value or not all(map(_is_token_id, value)):
+    if not isinstance(value, list) or not value or not all(map(is_token_id, value)):
         raise InvalidField(at, f"'{at}' must be a string or a non-empty list of token ids.")
     return TokenPrompt.model_construct(token_ids=tuple(value))
 
@@ -149,7 +154,7 @@ def _to_stop_ids(value: object, info: ValidationInfo) -> tuple[int, ...]:
     limit = _limits(info).max_stop_strings
     if isinstance(value, list) and len(value) > limit:
         raise InvalidField("stop_token_ids", f"'stop_token_ids' must have at most {limit} ids.")
-    if not isinstance(value, list) or not all(map(_is_token_id, value)):
+    if not isinstance(value, list) or not all(map(is_token_id, value)):
         raise InvalidField(
             "stop_token_ids", f"'stop_token_ids' must be {accepted_text(Endpoint.CHAT, 'stop_token_ids')}."
         )
@@ -163,6 +168,13 @@ def _to_salt(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _to_cache_key(value: object, info: ValidationInfo) -> object:
+    limit = _limits(info).max_salt_chars
+    if isinstance(value, str) and len(value) > limit:
+        raise InvalidField("prompt_cache_key", f"'prompt_cache_key' must have at most {limit} characters.")
+    return value
+
+
 def _limits(info: ValidationInfo) -> Limits:
     """What `_parse` was given; the defaults for a body built otherwise."""
     return info.context if isinstance(info.context, Limits) else Limits()
@@ -172,7 +184,8 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_token_id(value: object) -> bool:
+def is_token_id(value: object) -> bool:
+    """Whether some vocabulary could have it."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32_MAX
 
 
@@ -182,7 +195,7 @@ _PARTS = {
     "type": "array",
     "items": {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}},
 }
-_MESSAGES_SCHEMA = {
+MESSAGES_SCHEMA = {
     "type": "array",
     "minItems": 1,
     "items": {
@@ -230,6 +243,7 @@ class RequestBody(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, BeforeValidator(_to_salt), Field(min_length=1)] | None = None
+    prompt_cache_key: Annotated[str, BeforeValidator(_to_cache_key)] | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -250,7 +264,7 @@ class ChatBody(RequestBody):
     """POST /v1/chat/completions"""
 
     messages: Annotated[
-        tuple[ChatMessage, ...], BeforeValidator(_to_messages), WithJsonSchema(_MESSAGES_SCHEMA)
+        tuple[ChatMessage, ...], BeforeValidator(to_messages), WithJsonSchema(MESSAGES_SCHEMA)
     ]
     max_completion_tokens: Tokens | None = None  # the newer name, so it wins over max_tokens
 

@@ -36,9 +36,10 @@ from router.openai_api.codec import (
 )
 from router.openai_api.fields import Endpoint
 from router.openai_api.prompt_text import ChatText, PlainText
-from router.openai_api.responses import ModelCard, ModelList
+from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
 from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
 from router.openai_api.streams import Indexed, merge
+from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
 from router.prompt import PromptEncoder
@@ -130,6 +131,7 @@ class Service:
         self.readiness = readiness
         self.clock = clock
         self._encoder = encoder
+        self._tokenization = Tokenization(config.model_name, encoder, config.limits)
         self._hasher = hasher
         self._chains = ChainCache(hasher)
         self._routing = routing
@@ -150,9 +152,9 @@ class Service:
         """
         arrived_at = self.clock()
         self._check(body, policy)
-        messages = [message.model_dump() for message in body.messages]
+        messages = [message.for_template() for message in body.messages]
         prompt = await self._encoder.encode_chat(messages, salt=body.cache_salt or "")
-        text = ChatText(body.messages, session)
+        text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
         job = await self._job(body, prompt, text, body.token_limit, unique, policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
@@ -165,12 +167,13 @@ class Service:
         arrived_at = self.clock()
         self._check(body, policy)
         unique = self._unique(request_id)
+        session_hint = session or body.prompt_cache_key
         jobs = []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
             token_ids = await self._encode(prompt, param, body.cache_salt or "")
             job_id = RequestId(f"{unique}-{index}") if index else unique
-            text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session)
+            text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(await self._job(body, token_ids, text, body.token_limit, job_id, policy, param))
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
         return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at)
@@ -267,6 +270,14 @@ class Service:
     def _unique(self, request_id: str) -> RequestId:
         """The client may reuse its id, even at once; reservations and replicas need one of their own."""
         return RequestId(f"{request_id}-{secrets.token_hex(4)}")
+
+    async def tokenize(self, body: TokenizeBody) -> TokenizeResponse:
+        """Raises ApiError."""
+        return await self._tokenization.tokenize(body, self.max_model_len())
+
+    async def detokenize(self, body: DetokenizeBody) -> DetokenizeResponse:
+        """Raises ApiError."""
+        return await self._tokenization.detokenize(body)
 
     # --- about itself -------------------------------------------------------------------------
 

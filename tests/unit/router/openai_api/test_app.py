@@ -547,3 +547,85 @@ async def test_every_request_is_counted_once(router: RouterUnderTest) -> None:
         for outcome in ("ok", "invalid", "not_found", "cancelled", "failed")
     }
     assert counted == {"ok": 2, "invalid": 1, "not_found": 1, "cancelled": 0, "failed": 0}
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_batch_of_64_prompts_is_64_decisions(binding: str, stream: bool) -> None:
+    """Each prompt goes where it is cached; none waits for another one's place."""
+    async with RouterUnderTest(num_replicas=4, binding=binding) as router:
+        prompts = [f"{index:02d} is a prompt" for index in range(64)]
+        answer = await asyncio.wait_for(router.complete(prompts, stream=stream), 20)
+        assert answer.status_code == 200, answer.text
+        requests = [request for _, request in router.calls.requests]
+        assert len({request.request_id for request in requests}) == 64
+        assert sorted(bytes(list(request.token_ids)).decode() for request in requests) == prompts
+        decided = sum(
+            sample.value
+            for metric in router.parts.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name == "warmpath_decisions_total"
+        )
+        assert decided == 64
+        assert len({replica for replica, _ in router.calls.requests}) == 4
+        assert router.parts.routing.statistics().in_flight == 0
+        if not stream:
+            assert [choice["index"] for choice in answer.json()["choices"]] == list(range(64))
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_request_id_is_in_the_log_and_reaches_the_replica(
+    router: RouterUnderTest, caplog: pytest.LogCaptureFixture, path: str, stream: bool
+) -> None:
+    router.client.headers["x-request-id"] = "mine-1"
+    with caplog.at_level("INFO", logger="router"):
+        await getattr(router, path)(SECRET, stream=stream)
+    (line,) = [record for record in caplog.records if record.message == "request ended"]
+    assert line.__dict__["request_id"] == "mine-1"
+    assert line.__dict__["outcome"] == "ok"
+    assert router.calls.requests[0][1].request_id.startswith("mine-1-")
+    assert not any(SECRET in str(record.__dict__) for record in caplog.records)
+
+
+async def test_a_failure_is_logged_with_its_request_id(
+    router: RouterUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    _scripted(router, ValueError(SECRET))
+    router.client.headers["x-request-id"] = "mine-2"
+    await router.chat(SECRET)
+    (line,) = [record for record in caplog.records if record.message == "request failed"]
+    assert line.__dict__["request_id"] == "mine-2"
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"x-session-id": "s"}, {}),
+        ({"x-session-affinity": "s"}, {}),
+        ({}, {"prompt_cache_key": "s"}),
+        ({"x-session-id": "s"}, {"prompt_cache_key": "other"}),
+    ],
+)
+async def test_what_names_a_session_keeps_it_in_one_place(
+    headers: dict[str, str], fields: dict[str, Any]
+) -> None:
+    visited = []
+    for more in (headers, fields), ({}, {}):
+        async with RouterUnderTest(num_replicas=8, policy="session_affinity") as router:
+            for prompt in ("one", "two", "three", "four"):
+                body = {"model": MODEL, "prompt": prompt, **more[1]}
+                answer = await router.client.post("/v1/completions", json=body, headers=more[0])
+                assert answer.status_code == 200, answer.text
+            visited.append(len({replica for replica, _ in router.calls.requests}))
+    with_session, without = visited
+    assert with_session == 1 < without
+
+
+async def test_the_cache_key_separates_nothing(router: RouterUnderTest) -> None:
+    """It is a hint: the same prompt has the same blocks under every key."""
+    for key in ("a", "b"):
+        await router.complete("0123456789abcdef", prompt_cache_key=key)
+    first, second = (request.block_hashes for _, request in router.calls.requests)
+    assert first == second

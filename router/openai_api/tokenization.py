@@ -1,0 +1,139 @@
+"""`POST /tokenize` and `/detokenize`: the ids that would be hashed and sent to a replica, and their text.
+
+The two bodies and answers are vLLM's, so that routers and tools made for it count as this server does. Knows
+the encoder and the bodies; knows neither HTTP nor replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from router.errors import InvalidField, UnknownModel, UnsupportedParameter
+from router.limits import Limits
+from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
+from router.openai_api.schema import MESSAGES_SCHEMA, ChatMessage, is_token_id, to_messages
+from router.prompt import PromptEncoder
+
+_OFFLOAD_TOKENS = 4096  # more to decode takes milliseconds: on a thread, not in the event loop
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: Annotated[str, Field(min_length=1)] | None = None  # absent: the one that is served
+
+
+class TokenizeBody(_Body):
+    """A text, or a chat as its template renders it."""
+
+    prompt: str | None = None
+    messages: Annotated[
+        tuple[ChatMessage, ...], BeforeValidator(to_messages), WithJsonSchema(MESSAGES_SCHEMA)
+    ] = ()
+    add_special_tokens: bool = True  # of a text; a chat's template writes its own
+    add_generation_prompt: bool = True  # of a chat: what would be sent to the model ends in it
+    return_token_strs: bool = False
+    cache_salt: str = ""  # whose text it is: what was tokenized before is looked up under it
+
+
+class DetokenizeBody(_Body):
+    tokens: list[int]
+
+
+_TEXTS = {
+    "model": "the name of a model this server has",
+    "prompt": "a string",
+    "tokens": "a list of token ids",
+    "cache_salt": "a string",
+    "add_special_tokens": "true or false",
+    "add_generation_prompt": "true or false",
+    "return_token_strs": "true or false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """Both routes. Stateless."""
+
+    model_name: str
+    encoder: PromptEncoder
+    limits: Limits
+
+    async def tokenize(self, body: TokenizeBody, max_model_len: int | None) -> TokenizeResponse:
+        """Raises ApiError."""
+        self._check_model(body)
+        token_ids = await self._encode(body)
+        return TokenizeResponse(
+            count=len(token_ids),
+            max_model_len=max_model_len,
+            tokens=token_ids,
+            token_strs=self.encoder.token_strings(token_ids) if body.return_token_strs else None,
+        )
+
+    async def detokenize(self, body: DetokenizeBody) -> DetokenizeResponse:
+        """Raises ApiError."""
+        self._check_model(body)
+        for index, token_id in enumerate(body.tokens):
+            if not is_token_id(token_id) or token_id >= self.encoder.vocab_size:
+                at = f"tokens[{index}]"
+                raise InvalidField(at, f"'{at}' must be a token id from 0 to {self.encoder.vocab_size - 1}.")
+        if len(body.tokens) > _OFFLOAD_TOKENS:
+            text = await asyncio.to_thread(self.encoder.decode, body.tokens)
+        else:
+            text = self.encoder.decode(body.tokens)
+        return DetokenizeResponse(prompt=text)
+
+    async def _encode(self, body: TokenizeBody) -> list[int]:
+        if (body.prompt is None) is not bool(body.messages):
+            raise InvalidField("prompt", "Either 'prompt' or 'messages' is required, and not both.")
+        if body.prompt is not None:
+            ids = await self.encoder.encode_text(
+                body.prompt, salt=body.cache_salt, add_special_tokens=body.add_special_tokens
+            )
+            return ids.tolist()
+        if not body.add_generation_prompt:
+            raise UnsupportedParameter("add_generation_prompt")
+        messages = [message.for_template() for message in body.messages]
+        return (await self.encoder.encode_chat(messages, salt=body.cache_salt)).tolist()
+
+    def _check_model(self, body: _Body) -> None:
+        if body.model is not None and body.model != self.model_name:
+            raise UnknownModel(body.model, [self.model_name])
+
+
+def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:
+    """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
+    for name in ("tools", "chat_template", "chat_template_kwargs", "continue_final_message"):
+        if body.get(name):
+            raise UnsupportedParameter(name)
+    return _parse(TokenizeBody, body, limits)
+
+
+def parse_detokenize(body: Mapping[str, Any], limits: Limits) -> DetokenizeBody:
+    """Raises InvalidField, naming the field; null counts as absent."""
+    return _parse(DetokenizeBody, body, limits)
+
+
+def unknown_fields(kind: type[BaseModel], body: Mapping[str, Any]) -> int:
+    """How many of a body's fields its endpoint does not know."""
+    return sum(name not in kind.model_fields for name in body)
+
+
+_Parsed = TypeVar("_Parsed", bound=_Body)
+
+
+def _parse(kind: type[_Parsed], body: Mapping[str, Any], limits: Limits) -> _Parsed:
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return kind.model_validate(given, context=limits)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "missing":
+            raise InvalidField(name, f"'{name}' is required.", code="missing_required_parameter") from None
+        raise InvalidField(name, f"'{name}' must be {_TEXTS[name]}.") from None
