@@ -185,7 +185,7 @@ def decode_load(wire: bytes) -> LoadUpdate:
     return _decode(_within(wire, MAX_BATCH_BYTES, LoadUpdate), _LOAD_DECODER, LoadUpdate)
 
 
-def decode_snapshot(frames: Sequence[bytes]) -> Snapshot:
+def decode_snapshot(frames: Sequence[bytes | memoryview]) -> Snapshot:
     """Inverse of `encode_snapshot`; quick, whatever its size. Raises WireError for everything else.
 
     That no hash is listed twice or missing shows when they are applied: by the digest.
@@ -286,6 +286,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 Message = TypeVar("Message", EventBatch, LoadUpdate, _SnapshotHead)
+Wire = TypeVar("Wire", bytes, bytes | memoryview)
 
 
 class _AnyVersion(msgspec.Struct):
@@ -314,7 +315,9 @@ def _packed(message: object, kind: type[object]) -> bytes:
         raise WireError(f"cannot encode {_NAMES[kind]}: {error}") from error
 
 
-def _decode(wire: bytes, decoder: msgspec.msgpack.Decoder[Message], kind: type[object]) -> Message:
+def _decode(
+    wire: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Message], kind: type[object]
+) -> Message:
     try:
         message = decoder.decode(wire)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -329,14 +332,14 @@ def _decode(wire: bytes, decoder: msgspec.msgpack.Decoder[Message], kind: type[o
     return message
 
 
-def _version(wire: bytes) -> int | None:
+def _version(wire: bytes | memoryview) -> int | None:
     try:
         return _VERSION_DECODER.decode(wire).version
     except (msgspec.MsgspecError, UnicodeError):
         return None
 
 
-def _within(wire: bytes, limit: int, kind: type[object]) -> bytes:
+def _within(wire: Wire, limit: int, kind: type[object]) -> Wire:
     if len(wire) > limit:
         raise WireError(f"{_NAMES[kind]} of {len(wire)} bytes, at most {limit} are taken")
     return wire
@@ -349,7 +352,7 @@ def _little_endian(hashes: array[int]) -> array[int]:
     return hashes
 
 
-def _unpacked(packed: bytes) -> Sequence[HashHint]:
+def _unpacked(packed: bytes | memoryview) -> Sequence[HashHint]:
     """The hashes where they lie: a view, so that however many there are, nothing waits for a copy."""
     if sys.byteorder == "big":
         hashes: array[int] = array("Q")

@@ -17,7 +17,7 @@ from cache.events import Snapshot
 from cache.types import HashHint, ReplicaId
 from router.hash_trie import HashTrie
 
-SLICE_BLOCKS = 1024  # about half a millisecond of the event loop
+SLICE_BLOCKS = 512  # about a quarter of a millisecond of the event loop, two where the table grows
 
 _numbers = itertools.count(1)
 

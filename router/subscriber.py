@@ -202,17 +202,20 @@ class Subscriber:
             for _ in self._stream.snapshot_slices(snapshot):
                 await asyncio.sleep(0)
 
-    async def _fetch_snapshot(self) -> list[bytes]:
-        """One request on a socket of its own: a late answer to an earlier one cannot be taken for it."""
+    async def _fetch_snapshot(self) -> list[memoryview]:
+        """One request on a socket of its own: a late answer to an earlier one cannot be taken for it.
+
+        The answer's frames where ZMQ has put them: copying eight megabytes would stop the event loop.
+        """
         options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
         dealer = _open(self._context, DEALER, self._info.snapshot_endpoint, options)
         try:
             async with asyncio.timeout(self._settings.snapshot_timeout_s):
                 await dealer.send_multipart([SNAPSHOT_REQUEST])
-                frames: list[bytes] = await dealer.recv_multipart()
+                frames = await dealer.recv_multipart(copy=False)
         finally:
             dealer.close(linger=0)
-        return frames
+        return [frame.buffer for frame in frames]
 
     def _complain(self, message: str, error: Exception) -> None:
         logger.warning(message, extra={"replica_id": self._replica_id, "detail": str(error)})

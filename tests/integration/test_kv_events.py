@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from cache.events import (
     EventLog,
     Load,
     Snapshot,
+    digest_of,
     encode,
     encode_snapshot,
 )
@@ -28,6 +30,7 @@ from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId
 from replica.publisher import Publisher
 from router.routing import Routing
+from router.snapshot_slices import SLICE_BLOCKS
 from router.subscriber import SubscriberGroup, SubscriberSettings
 from tests.fakes_router import chain, config, info, load, replica_id
 
@@ -273,6 +276,28 @@ async def test_a_doubted_replica_is_asked_for_a_snapshot(
     await until(lambda: group.is_synced(A))
     assert raw.num_asked == num_asked + 1
     assert routing.statistics().resyncs["mismatch"] == 1
+
+
+async def test_other_work_goes_on_between_the_slices_of_a_large_snapshot(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup
+) -> None:
+    many = hints(*range(1, 40 * SLICE_BLOCKS))
+    raw.answers = [encode_snapshot(Snapshot(FORMAT_VERSION, 1, 3, many, Load()))] * 2
+    follow(routing, group, {A: replace(raw.info, num_blocks=len(many))})
+
+    async def counts_until_synced() -> set[int]:
+        counts = set()
+        async with asyncio.timeout(10):
+            while not group.is_synced(A):
+                counts.add(digest(routing).count)
+                await asyncio.sleep(0)
+        assert digest(routing) == digest_of(many)
+        return counts
+
+    assert len(await counts_until_synced()) >= 40
+    # Doubted, it goes on as it is until the whole new one is in.
+    group.resync(A)
+    assert await counts_until_synced() == {len(many)}
 
 
 async def test_closing_twice_leaves_no_task(engine: Engine, routing: Routing) -> None:
