@@ -139,7 +139,7 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
     for part in bench_specs(Bench(options.full, options.part, options.cache_tokens), _trace_of(options)):
         console.print(f"[bold]{part.name}[/]: {part.purpose}", soft_wrap=True)
         output = replace(_output(options), report=_output(options).report / part.name)
-        run_experiment(part.spec, output, console)
+        run_experiment(part.spec, output, console, targets=part.targets)
 
 
 def _tune(options: argparse.Namespace, console: Console) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loadtest.placement.comparison import Comparison
 from loadtest.placement.policy_choice import ALL, DEFAULT, PolicyChoice, parse_policies
 from loadtest.placement.suites import GridSpec
+from loadtest.placement.targets import (
+    BASELINE,
+    Target,
+    adverse_targets,
+    router_targets,
+    sharing_targets,
+)
 from loadtest.workloads.reference import WorkloadRef
+from router.policies import POLICIES
 
 FULL_REQUESTS = 4_000
 SEEDS = (0, 1, 2, 3, 4)
@@ -27,8 +36,6 @@ TUNED_POLICIES = Path(__file__).parents[1] / "data" / "tuned_policies.txt"
 TUNING_SEEDS = (100,)  # not among `SEEDS`
 TUNING_REPLICAS = 16
 
-BASELINE = "power_of_two"  # what the adverse suite is measured against
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -44,6 +51,7 @@ class Part:
     name: str
     purpose: str
     spec: GridSpec
+    targets: Callable[[Comparison], Iterator[Target]]
 
 
 def bench_specs(bench: Bench, trace: WorkloadRef) -> Iterator[Part]:
@@ -56,7 +64,7 @@ def bench_specs(bench: Bench, trace: WorkloadRef) -> Iterator[Part]:
 
 def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
     everybody = tuple(parse_policies([ALL]))
-    beside_baseline = tuple(parse_policies([BASELINE, DEFAULT, f"{DEFAULT}+late"]))
+    beside_baseline = tuple(parse_policies([BASELINE.label, DEFAULT, f"{DEFAULT}+late"]))
     whole = GridSpec(
         (replace(trace, num_requests=FULL_REQUESTS),),
         everybody,
@@ -65,43 +73,51 @@ def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
         seeds=SEEDS if bench.is_full else SEEDS[:3],
         cache_tokens=(bench.cache_tokens,),
     )
-    if name == CONVERSATION:
-        return Part(name, "every policy on the trace", whole)
-    if name == GENERATED:
-        return Part(
-            name,
+    purpose, spec, targets = {
+        CONVERSATION: ("every policy on the trace", whole, sharing_targets),
+        GENERATED: (
             "every policy on generated traffic with something to share",
             _generated(whole, "system_prompts", "multi_turn", "agent_loops"),
-        )
-    if name == HELD_OUT:
-        return Part(name, "every policy on traffic that nothing was tuned on", _generated(whole, "held_out"))
-    if name == ADVERSE:
-        adverse = _generated(whole, "hot_prefix", "no_reuse", "decode_heavy")
-        return Part(
-            name,
-            f"traffic on which prefix-aware routing can lose, beside {BASELINE}",
-            replace(adverse, policies=beside_baseline, loads=(0.6, 0.85)),
-        )
-    if name == SURPLUS:
-        surplus = _generated(whole, "multi_turn")
-        return Part(
-            name,
-            f"far more replicas than the traffic needs, beside {BASELINE}",
-            replace(surplus, policies=beside_baseline, loads=(0.1, 0.2)),
-        )
-    if name == TUNED:
-        tuned = tuple(parse_policies([f"{DEFAULT}", f"@{TUNED_POLICIES}"]))
-        return Part(
-            name,
-            "every policy with its knobs tuned on other windows of the trace, and the default one as it is",
-            replace(whole, policies=tuned),
-        )
-    assert name == ROUTERS
-    return Part(
-        name,
-        "one, two and four routers that learn of each other's work from the engines alone",
-        replace(whole, policies=beside_baseline, loads=(0.6, 0.85), routers=(1, 2, 4)),
-    )
+            sharing_targets,
+        ),
+        HELD_OUT: (
+            "every policy on traffic that nothing was tuned on",
+            _generated(whole, "held_out"),
+            sharing_targets,
+        ),
+        ADVERSE: (
+            f"traffic on which prefix-aware routing can lose, beside {BASELINE.label}",
+            replace(
+                _generated(whole, "hot_prefix", "no_reuse", "decode_heavy"),
+                policies=beside_baseline,
+                loads=(0.6, 0.85),
+            ),
+            adverse_targets,
+        ),
+        SURPLUS: (
+            f"far more replicas than the traffic needs, beside {BASELINE.label}",
+            replace(_generated(whole, "multi_turn"), policies=beside_baseline, loads=(0.1, 0.2)),
+            adverse_targets,
+        ),
+        ROUTERS: (
+            "one, two and four routers that learn of each other's work from the engines alone",
+            replace(whole, policies=beside_baseline, loads=(0.6, 0.85), routers=(1, 2, 4)),
+            router_targets,
+        ),
+        TUNED: (
+            "rivals with their knobs tuned on other windows of the trace, beside the default policy as it is",
+            replace(whole, policies=_tuned()),
+            sharing_targets,
+        ),
+    }[name]
+    return Part(name, purpose, spec, targets)
+
+
+def _tuned() -> tuple[PolicyChoice, ...]:
+    """The default policy, rivals as tuned, and rivals that have nothing to tune."""
+    ours = [DEFAULT, f"{DEFAULT}+late"]
+    without_knobs = [name for name, spec in POLICIES.items() if not spec.option_names]
+    return tuple(parse_policies([*ours, f"@{TUNED_POLICIES}", *without_knobs]))
 
 
 def tuning_spec(trace: WorkloadRef, policies: tuple[PolicyChoice, ...], cache_tokens: int) -> GridSpec:

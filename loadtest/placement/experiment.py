@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from loadtest.placement.report import TextTable, groups, print_tables, tables, w
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE, summarize
+from loadtest.placement.targets import Target, targets_table
 from loadtest.simulation.cell import IDEAL
 from loadtest.simulation.run import run_cell
 
@@ -39,17 +40,26 @@ class Output:
     num_workers: int = os.cpu_count() or 1
 
 
-def run_experiment(spec: GridSpec, output: Output, console: Console) -> list[TextTable]:
+def run_experiment(
+    spec: GridSpec,
+    output: Output,
+    console: Console,
+    *,
+    targets: Callable[[Comparison], Iterable[Target]] | None = None,
+) -> list[TextTable]:
     """Every cell's result, then tables on the console and tables, JSON and plots in a folder.
 
-    Raises BadRequest before anything runs, if plots are wanted but cannot be drawn; CellsFailed and
-    Stopped as `Grid.run`, and then neither prints nor writes a table.
+    targets: what to measure against the project's targets, in the last table. Raises BadRequest before
+    anything runs, if plots are wanted but cannot be drawn; CellsFailed and Stopped as `Grid.run`, and then
+    neither prints nor writes a table.
     """
     plots = load_plots() if output.with_plots else None
     began_s = time.monotonic()
     comparison = run_grid(spec, output, console)
     took_s = time.monotonic() - began_s
     found = tables(comparison, IDEAL_CHOICE, ours=[p for p in spec.policies if p.name == DEFAULT])
+    if targets is not None:
+        found.append(targets_table(list(targets(comparison))))
     print_tables(found, console)
     write_report(output.report, found, comparison, conditions(spec, took_s))
     if plots is not None:
