@@ -31,7 +31,7 @@ def fixed_saturation(workload: Workload) -> float:
     return 10.0
 
 
-SOURCES = [trace(), GeneratorSource(make_generator("multi_turn", {}))]
+SOURCES = [trace(), GeneratorSource(make_generator("multi_turn", {"think_s": 4.0}))]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
