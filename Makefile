@@ -6,7 +6,7 @@ DEPLOY ?= deploy.yaml
 PORT   ?=
 BIN    := .venv/bin
 
-.PHONY: help serve demo ask test test-long test-gpu check format bench-engine bench-tokenizer bench-placement clean
+.PHONY: help serve demo ask test test-long test-gpu check format bench-engine bench-tokenizer bench-router bench-placement clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -45,6 +45,9 @@ bench-engine: .venv/dev.installed ## the engine against generate and transformer
 
 bench-tokenizer: .venv/dev.installed ## a conversation's next turn: tokenized by segment beside whole
 	@$(BIN)/python -m benchmarks.tokenization $(ARGS)
+
+bench-router: .venv/dev.installed ## the router's index and whole decision, beside Ray's prefix tree
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.router $(ARGS)
 
 bench-placement: .venv/dev.installed ## placement policies in a simulated cluster; ARGS="--full" for all of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-placement $(ARGS)

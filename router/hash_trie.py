@@ -40,6 +40,8 @@ from router.predictions import Predictions
 MAX_BLOCKS = 1 << 24  # a thousand caches of 16,000 blocks; half a gigabyte, taken as it fills
 SWEEP_AT_ONCE, SWEEP_PER_CALL = 16, 4  # segments: when a replica leaves, and with each call after that
 REPLICA_BYTES = 300
+MAX_PARTINGS = 1024
+PARTING_BYTES = 120
 
 
 class _Replica:
@@ -72,6 +74,7 @@ class HashTrie:
         self._sweeping = 0
         self._cursor = 0
         self._swept: list[int] = []
+        self._partings: dict[HashHint, int] = {}  # first hint -> the least depth of its latest match
 
     # --- membership ---------------------------------------------------------------------------
 
@@ -184,14 +187,20 @@ class HashTrie:
         """Leading blocks each replica already holds; replicas that hold none are left out.
 
         hints: chain of one prompt's full blocks, parent first.
-        Changes nothing; one pass for all replicas together: O(distinct depths * log(blocks)) look-ups.
+        Changes no answer; one pass for all replicas together: O(distinct depths * log(blocks)) look-ups.
         """
         if not hints:
             return {}
-        groups = self._exact_depths(hints)
+        # Most prompts that begin alike (with one system prompt) part from others at the same place.
+        beginning = hints[0]
+        groups = self._table.depths(hints, self._members.live, self._partings.get(beginning, 0))
+        if groups:
+            if len(self._partings) >= MAX_PARTINGS:
+                self._partings.clear()
+            self._partings[beginning] = groups[0][0]
         predicted = self._predictions.match(hints, self._members.live)
         if predicted:
-            groups = sorted(groups + predicted, reverse=True)
+            groups = sorted(groups + predicted)
         return self._members.depths(groups)
 
     def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
@@ -241,33 +250,10 @@ class HashTrie:
             + self._predictions.num_bytes()
             + self._members.num_bytes()
             + REPLICA_BYTES * len(self._replicas)
+            + PARTING_BYTES * len(self._partings)
         )
 
     # --- the parts ----------------------------------------------------------------------------
-
-    def _exact_depths(self, hints: Sequence[HashHint]) -> list[tuple[int, int]]:
-        """(depth, who holds exactly so many leading blocks), deepest first."""
-        held = self._table.get
-        end = len(hints)
-        alive = held(hints[0]) & self._members.live
-        if not alive:
-            return []
-        last = held(hints[end - 1]) & alive if end > 1 else alive
-        groups = [(end, last)] if last else []
-        # Each stretch: who holds its first block, who of them its last. Deeper ones are on top.
-        stretches = [(0, alive, end - 1, last)] if last != alive else []
-        while stretches:
-            low, at_low, high, at_high = stretches.pop()
-            if high - low == 1:
-                groups.append((high, at_low ^ at_high))
-                continue
-            middle = (low + high) // 2
-            at_middle = held(hints[middle]) & at_low | at_high
-            if at_middle != at_low:
-                stretches.append((low, at_low, middle, at_middle))
-            if at_middle != at_high:
-                stretches.append((middle, at_middle, high, at_high))
-        return groups
 
     def _complete(self, member: int, hints: Sequence[HashHint]) -> None:
         """End the predictions whose last block is exact now. O(the fewer of hints and predictions)."""

@@ -6,12 +6,13 @@ free. Knows replica names; knows neither hints nor load. Owner: the router's eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cache.types import ReplicaId
 
 MAX_NAMED_SETS = 4096  # sets whose names are kept ready: fleets hold few different sets, and often the same
-MEMBER_BYTES, NAMED_SET_BYTES = 300, 300
+MAX_BEGINNINGS = 256
+MEMBER_BYTES, NAMED_SET_BYTES, BEGINNING_BYTES = 300, 300, 2000
 
 
 class Members:
@@ -23,6 +24,7 @@ class Members:
         self._free: list[int] = []
         self._names: dict[int, ReplicaId] = {}
         self._named_sets: dict[int, tuple[ReplicaId, ...]] = {}
+        self._beginnings: dict[tuple[int, int], dict[ReplicaId, int]] = {}
 
     @property
     def has_free(self) -> bool:
@@ -37,19 +39,19 @@ class Members:
         self._free.remove(member)
         self._names[member] = replica_id
         self.live |= 1 << member
-        self._named_sets.clear()
+        self._forget_names()
         return member
 
     def remove(self, member: int) -> None:
         """It is no replica any more; its number stays taken until `free`."""
         del self._names[member]
         self.live ^= 1 << member
-        self._named_sets.clear()
+        self._forget_names()
 
     def rename(self, member: int, replica_id: ReplicaId) -> None:
         """The number is this replica's now."""
         self._names[member] = replica_id
-        self._named_sets.clear()
+        self._forget_names()
 
     def withdraw(self, first: int) -> bool:
         """Forget the numbers from `first` on, if all of them are free. Whether they were."""
@@ -64,16 +66,24 @@ class Members:
         """Nothing is left of it: the number may be given out again."""
         self._free.append(member)
 
-    def depths(self, groups: Iterable[tuple[int, int]]) -> dict[ReplicaId, int]:
-        """(depth, bit set of live members), deepest first -> the depth at which each is met first."""
-        found: dict[ReplicaId, int] = {}
-        placed = 0
-        for depth, members in groups:
-            members &= ~placed
-            if members:
-                placed |= members
-                found.update(dict.fromkeys(self.names(members), depth))
+    def depths(self, groups: Sequence[tuple[int, int]]) -> dict[ReplicaId, int]:
+        """(depth, bit set of live members), shallowest first -> the depth at which each is met last."""
+        if not groups:
+            return {}
+        found = self._begin(groups[0])
+        for depth, members in groups[1:]:
+            found.update(dict.fromkeys(self.names(members), depth))
         return found
+
+    def _begin(self, group: tuple[int, int]) -> dict[ReplicaId, int]:
+        """Mostly nearly everybody, at one depth: those who hold a system prompt and no more."""
+        beginning = self._beginnings.get(group)
+        if beginning is None:
+            if len(self._beginnings) >= MAX_BEGINNINGS:
+                self._beginnings.clear()
+            beginning = dict.fromkeys(self.names(group[1]), group[0])
+            self._beginnings[group] = beginning
+        return beginning.copy()
 
     def names(self, members: int) -> tuple[ReplicaId, ...]:
         """Of a set of live members."""
@@ -86,7 +96,12 @@ class Members:
         return names
 
     def num_bytes(self) -> int:
-        return MEMBER_BYTES * len(self._names) + NAMED_SET_BYTES * len(self._named_sets)
+        ready = NAMED_SET_BYTES * len(self._named_sets) + BEGINNING_BYTES * len(self._beginnings)
+        return MEMBER_BYTES * len(self._names) + ready
+
+    def _forget_names(self) -> None:
+        self._named_sets.clear()
+        self._beginnings.clear()
 
 
 def numbers(members: int) -> list[int]:

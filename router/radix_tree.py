@@ -63,7 +63,7 @@ class RadixTree(Generic[Record]):
     # --- questions ----------------------------------------------------------------------------
 
     def match(self, chain: Sequence[int], members: int) -> list[tuple[int, int]]:
-        """(depth, those of `members` that hold so many leading blocks of the chain and no more), deepest
+        """(depth, those of `members` that hold so many leading blocks of the chain and no more), shallowest
         first. Changes nothing. O(nodes on its path * log(blocks))."""
         steps: list[tuple[int, int]] = []
         node, end = self.root, len(chain)
@@ -80,9 +80,9 @@ class RadixTree(Generic[Record]):
             if depth < child.end:
                 break
             node = child
-        steps.reverse()
         deeper = 0
-        for place, (depth, members) in enumerate(steps):
+        for place in range(len(steps) - 1, -1, -1):
+            depth, members = steps[place]
             steps[place] = depth, members & ~deeper
             deeper = members
         return steps

@@ -1,0 +1,156 @@
+"""`make bench-router`: the router's index and its whole decision, beside Ray Serve's own prefix tree.
+
+Wires arguments, progress and the report together. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from benchmarks import router_decision, router_index, router_report, router_stall
+from benchmarks.machine import CPUINFO, commit, cpu_name
+from benchmarks.router_index import Advance
+from benchmarks.router_report import Row
+from benchmarks.router_workload import BLOCK_SIZE, Fleet
+
+PARTS = ("index", "decision", "stall")
+SIZES = {"1k": 64, "8k": 512, "32k": 2048}
+PACKAGES = ("ray", "numpy", "xxhash")
+
+DESCRIPTION = f"""\
+Measure the router's brain in this process, with no network and no actors.
+
+Parts of the table:
+  index      match (nothing, half, all of the prompt held somewhere), insert, remove, a replica leaving, and
+             memory, beside the prefix tree of Ray Serve's PrefixCacheAffinityRouter. Ours holds block hashes,
+             {BLOCK_SIZE} tokens each; Ray's holds text, four characters a token. Its calls are made in this
+             process too: in production each of them is a remote call to an actor.
+  decision   from packed token ids to a booked replica: hash, match, cost, reserve, predict; with each hash,
+             and for the next turn of a conversation, whose old blocks are not hashed again. "choose" is all
+             but hashing.
+  stall      64 requests at once and 10,000 blocks/s of events, stored and removed, through one event loop:
+             the time during which it looked after nobody else.
+
+How it is measured:
+  Fleets of 8 and 64 replicas with a million distinct blocks: conversations of 2k, 8k and 32k tokens that
+  begin with one system prompt. Every call is timed by itself, on the thread's CPU clock (so that other
+  processes do not count) and the wall clock (in --json); garbage collection is on. "x": times as fast, or as
+  small, as Ray's.
+"""
+EPILOG = """\
+examples:
+  make bench-router                                                everything, a few minutes
+  make bench-router ARGS="--quick"                                 a tenth of the blocks and samples, 8k only
+  python -m benchmarks.router --parts index --replicas 64 --json out.json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    blocks = options.blocks or (100_000 if options.quick else 1_000_000)
+    sizes = [SIZES[name] for name in options.prompts or (["8k"] if options.quick else list(SIZES))]
+    share = 0.2 if options.quick else 1.0
+    began_s = time.monotonic()
+    rows: list[Row] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting")
+
+        def advance(description: str) -> None:
+            progress.update(task, description=description)
+
+        try:
+            rows.extend(_rows(options.parts, options.replicas, blocks, sizes, share, advance))
+        except ImportError as error:
+            progress.stop()
+            Console(stderr=True).print(f"[bold red]bench-router:[/] no prefix tree in this Ray: {error}")
+            return 1
+    conditions = {
+        "machine": _describe(),
+        "took_s": round(time.monotonic() - began_s),
+        "blocks": blocks,
+        "block_size": BLOCK_SIZE,
+        "clock": "microseconds of the thread's CPU time; wall_* of wall time",
+    }
+    console = Console(highlight=False, width=router_report.WIDTH)
+    console.print(router_report.table(rows))
+    console.print(conditions["machine"])
+    console.print(f"microseconds of CPU time; {blocks:,} blocks; {conditions['took_s']} s")
+    for line in router_report.summary(rows):
+        console.print(line)
+    if options.json is not None:
+        router_report.write_json(options.json, rows, conditions)
+    return 0
+
+
+def _rows(
+    parts: Sequence[str],
+    fleets: Sequence[int],
+    blocks: int,
+    sizes: Sequence[int],
+    share: float,
+    advance: Advance,
+) -> Iterator[Row]:
+    for num_replicas in fleets:
+        fleet = Fleet(num_replicas, blocks)
+        if "index" in parts:
+            yield from router_index.rows(fleet, sizes, share, advance)
+        if "decision" in parts:
+            yield from router_decision.rows(fleet, sizes, share, advance)
+    if "stall" in parts:
+        yield from router_stall.rows(Fleet(max(fleets), blocks), 20 * share, advance)
+
+
+def _describe() -> str:
+    """CPU, cores, versions, commit: one line."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    return (
+        f"{cpu_name(text)}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}, "
+        f"git {commit(Path(__file__).parent)}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.router",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the blocks, fewer samples, 8k prompts"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS)
+    )
+    parser.add_argument(
+        "--replicas", nargs="+", type=_positive, default=[8, 64], metavar="N", help="fleets (default: 8 64)"
+    )
+    parser.add_argument(
+        "--prompts", nargs="+", choices=list(SIZES), metavar="SIZE", help="1k, 8k, 32k tokens"
+    )
+    parser.add_argument("--blocks", type=_positive, metavar="N", help="distinct blocks (default: 1,000,000)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

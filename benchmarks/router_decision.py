@@ -1,0 +1,129 @@
+"""The whole decision, from packed tokens to a booked replica: hash + match + cost + reserve + predict.
+
+Production's own objects, wired as the Router wires them: `ChainCache` and `Routing`. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from benchmarks.router_index import SAMPLES, Advance, hasher_for, replica_name
+from benchmarks.router_report import Row
+from benchmarks.router_timing import Spread, spread_of
+from benchmarks.router_workload import BLOCK_SIZE, Fleet, Hit
+from cache.block_hash import hints
+from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, StepTimeModel
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.messages import ReplicaInfo
+from cache.types import HashHint, RequestId
+from router.chain_cache import ChainCache
+from router.config import RouterConfig
+from router.routing import RouteQuery, Routing
+
+STEP_TIME = StepTimeModel(base_s=0.004, per_token_s=5e-5, per_attention_s=1e-9, per_sequence_s=1e-4)
+BLOCKS_PER_REPLICA = 200_000
+
+
+class Decider:
+    """One Router's deciding half, in front of a fleet on paper."""
+
+    def __init__(self, fleet: Fleet, algorithm: HashAlgorithm) -> None:
+        self.fleet = fleet
+        self.hasher = hasher_for(algorithm)
+        self.root = self.hasher.root()
+        mark = Fingerprint("bench", "0", "bfloat16", "", BLOCK_SIZE, algorithm)
+        # Replicas on paper send no heartbeats: none of them shall count as silent meanwhile.
+        config = RouterConfig("bench", "bench", mark, seed=1, silent_after_s=3600.0)
+        self.routing = Routing(config)
+        info = ReplicaInfo(mark, "", "", BLOCKS_PER_REPLICA, 1 << 20, 8192, "paper", "none")
+        self.routing.update_replicas({replica_name(index): info for index in range(fleet.num_replicas)})
+        self.chains = ChainCache(self.hasher)
+        self._rng = random.Random(1)
+        self._num_requests = 0
+        self._num_batches = 0
+
+    def fill(self) -> None:
+        for replica, tokens in self.fleet.conversations():
+            self.tell(replica, tuple(hints(self.hasher.chain(self.root, tokens))))
+
+    def tell(
+        self, replica: int, stored: tuple[HashHint, ...] = (), removed: tuple[HashHint, ...] = ()
+    ) -> None:
+        self.routing.on_events(replica_name(replica), self.batch(stored, removed))
+
+    def batch(self, stored: tuple[HashHint, ...], removed: tuple[HashHint, ...]) -> EventBatch:
+        """As an engine with some work publishes it; its digest is not compared here."""
+        self._num_batches += 1
+        load = Load(
+            queued_uncached_tokens=self._rng.randrange(4000),
+            num_waiting=self._rng.randrange(3),
+            num_running=self._rng.randrange(20),
+            context_tokens=self._rng.randrange(50_000),
+            free_blocks=BLOCKS_PER_REPLICA // 2,
+            total_blocks=BLOCKS_PER_REPLICA,
+            step_time=STEP_TIME,
+        )
+        return EventBatch(FORMAT_VERSION, 1, self._num_batches, stored, removed, Digest(), load)
+
+    def hash(self, prompt: array[int]) -> RouteQuery:
+        self._num_requests += 1
+        hashes = self.chains.chain(self.root, prompt)
+        return RouteQuery(RequestId(f"request-{self._num_requests}"), hashes, len(prompt), max_tokens=100)
+
+    def decide(self, prompt: array[int]) -> RequestId:
+        return self.routing.choose(self.hash(prompt)).request_id
+
+    def spread(self, prompts: Sequence[array[int]], step: Callable[[array[int]], object]) -> Spread:
+        """Of one step of each prompt's decision. Requests end in between, as they would."""
+        return spread_of(self._with_ends(prompts, step))
+
+    def _with_ends(
+        self, prompts: Sequence[array[int]], step: Callable[[array[int]], object]
+    ) -> Iterator[Callable[[], object]]:
+        for prompt in prompts:
+            yield partial(step, prompt)
+            self.end_last()
+
+    def end_last(self) -> None:
+        request_id = RequestId(f"request-{self._num_requests}")
+        self.routing.first_token(request_id, replica_name(0), 0)
+        self.routing.finish(request_id)
+
+
+def rows(fleet: Fleet, sizes: Sequence[int], share: float, advance: Advance) -> Iterator[Row]:
+    """Every row of the decision for this fleet. share: of the samples."""
+    for algorithm in HashAlgorithm:
+        section = f"decision, {fleet.num_replicas} replicas, {algorithm.value}"
+        advance(f"{fleet.num_replicas} replicas, {algorithm.value}: filling")
+        decider = Decider(fleet, algorithm)
+        decider.fill()
+        for num_blocks in sizes:
+            samples = max(20, int(share * SAMPLES[num_blocks]))
+            tokens = f"{num_blocks * BLOCK_SIZE // 1024}k"
+            advance(f"{fleet.num_replicas} replicas, {algorithm.value}: {tokens} prompts")
+            yield from _sized(decider, section, tokens, num_blocks, samples)
+
+
+def _sized(decider: Decider, section: str, tokens: str, num_blocks: int, samples: int) -> Iterator[Row]:
+    fleet = decider.fleet
+    cold = [fleet.prompt(num_blocks, Hit.NONE, number) for number in range(samples)]
+    half = [fleet.prompt(num_blocks, Hit.HALF, number) for number in range(samples)]
+    yield Row(section, f"hash {tokens}", decider.spread(cold, decider.hash))
+    decider.chains = ChainCache(decider.hasher)
+    queries = {id(prompt): decider.hash(prompt) for prompt in half}
+    choose = decider.spread(half, lambda prompt: decider.routing.choose(queries[id(prompt)]))
+    for query in queries.values():
+        decider.routing.finish(query.request_id)
+    yield Row(section, f"choose {tokens}, half", choose)
+    for hit, prompts in ((Hit.NONE, cold), (Hit.HALF, half)):
+        decider.chains = ChainCache(decider.hasher)
+        yield Row(section, f"whole {tokens}, {hit.value}", decider.spread(prompts, decider.decide))
+    decider.chains = ChainCache(decider.hasher)
+    turns = [fleet.turns(num_blocks, number) for number in range(samples)]
+    for last, _ in turns:
+        decider.chains.chain(decider.root, last)
+    following = [turn for _, turn in turns]
+    yield Row(section, f"whole {tokens}, next turn", decider.spread(following, decider.decide))
