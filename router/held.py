@@ -23,19 +23,21 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cache.errors import DeadlineExceeded, ServingError
-from cache.types import RequestId
+from cache.types import ReplicaId, RequestId
 from router.config import RouterConfig
 from router.decision import Decision, Placement, RouteQuery
 from router.errors import AllBusy
+from router.load import ReplicaState
 
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
-RELOOK_S = 0.05  # what nobody reports, such as predictions that end, is noticed after this at the latest
+RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
+FRESH_S = 0.001  # a decision no older than this need not be taken again
 
 
 class Deciding(Protocol):
@@ -44,14 +46,14 @@ class Deciding(Protocol):
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
         """Where it should go now; books nothing. Raises RoutingError or ConfigError."""
 
-    def may_start(self, earlier: Decision, within_s: float) -> bool:
-        """Whether weighing it anew could find a replica that would start so soon; cheaper than weighing."""
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
+        """Whether weighing it anew might choose one of these; much cheaper than weighing."""
 
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken."""
 
-    def earliest_start(self) -> tuple[int, float]:
-        """How many replicas may be chosen, and seconds until the first of them would start on new work."""
+    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
+        """How many replicas may be chosen, now or in time; and those that would start so soon on new work."""
 
     def note_held(self, num_held: int) -> None:
         """So many requests wait here: they count as queued."""
@@ -96,6 +98,7 @@ class _Held:
     deadline: float  # inf = none
     order: float  # own prefill seconds + aging * since: the law's order, without the clock
     decision: Decision | None = None  # the latest
+    weighed_at: float = float("-inf")  # when it was taken, by the clock
     free_at: float = float("-inf")  # when the replica it wanted then will be free
 
 
@@ -112,6 +115,7 @@ class HeldRequests:
         self._in_order: list[_Held] = []
         self._by_age: list[_Held] = []
         self._by_deadline: list[_Held] = []  # of those that have one
+        self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -130,7 +134,7 @@ class HeldRequests:
         if query.request_id in self._by_id:
             raise ValueError(f"request {query.request_id!r} is held already")
         now = self._clock()
-        num_replicas, _ = self._routing.earliest_start()
+        num_replicas, _ = self._routing.free_replicas(0.0)
         is_full = num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas
         if is_full and not query.excluded:  # whose replica was lost has waited, and may have begun to answer
             raise AllBusy(num_replicas, self._retry_after_s(num_replicas))
@@ -164,9 +168,11 @@ class HeldRequests:
         now = self._clock()
         departures = self._overdue(now)
         if self._by_id:
-            num_replicas, start_s = self._routing.earliest_start()
-            if not num_replicas or start_s <= self._options.max_backlog_s + ROUNDING_S:
-                departures += self._let_go(now)
+            num_replicas, free = self._routing.free_replicas(self._options.max_backlog_s + ROUNDING_S)
+            news = [state for state in free if state is not self._known_free.get(state.replica_id)]
+            self._known_free = {state.replica_id: state for state in free}
+            if free or not num_replicas:
+                departures += self._let_go(now, free, news)
         return departures
 
     def next_poll_at(self) -> float | None:
@@ -184,11 +190,19 @@ class HeldRequests:
 
     # --- deciding -----------------------------------------------------------------------------
 
-    def _let_go(self, now: float) -> list[Departure]:
-        """Decide for those whose turn it is; a place that falls free in the window goes to the next."""
-        departures = []
+    def _let_go(
+        self, now: float, free: Sequence[ReplicaState], news: Sequence[ReplicaState]
+    ) -> list[Departure]:
+        """Decide for those whose turn it is; a place that falls free in the window goes to the next.
+
+        free: replicas that are; none if there is no replica, which those that wait have to be told.
+        news: of the free replicas, those that were not at the last poll or have said something since.
+        """
+        departures: list[Departure] = []
         for held in self._turns(now):
-            departure = self._decide(held, now)
+            if free and self._is_bound_to_stay(held, news, now):
+                continue
+            departure = self._decide(held, now, () if departures else free)
             if departure is not None:
                 self._leave(held)
                 departures.append(departure)
@@ -204,36 +218,37 @@ class HeldRequests:
                 if num_stayed == self._options.window:
                     return
 
-    def _decide(self, held: _Held, now: float) -> Departure | None:
-        """None: it stays."""
-        if self._is_bound_to_stay(held, now):
-            return None
+    def _is_bound_to_stay(self, held: _Held, news: Sequence[ReplicaState], now: float) -> bool:
+        """Nothing that was reported since it was weighed last can have changed that it waits.
+
+        Reports come by the thousand a second: this answers most of them.
+        """
+        decision = held.decision
+        if decision is None or now >= held.weighed_at + RELOOK_S or held.free_at <= now + ROUNDING_S:
+            return False
+        return not (news and self._routing.could_win(decision, news))
+
+    def _decide(self, held: _Held, now: float, free: Sequence[ReplicaState]) -> Departure | None:
+        """None: it stays. free: replicas that are, and for which nothing was booked in this poll."""
         request_id, waited_s = held.query.request_id, now - held.since
-        try:
-            decision = self._weigh(held, now)
-        except AllBusy:
-            held.free_at = float("inf")  # room is reported, it does not come with time
-            return None
-        except ServingError as error:
-            return Departure(request_id, waited_s, error=error)
+        decision = held.decision
+        is_fresh = now <= held.weighed_at + FRESH_S
+        # A newcomer's decision, of a moment ago: acted on if its replica has said nothing else since.
+        if decision is None or not is_fresh or all(state is not decision.ranking.best for state in free):
+            try:
+                decision = self._weigh(held, now)
+            except AllBusy:
+                held.free_at = float("inf")  # room is reported, it does not come with time
+                return None
+            except ServingError as error:
+                return Departure(request_id, waited_s, error=error)
         if held.free_at > now + ROUNDING_S:
             return None
         return Departure(request_id, waited_s, self._routing.book(decision))
 
-    def _is_bound_to_stay(self, held: _Held, now: float) -> bool:
-        """Nothing that was reported since it was weighed last can have changed that it waits."""
-        decision = held.decision
-        if (
-            decision is None
-            or now >= decision.ranking.decided_at + RELOOK_S
-            or held.free_at <= now + ROUNDING_S
-        ):
-            return False
-        return not self._routing.may_start(decision, self._options.max_backlog_s)
-
     def _weigh(self, held: _Held, now: float) -> Decision:
         decision = self._routing.weigh(held.query, earlier=held.decision)
-        held.decision = decision
+        held.decision, held.weighed_at = decision, now
         held.free_at = now + decision.start_s - self._options.max_backlog_s
         self._reorder(held, decision.prefill_s + self._options.aging * held.since)
         return decision

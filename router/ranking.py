@@ -27,6 +27,7 @@ class Ranking:
     unmatched: Set[ReplicaId]  # whose cache is unknown
     decided_at: float
     _scored: tuple[Scored, ...] | None = field(default=None, init=False)
+    _cached_by: dict[ReplicaId, int] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -42,6 +43,13 @@ class Ranking:
     @property
     def is_best_matched(self) -> bool:
         return self.best.replica_id not in self.unmatched
+
+    def cached_by(self, replica_id: ReplicaId) -> int:
+        """Usable tokens of the prompt that replica holds; 0 if it is not among these."""
+        if self._cached_by is None:
+            pairs = zip(self.states, self.cached, strict=True)
+            self._cached_by = {state.replica_id: held for state, held in pairs if held}
+        return self._cached_by.get(replica_id, 0)
 
     def replica_ids(self, most: int) -> tuple[ReplicaId, ...]:
         """The first so many, best first."""

@@ -219,39 +219,33 @@ class Routing:
             observer.decided(record, query, hints)
         return self._placement(decision, reason)
 
-    def earliest_start(self) -> tuple[int, float]:
-        """How many replicas may be chosen, and seconds until the first of them would start on new work.
+    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
+        """How many replicas may be chosen, now or in time; and those that would start so soon on new work.
 
-        Draining ones may not; full ones may, in time. (0, inf) without any. O(replicas).
+        Draining ones are neither, full ones may be chosen in time. O(replicas).
         """
-        open_ = [state for state in self._loads.states() if not state.load.is_draining]
-        first_free = min([state.busy_until for state in open_ if not state.is_shut], default=math.inf)
-        return len(open_), max(0.0, first_free - self._clock())
+        states, limit = self._loads.states(), self._clock() + within_s
+        num_open = sum([not state.load.is_draining for state in states])
+        return num_open, [s for s in states if s.busy_until <= limit and not s.is_shut]
 
-    def may_start(self, earlier: Decision, within_s: float) -> bool:
-        """Whether weighing it anew could find a replica that would start so soon. O(replicas that would).
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
+        """Whether weighing it anew might choose one of these. O(these).
 
-        False is certain but for what time alone changes, and what has become cached in the meantime: weigh
+        False is certain but for what time alone changes and what has become cached in the meantime: weigh
         anew now and then.
         """
-        if not isinstance(earlier.policy, ExpectedTime):
-            return True
-        now, ranking = self._clock(), earlier.ranking
-        best_id = ranking.best.replica_id
-        if best_id not in self._loads:
+        best_id, policy = earlier.ranking.best.replica_id, earlier.policy
+        rivals = [state for state in free if state.replica_id not in earlier.query.excluded]
+        if not rivals:
+            return False
+        if best_id not in self._loads or not isinstance(policy, ExpectedTime):
             return True
         best = self._loads[best_id].state()
-        if best.load.is_draining or best.backlog_s(now) <= within_s:
+        if best.is_shut or any([state.replica_id == best_id for state in rivals]):
             return True
-        limit = now + within_s
-        soon = [s for s in self._loads.states() if s.busy_until <= limit and not s.is_shut]
-        soon = [s for s in soon if s.replica_id not in earlier.query.excluded]
-        if not soon:
-            return False
-        held = dict(zip([state.replica_id for state in ranking.states], ranking.cached, strict=True))
-        states = [best, *soon]
-        cached = [held.get(state.replica_id, 0) for state in states]
-        return earlier.policy.is_beaten(states, cached, earlier.request.shape, now)
+        states = [best, *rivals]
+        cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
+        return policy.is_beaten(states, cached, earlier.request.shape, self._clock())
 
     def note_held(self, num_held: int) -> None:
         """So many requests wait at this router for a replica: they count as queued."""
