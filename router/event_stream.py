@@ -98,6 +98,7 @@ class EventStream:
         self._state = _State.SYNCING
         self._reason = ResyncReason.JOIN  # why it was last SYNCING
         self._num_snapshots = 0  # begun to be applied: the latest is the one that counts
+        self._slices: Generator[None, None, Digest | None] | None = None  # of that one
         self._epoch = 0
         self._seq = 0
         self._update = (0, 0)  # seq and number of the last load update
@@ -157,7 +158,10 @@ class EventStream:
         number = self._num_snapshots
         if not any(epoch == snapshot.epoch and seq > snapshot.seq for epoch, seq in self._waiting):
             self._sink.on_load(self._replica_id, snapshot.load)
+        if self._slices is not None:
+            self._slices.close()
         with closing(self._sink.on_snapshot(self._replica_id, snapshot)) as slices:
+            self._slices = slices
             while True:
                 try:
                     next(slices)
@@ -167,6 +171,7 @@ class EventStream:
                 yield
                 if number != self._num_snapshots:
                     return
+        self._slices = None
         self._go_live(snapshot, digest)
 
     def doubt(self) -> None:

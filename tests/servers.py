@@ -49,6 +49,7 @@ def deploy_file(
     folder: Path,
     *,
     replicas: int = 2,
+    routers: int = 1,
     replica: dict[str, Any] | None = None,
     router: dict[str, Any] | None = None,
 ) -> Path:
@@ -59,8 +60,7 @@ def deploy_file(
     application["args"]["router"].update(router or {})
     for deployment in application["deployments"]:
         deployment["graceful_shutdown_timeout_s"] = 5
-        if deployment["name"] == "Replica":
-            deployment["num_replicas"] = replicas
+        deployment["num_replicas"] = {"Replica": replicas, "Router": routers}[deployment["name"]]
     path = folder / "deploy.yaml"
     path.write_text(yaml.safe_dump(content))
     return path

@@ -1,0 +1,63 @@
+"""Two Routers over two replicas, in real processes: whichever answers, it knows where a prompt is cached."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.servers import Server, running_server
+
+BLOCK = 16
+NUM_PROMPTS = 12
+NUM_REPEATS = 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_server(routers=2) as running:
+        yield running
+
+
+def ask(server: Server, prompt: str) -> tuple[str, int, int]:
+    """(replica, prompt tokens, cached tokens). A connection of its own, so that the proxy chooses anew."""
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        json={
+            "model": "tiny",
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": 4,
+            "temperature": 0,
+        },
+        timeout=60,
+    )
+    usage = answer.raise_for_status().json()["usage"]
+    cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return answer.headers["x-warmpath-replica"], usage["prompt_tokens"], cached
+
+
+def routers(server: Server) -> set[str]:
+    """Both Routers' own requests so far, told apart by what they have counted."""
+    return {
+        line
+        for _ in range(30)
+        for line in httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
+        if line.startswith("warmpath_prompt_tokens_total")
+    }
+
+
+def test_each_router_knows_what_the_other_has_placed(server: Server) -> None:
+    prompts = [f"{uuid.uuid4()} " * 30 for _ in range(NUM_PROMPTS)]
+    with ThreadPoolExecutor(4) as pool:
+        first = list(pool.map(lambda prompt: ask(server, prompt), prompts))
+    assert max(Counter(replica for replica, _, _ in first).values()) < NUM_PROMPTS
+    for _ in range(NUM_REPEATS):
+        for prompt, (replica, prompt_tokens, cached) in zip(prompts, first, strict=True):
+            assert cached == 0
+            again = ask(server, prompt)
+            assert again == (replica, prompt_tokens, (prompt_tokens - 1) // BLOCK * BLOCK)
+    assert len(routers(server)) == 2  # it was not one of them all the time
