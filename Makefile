@@ -6,7 +6,7 @@ DEPLOY ?= deploy.yaml
 PORT   ?=
 BIN    := .venv/bin
 
-.PHONY: help serve demo ask test test-long test-gpu check format bench-engine bench-tokenizer bench-router bench-placement clean
+.PHONY: help serve demo ask test test-long test-gpu conformance check format bench-engine bench-tokenizer bench-router bench-placement clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +29,9 @@ test-long: .venv/dev.installed ## the suites that take minutes: more examples, k
 
 test-gpu: .venv/dev.installed ## the exactness tests on CUDA
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+conformance: .venv/dev.installed ## the API, row by row, asked by the openai client of real engines
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance $(ARGS)
 
 check: .venv/dev.installed ## format, lint, types, import borders; changes nothing
 	$(BIN)/ruff format --check .
