@@ -190,7 +190,7 @@ def in_its_own_process(kind: type[PackedIndex] | type[RayTree], fleet: Fleet) ->
 
 
 def _grown(kind: type[PackedIndex] | type[RayTree], fleet: Fleet) -> Memory:
-    kind(Fleet(1, 5_000)).fill()  # every length once: what is allocated once: imports, allocators' reserves
+    kind(Fleet(1, 5_000)).fill()  # every length: what is allocated once, allocators' reserves
     gc.collect()
     before = resident_bytes()
     index = kind(fleet)

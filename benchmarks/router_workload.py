@@ -13,8 +13,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from cache.types import pack_tokens
-
 BLOCK_SIZE = 16
 SYSTEM_BLOCKS = 32
 CONVERSATION_BLOCKS = (128, 512, 2048)
@@ -84,7 +82,7 @@ class Fleet:
     def _tokens(self, *key_and_length: int) -> array[int]:
         kind, length, *number = key_and_length
         draw = np.random.default_rng([self.seed, kind, *number])
-        return pack_tokens(draw.integers(0, VOCABULARY, length, dtype=np.int32).tolist())
+        return array("i", draw.integers(0, VOCABULARY, length, dtype=np.int32).tobytes())
 
 
 def as_text(tokens: array[int]) -> str:

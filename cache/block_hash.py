@@ -96,10 +96,6 @@ class BlockHasher:
             hashes.append(BlockHash(previous))
         return hashes
 
-    def digest(self, message: bytes) -> bytes:
-        """128 bits by the fingerprint's algorithm, of anything: no weaker a name than a block's hash."""
-        return self._digest(message)
-
     def contents(self, token_ids: array[int], first_block: int, last_block: int) -> list[bytes]:
         """What an exact hit compares, of blocks [first_block, last_block): equal for equal tokens only."""
         size = self.block_size
@@ -136,6 +132,11 @@ def hint_view(block_hashes: Sequence[BlockHash]) -> Sequence[HashHint]:
         swapped.byteswap()
         joined = swapped.tobytes()
     return cast("Sequence[HashHint]", memoryview(joined).cast("Q")[::2])
+
+
+def lookup_key(message: bytes) -> bytes:
+    """A key to look bytes up by that are then compared: fast, well spread, and forgeable. Names no block."""
+    return xxhash.xxh3_128_digest(message)
 
 
 def placeholder_keys(placeholders: Iterable[Placeholder], block_size: int) -> dict[int, tuple[bytes, ...]]:

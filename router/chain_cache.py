@@ -1,14 +1,15 @@
 """Hashes of prompts seen before: turn n of a conversation hashes only what is new in it.
 
-    tokens   [ stride 0 | stride 1 | ... | stride k | rest )     a stride: the blocks of about 1,024 tokens
-    names    root -> H(root, stride 0) -> H(that, stride 1) -> ...   each names the whole prefix, like a block
-    kept     name of a stride -> the hashes of its blocks
+    tokens   [ run 0 | run 1 | ... | run k | tail | rest )     a run: the blocks of about 1,024 tokens
+    kept     each run under its tokens and the run before it, with the hashes of its blocks; and behind the
+             last full run the blocks that were left: a next turn goes on in their middle
 
-Naming 8,192 tokens by stride takes a tenth of the time that naming them block by block takes, because the
-cost is in calls, not in bytes. The names are made with the block hash's own algorithm from the same root,
-tenant salt included: they are no easier to forge than what they stand for, and no tenant finds another's.
+A run is found by a fast key and then compared, token by token, the run before it by identity: what is taken
+from here is exact, whatever the hashes are, and 8,192 tokens are looked up in a tenth of the time it takes to
+hash them, because the cost is in calls, not in bytes. The first run's predecessor is the root, tenant salt
+included: no tenant finds another's.
 
-A prompt's later strides leave before its first ones: without those they would never be found.
+Later runs leave before earlier ones: without those they would never be found.
 Knows tokens and hashes; knows neither text nor replicas. Owner: the router's event loop;
 `PartialChain.finish` may run on another thread.
 """
@@ -18,36 +19,46 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
-from cache.block_hash import HASH_BYTES, BlockHasher
+from cache.block_hash import HASH_BYTES, BlockHasher, lookup_key
 from cache.types import BlockHash, little_endian_bytes
 
-STRIDE_TOKENS = 1024  # what a next turn hashes again, at most; and 1 KiB kept for 64 blocks of 16
-DEFAULT_MAX_BYTES = 32 << 20  # about 24 M tokens in blocks of 16: three thousand conversations of 8k
-ENTRY_BYTES = 230  # of an entry beside its hashes: name, bytes object, ordered dictionary
+RUN_TOKENS = 1024
+DEFAULT_MAX_BYTES = 64 << 20  # about 12 M tokens in blocks of 16: 1,500 conversations of 8k
+ENTRY_BYTES = 400  # of a run beside its tokens and hashes: key, bytes objects, tuple, ordered dictionary
+TAIL = b"tail"  # before the key of the run that it follows; no key of a full run is as long
+
+
+class _Run(NamedTuple):
+    """Blocks that follow one another, and what is before them."""
+
+    before: _Run | BlockHash  # the root, before the first
+    tokens: bytes
+    hashes: bytes  # joined
+
+    def is_after(self, before: _Run | BlockHash) -> bool:
+        return self.before is before or (isinstance(before, bytes) and self.before == before)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.tokens) + len(self.hashes) + ENTRY_BYTES
 
 
 class PartialChain:
     """One prompt's hashes, as far as they were known; `finish` computes the others."""
 
-    __slots__ = ("_hasher", "_token_ids", "hashes", "names", "num_known_strides", "root")
+    __slots__ = ("_hasher", "_token_ids", "buffer", "hashes", "keys", "root", "runs")
 
-    def __init__(
-        self,
-        hasher: BlockHasher,
-        root: BlockHash,
-        token_ids: array[int],
-        names: Sequence[bytes],
-        num_known_strides: int,
-        hashes: list[BlockHash],
-    ) -> None:
+    def __init__(self, hasher: BlockHasher, root: BlockHash, token_ids: array[int]) -> None:
         self._hasher = hasher
         self._token_ids = token_ids
         self.root = root
-        self.names = names  # of every full stride
-        self.num_known_strides = num_known_strides
-        self.hashes = hashes  # of full blocks, parent first
+        self.buffer = little_endian_bytes(token_ids)
+        self.hashes: list[BlockHash] = []  # of full blocks, parent first
+        self.keys: Sequence[bytes] = ()  # the root, then each full run's
+        self.runs: list[_Run] = []  # those that were known, in order
 
     @property
     def num_missing_tokens(self) -> int:
@@ -64,23 +75,26 @@ class PartialChain:
 
 
 class ChainCache:
-    """Bounded by bytes; the least recently used stride goes first."""
+    """Bounded by bytes; the least recently used run goes first."""
 
     def __init__(self, hasher: BlockHasher, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        """max_bytes: of hashes, names and their keeping; 0 keeps nothing."""
+        """max_bytes: of tokens, hashes and their keeping; 0 keeps nothing."""
         self._hasher = hasher
-        self._blocks = max(1, STRIDE_TOKENS // hasher.block_size)  # per stride
-        self._entry_bytes = HASH_BYTES * self._blocks + ENTRY_BYTES
-        self._max_entries = max_bytes // self._entry_bytes
+        self._max_bytes = max_bytes
+        self._blocks = max(1, RUN_TOKENS // hasher.block_size)  # per full run
+        self._block_bytes = 4 * hasher.block_size
+        self._run_bytes = self._blocks * self._block_bytes
         self._unpack = struct.Struct(f"{HASH_BYTES}s" * self._blocks).unpack
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()  # name -> hashes, joined
+        self._runs: OrderedDict[bytes, _Run] = OrderedDict()
+        self._num_bytes = 0
 
     @property
-    def num_entries(self) -> int:
-        return len(self._entries)
+    def num_runs(self) -> int:
+        return len(self._runs)
 
+    @property
     def num_bytes(self) -> int:
-        return self._entry_bytes * len(self._entries)
+        return self._num_bytes
 
     def chain(self, root: BlockHash, token_ids: array[int]) -> list[BlockHash]:
         """`BlockHasher.chain`, hashing only what no earlier prompt began with."""
@@ -91,34 +105,71 @@ class ChainCache:
 
     def begin(self, root: BlockHash, token_ids: array[int]) -> PartialChain:
         """What is known of the prompt. `finish` it, then `keep` it. O(tokens), a tenth of hashing them."""
-        names = self._names(root, token_ids) if self._max_entries else []
-        entries, hashes = self._entries, list[BlockHash]()
-        num_known = 0
-        for name in names:
-            known = entries.get(name)
-            if known is None:
+        chain = PartialChain(self._hasher, root, token_ids)
+        if not self._max_bytes:
+            return chain
+        runs, buffer, step = self._runs, chain.buffer, self._run_bytes
+        keys = chain.keys = self._keys(root, buffer)
+        before: _Run | BlockHash = root
+        known = 0
+        for key in keys[1:]:
+            run = runs.get(key)
+            if run is None or not run.is_after(before) or run.tokens != buffer[known : known + step]:
                 break
-            hashes += self._unpack(known)
-            num_known += 1
-        return PartialChain(self._hasher, root, token_ids, names, num_known, hashes)
+            chain.hashes += self._unpack(run.hashes)
+            chain.runs.append(run)
+            before = run
+            known += step
+        tail = runs.get(TAIL + keys[known // step])
+        if tail is not None and tail.is_after(before):
+            chain.hashes += self._beginning(tail, buffer[known : known + len(tail.tokens)])
+        return chain
 
     def keep(self, chain: PartialChain) -> None:
-        """Remember a finished chain. Strides it was made of are as if just used."""
-        entries, step = self._entries, self._blocks
-        for stride in range(len(chain.names) - 1, -1, -1):  # so that the first one leaves last
-            name = chain.names[stride]
-            if name not in entries:
-                entries[name] = b"".join(chain.hashes[stride * step : (stride + 1) * step])
-            entries.move_to_end(name)
-        while len(entries) > self._max_entries:
-            entries.popitem(last=False)
+        """Remember a finished chain. Runs it is made of are as if just used."""
+        if not self._max_bytes:
+            return
+        buffer, step, blocks = chain.buffer, self._run_bytes, self._blocks
+        before: _Run | BlockHash = chain.root
+        for number, key in enumerate(chain.keys[1:]):
+            if number < len(chain.runs) and self._runs.get(key) is chain.runs[number]:
+                before = chain.runs[number]
+                continue
+            hashes = chain.hashes[number * blocks : (number + 1) * blocks]
+            before = _Run(before, buffer[number * step : (number + 1) * step], b"".join(hashes))
+            self._put(key, before)
+        left = chain.hashes[(len(chain.keys) - 1) * blocks :]
+        if left:
+            start = (len(chain.keys) - 1) * step
+            tail = _Run(before, buffer[start : start + len(left) * self._block_bytes], b"".join(left))
+            self._put(TAIL + chain.keys[-1], tail)
+        for key in reversed(chain.keys[1:]):  # so that the first one leaves last
+            self._runs.move_to_end(key)
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._runs.popitem(last=False)[1].num_bytes
 
-    def _names(self, root: BlockHash, token_ids: array[int]) -> list[bytes]:
-        buffer = little_endian_bytes(token_ids)
-        digest, step = self._hasher.digest, 4 * self._blocks * self._hasher.block_size
-        name: bytes = root
-        names = []
-        for start in range(0, len(buffer) - step + 1, step):
-            name = digest(name + buffer[start : start + step])
-            names.append(name)
-        return names
+    def _put(self, key: bytes, run: _Run) -> None:
+        old = self._runs.pop(key, None)
+        self._num_bytes += run.num_bytes - (old.num_bytes if old is not None else 0)
+        self._runs[key] = run
+
+    def _keys(self, root: BlockHash, buffer: bytes) -> list[bytes]:
+        """The root, then each full run's: of its tokens and the key before."""
+        keys: list[bytes] = [root]
+        for start in range(0, len(buffer) - self._run_bytes + 1, self._run_bytes):
+            keys.append(lookup_key(keys[-1] + buffer[start : start + self._run_bytes]))
+        return keys
+
+    def _beginning(self, tail: _Run, tokens: bytes) -> Iterable[BlockHash]:
+        """Hashes of the tail's blocks that the tokens begin with."""
+        size = self._block_bytes
+        low, high = 0, min(len(tail.tokens), len(tokens)) // size
+        while low < high:  # `low` blocks agree; more than `high` do not
+            middle = (low + high + 1) // 2
+            if tail.tokens[low * size : middle * size] == tokens[low * size : middle * size]:
+                low = middle
+            else:
+                high = middle - 1
+        return cast(
+            "Iterable[BlockHash]", struct.unpack(f"{HASH_BYTES}s" * low, tail.hashes[: HASH_BYTES * low])
+        )
