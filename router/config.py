@@ -9,6 +9,7 @@ from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
 from router.limits import Limits
 from router.policies import check_policy
+from router.segment_cache import DEFAULT_CACHE_BYTES
 
 BINDINGS = ("at_once", "late")
 
@@ -67,6 +68,8 @@ class RouterConfig:
     request_timeout_s: float | None = None  # a request not finished by then is given up; None = never
     predicted_ttl_s: float = 5.0  # a routed prompt counts as cached this long, unless events confirm it
     reservation_ttl_s: float = 600.0  # a reservation nobody released is dropped after this
+    # Of the Router's memory, for token ids of texts between special tokens; 0 = tokenize all, every time.
+    tokenization_cache_bytes: int = DEFAULT_CACHE_BYTES
     silent_after_s: float = 5.0  # a replica without event or heartbeat this long is scored by load alone
     max_attempts: int = 3  # tries per request, each on another replica
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
@@ -110,6 +113,7 @@ class RouterConfig:
             ("max_held_per_replica", 1, 1_000_000),
             ("predicted_ttl_s", 0.0, 3600.0),
             ("reservation_ttl_s", 1.0, 86400.0),
+            ("tokenization_cache_bytes", 0, 1 << 40),
             ("silent_after_s", 0.1, 3600.0),
             ("max_attempts", 1, 100),
             ("max_deaths", 1, 100),

@@ -91,7 +91,12 @@ class Ingress:
         _log_through_serve()
         hide_torch()
         logger.info("loading the tokenizer %s", config.tokenizer)
-        encoder = PromptEncoder.load(config.tokenizer, config.tokenizer_revision, name=config.model_name)
+        encoder = PromptEncoder.load(
+            config.tokenizer,
+            config.tokenizer_revision,
+            name=config.model_name,
+            cache_bytes=config.tokenization_cache_bytes,
+        )
         _check_template(config, encoder)
         self._loop = asyncio.get_running_loop()
         self._replicas = replicas

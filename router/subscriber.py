@@ -84,6 +84,7 @@ class Subscriber:
         self._context = context
         self._settings = settings
         self._turn = turn
+        self._complaints: set[str] = set()  # logged since the last good message
         self._stream = EventStream(replica_id, sink, counters=counters)
         self._snapshot_wanted = asyncio.Event()
         self._sub: Any = None  # zmq.asyncio.Socket; pyzmq's stubs cannot express its awaitables
@@ -149,6 +150,8 @@ class Subscriber:
         except WireError as error:
             self._complain("malformed event", error)
             self._stream.feed_malformed()
+        else:
+            self._complaints.clear()
         if self._stream.needs_snapshot:
             self._snapshot_wanted.set()
 
@@ -218,7 +221,10 @@ class Subscriber:
         return [frame.buffer for frame in frames]
 
     def _complain(self, message: str, error: Exception) -> None:
-        logger.warning(message, extra={"replica_id": self._replica_id, "detail": str(error)})
+        """Once until it is heard well again: a replica of another version says the same thing for ever."""
+        if message not in self._complaints:
+            self._complaints.add(message)
+            logger.warning(message, extra={"replica_id": self._replica_id, "detail": str(error)})
 
 
 class SubscriberGroup:

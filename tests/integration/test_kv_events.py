@@ -238,6 +238,21 @@ async def test_garbage_is_counted_and_survived(
     assert digest(routing).count == 3
 
 
+async def test_another_versions_events_are_counted_and_complained_of_once(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = encode(EventBatch(FORMAT_VERSION - 1, 1, 4, (), (), Digest(), Load()))
+    follow(routing, group, {A: raw.info})
+    with caplog.at_level("WARNING", logger="router.subscriber"):
+        await until(
+            lambda: routing.statistics().malformed_events >= 20,
+            lambda: raw.pub.send_multipart([b"kv", old]),
+        )
+        [complaint] = [record for record in caplog.records if record.message == "malformed event"]
+        assert "of format version 1, not 2" in complaint.detail  # type: ignore[attr-defined]
+    assert A in routing.replicas  # and still chosen from
+
+
 async def test_a_snapshot_that_never_comes_is_asked_for_again_but_not_in_a_hurry(
     raw: RawReplica, routing: Routing, group: SubscriberGroup
 ) -> None:

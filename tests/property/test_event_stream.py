@@ -297,6 +297,7 @@ def test_every_index_is_the_union_of_the_caches_after_any_schedule(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @settings(max_examples=1000, deadline=None)
 @given(SCHEDULES, st.integers(1, 2), st.integers(1, 2))
 def test_a_thousand_schedules(

@@ -9,7 +9,9 @@ import pytest
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
+from router.metrics import RouterMetrics
 from router.prompt import PromptEncoder
+from router.segment_cache import CacheStatistics
 from tests.fakes_http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
 
 REPLICAS = {ReplicaId(name): a_replica_info() for name in ("a", "b")}
@@ -86,3 +88,31 @@ async def test_every_series_is_there_before_its_first_sample(parts: RouterParts)
         "warmpath_index_entries 0.0",
     ):
         assert series in text
+
+
+async def test_metrics_tell_what_became_of_events_and_of_tokenization(parts: RouterParts) -> None:
+    text = parts.metrics.text().decode()
+    for line in (
+        "warmpath_event_batches_applied_total 0.0",
+        "warmpath_event_batches_lost_total 0.0",
+        'warmpath_event_snapshots_total{reason="drift"} 0.0',
+        'warmpath_event_lag_seconds_bucket{le="+Inf"} 0.0',
+        "warmpath_event_lag_seconds_sum 0.0",
+        "warmpath_tokenization_by_segment 0.0",  # the tests' tokenizer has none
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_segment_caches_numbers_are_metrics() -> None:
+    metrics = RouterMetrics([], [])
+    metrics.watch_tokenization(lambda: CacheStatistics(4096, 7, 1000, 200, 3))
+    lines = metrics.text().decode().splitlines()
+    for line in (
+        "warmpath_tokenization_by_segment 1.0",
+        "warmpath_tokenization_cache_bytes 4096.0",
+        "warmpath_tokenization_cache_segments 7.0",
+        "warmpath_tokenization_evictions_total 3.0",
+        'warmpath_tokenization_tokens_total{source="kept"} 1000.0',
+        'warmpath_tokenization_tokens_total{source="tokenized"} 200.0',
+    ):
+        assert line in lines
