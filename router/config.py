@@ -9,7 +9,6 @@ from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
 from router.limits import Limits
 from router.policies import check_policy
-from router.segment_cache import DEFAULT_CACHE_BYTES
 
 BINDINGS = ("at_once", "late")
 
@@ -69,7 +68,7 @@ class RouterConfig:
     predicted_ttl_s: float = 5.0  # a routed prompt counts as cached this long, unless events confirm it
     reservation_ttl_s: float = 600.0  # a reservation nobody released is dropped after this
     # Of the Router's memory, for token ids of texts between special tokens; 0 = tokenize all, every time.
-    tokenization_cache_bytes: int = DEFAULT_CACHE_BYTES
+    tokenization_cache_bytes: int = 64 << 20
     silent_after_s: float = 5.0  # a replica without event or heartbeat this long is scored by load alone
     max_attempts: int = 3  # tries per request, each on another replica
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from router.prompt import PromptEncoder
-from router.segment_cache import SegmentCache
+from router.segment_cache import DEFAULT_CACHE_BYTES, SegmentCache
 from router.segments import SegmentRule, segment_rule
+from tests.fakes_router import config
 from tests.fakes_tokenizers import a_tokenizer
 
 
@@ -118,6 +119,10 @@ def test_statistics_count_tokens(watched: Watched) -> None:
     numbers = cache.statistics()
     assert (numbers.tokenized_tokens, numbers.reused_tokens) == (number, number)
     assert numbers.num_entries == 2
+
+
+def test_the_setting_and_the_cache_agree_on_the_room() -> None:
+    assert config().tokenization_cache_bytes == DEFAULT_CACHE_BYTES
 
 
 def test_many_threads_share_one_cache() -> None:
