@@ -200,7 +200,7 @@ class HashTrie:
             self._partings[beginning] = groups[0][0]
         predicted = self._predictions.match(hints, self._members.live)
         if predicted:
-            groups = sorted(groups + predicted)
+            groups = sorted(groups + _deeper(predicted, groups))
         return self._members.depths(groups)
 
     def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
@@ -311,6 +311,19 @@ class HashTrie:
         # A word nobody is numbered in is 8 bytes a slot for nothing.
         while self._table.num_words > 1 and self._members.withdraw(WORD_BITS * (self._table.num_words - 1)):
             self._table.drop_word()
+
+
+def _deeper(predicted: list[tuple[int, int]], exact: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of (depth, members) groups, what exceeds those of the other list. Mostly little is left: what is
+    predicted again and again is held already."""
+    found = []
+    for depth, members in predicted:
+        for known, holders in exact:
+            if known >= depth:
+                members &= ~holders
+        if members:
+            found.append((depth, members))
+    return found
 
 
 def _sequence(hints: Iterable[HashHint]) -> Sequence[HashHint]:

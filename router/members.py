@@ -106,9 +106,4 @@ class Members:
 
 def numbers(members: int) -> list[int]:
     """The members of a bit set, ascending."""
-    found = []
-    while members:
-        lowest = members & -members
-        found.append(lowest.bit_length() - 1)
-        members ^= lowest
-    return found
+    return [number for number, bit in enumerate(reversed(bin(members)[2:])) if bit == "1"]

@@ -1,7 +1,7 @@
 """A hash table of 64-bit hints to sets of small numbers, packed into flat arrays: 16 bytes a slot.
 
-    keys   | k | empty | k | ghost | ...   uint64, one per slot
-    words  | 1 | 0     | 5 | 0     | ...   uint64 bit sets; one such array per 64 members
+    key     k | empty | k | ghost | ...   uint64, one per slot
+    word    1 | 0     | 5 | 0     | ...   uint64 bit set beside it; one more such array per 64 members more
 
 Linear hashing (Litwin 1980) over segments of fixed size, linear probing within a segment: the table grows
 by splitting one segment at a time, in order, and shrinks by undoing the last split, so that nothing ever
@@ -84,11 +84,11 @@ class PackedTable:
         self._max_segments = self._segments_for(max_entries)
         self._used = np.zeros(self._max_segments, np.int64)  # slots of each segment that are not empty
         self._ghosts = np.zeros(self._max_segments, np.int64)  # of those, slots without members
-        self._key_memory = _Column(self._max_segments << segment_bits)
-        self._word_memory: list[_Column] = []
-        self._keys = self._key_memory.numbers
-        self._key_view = self._key_memory.view
+        # Keys lie beside their first words, where a look-up that needs both waits for memory once.
+        self._memory = [_Memory(self._max_segments << segment_bits, 2)]
+        self._keys, self._key_view = self._memory[0].columns[0]
         self._words: list[Keys] = []
+        self._word_views: list[memoryview[int]] = []
         self._first_word = memoryview(b"").cast("Q")
         self._more_words: tuple[memoryview[int], ...] = ()
         self._dead: list[int] = []  # per word, members that are being swept away
@@ -282,7 +282,7 @@ class PackedTable:
     # --- one by one ---------------------------------------------------------------------------
 
     def _add_each(self, hints: Sequence[int], member: int) -> tuple[Change, Change]:
-        word, bit = self._word_memory[member // WORD_BITS].view, 1 << member % WORD_BITS
+        word, bit = self._word_views[member // WORD_BITS], 1 << member % WORD_BITS
         num_added = xor_added = num_refused = xor_refused = 0
         for hint in dict.fromkeys(hints):
             slot, known = self._find_one(hint)
@@ -309,7 +309,7 @@ class PackedTable:
         return Change(num_added, xor_added), Change(num_refused, xor_refused)
 
     def _discard_each(self, hints: Sequence[int], member: int) -> tuple[Change, Change]:
-        word, bit = self._word_memory[member // WORD_BITS].view, 1 << member % WORD_BITS
+        word, bit = self._word_views[member // WORD_BITS], 1 << member % WORD_BITS
         num_gone = xor_gone = num_unknown = xor_unknown = 0
         for hint in dict.fromkeys(hints):
             slot, known = self._find_one(hint)
@@ -346,7 +346,7 @@ class PackedTable:
         return slot, True
 
     def _has_members(self, slot: int) -> bool:
-        return any([memory.view[slot] for memory in self._word_memory])
+        return any([word[slot] for word in self._word_views])
 
     def _room_for(self, hint: int, slot: int) -> int:
         """The empty slot for a hint that is not there, given the one before growing; or NO_ROOM."""
@@ -539,8 +539,8 @@ class PackedTable:
             return False
         self._set_num_segments(last)
         self._used[last] = self._ghosts[last] = 0
-        for column in (self._key_memory, *self._word_memory):
-            column.release(last << self._bits, self._slots)
+        for memory in self._memory:
+            memory.release(last << self._bits, self._slots)
         pairs = zip(words, other_words, strict=True)
         self._lay_out(old, np.concatenate((keys, others)), [np.concatenate(pair) for pair in pairs])
         return True
@@ -607,19 +607,22 @@ class PackedTable:
 
     def _add_word(self) -> None:
         """Room for 64 more members. Fresh pages are zeros: nothing is written until somebody is added."""
-        memory = _Column(self._max_segments << self._bits)
-        self._word_memory.append(memory)
-        self._words.append(memory.numbers)
+        if self._words:
+            self._memory.append(_Memory(self._max_segments << self._bits, 1))
+        numbers, view = self._memory[-1].columns[-1]
+        self._words.append(numbers)
+        self._word_views.append(view)
         self._dead.append(0)
-        self._first_word = self._word_memory[0].view
-        self._more_words = tuple([column.view for column in self._word_memory[1:]])
+        self._first_word = self._word_views[0]
+        self._more_words = tuple(self._word_views[1:])
 
     def drop_word(self) -> None:
         """Give back the room of the last 64 members, none of whom is in any set."""
         assert len(self._words) > 1
         self._words.pop()
         self._dead.pop()
-        self._word_memory.pop()
+        self._word_views.pop()
+        self._memory.pop()
         self._more_words = self._more_words[:-1]
 
     def _stretches(self, segments: int = 16) -> Iterator[tuple[int, int]]:
@@ -628,21 +631,26 @@ class PackedTable:
             yield first << self._bits, min(first + segments, self._num_segments) << self._bits
 
 
-class _Column:
-    """Numbers of 64 bits in reserved address space: a page takes memory once it is written to."""
+class _Memory:
+    """Columns of 64-bit numbers side by side in reserved address space: a page written to takes memory."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, num_columns: int) -> None:
+        """count: rows."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, 8 * count, flags=flags)
+        self._row_bytes = 8 * num_columns
+        self._memory = mmap.mmap(-1, self._row_bytes * count, flags=flags)
         # Pages of 2 MiB would make a small table large, and the gauge wrong.
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             self._memory.madvise(mmap.MADV_NOHUGEPAGE)
-        self.numbers: Keys = np.frombuffer(self._memory, np.uint64)
-        self.view: memoryview[int] = memoryview(self._memory).cast("Q")
+        numbers: Keys = np.frombuffer(self._memory, np.uint64)
+        view = memoryview(self._memory).cast("Q")
+        places = [slice(column, None, num_columns) for column in range(num_columns)]
+        self.columns: list[tuple[Keys, memoryview[int]]] = [(numbers[at], view[at]) for at in places]
 
     def release(self, first: int, count: int) -> None:
-        """Give the memory of these numbers back, as far as whole pages go; they must be written anew."""
-        start, stop = -(-8 * first // mmap.PAGESIZE), 8 * (first + count) // mmap.PAGESIZE
+        """Give the memory of these rows back, as far as whole pages go; they must be written anew."""
+        start = -(-self._row_bytes * first // mmap.PAGESIZE)
+        stop = self._row_bytes * (first + count) // mmap.PAGESIZE
         if start < stop and hasattr(mmap, "MADV_DONTNEED"):
             length = (stop - start) * mmap.PAGESIZE
             self._memory.madvise(mmap.MADV_DONTNEED, start * mmap.PAGESIZE, length)
