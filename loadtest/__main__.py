@@ -146,7 +146,8 @@ def _tune(options: argparse.Namespace, console: Console) -> None:
     names = options.policy or [name for name, spec in POLICIES.items() if spec.option_names]
     tried = {name: settings(name, options.budget, options.seed) for name in map(_known, names)}
     everything = tuple(choice for choices in tried.values() for choice in choices)
-    spec = tuning_spec(_trace_of(options), (IDEAL_CHOICE, *everything), options.cache_tokens)
+    trace = replace(_trace_of(options), num_requests=options.requests)
+    spec = tuning_spec(trace, (IDEAL_CHOICE, *everything), options.cache_tokens)
     output = _output(options)
     comparison = run_grid(spec, output, console)
     found = [pick(comparison, IDEAL_CHOICE, choices) for choices in tried.values()]
@@ -353,6 +354,13 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
         help="settings tried per policy, its defaults included (default: 8)",
     )
     add("--seed", type=read.whole, default=0, metavar="S", help="of the settings drawn (default: 0)")
+    add(
+        "--requests",
+        type=read.count,
+        default=DEFAULT_REQUESTS,
+        metavar="N",
+        help=f"in a window (default: {DEFAULT_REQUESTS})",
+    )
     add(
         "--cache-tokens",
         type=read.tokens,

@@ -121,9 +121,9 @@ def _tuned() -> tuple[PolicyChoice, ...]:
 
 
 def tuning_spec(trace: WorkloadRef, policies: tuple[PolicyChoice, ...], cache_tokens: int) -> GridSpec:
-    """Where knobs are tuned: one number of replicas, two loads, seeds that are not reported on."""
+    """Where knobs are tuned: windows of `trace`, one number of replicas, two loads, seeds not reported on."""
     return GridSpec(
-        (replace(trace, num_requests=FULL_REQUESTS),),
+        (trace,),
         policies,
         replicas=(TUNING_REPLICAS,),
         loads=(0.85, 1.05),
