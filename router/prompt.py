@@ -121,6 +121,13 @@ class PromptEncoder:
     def has_chat_template(self) -> bool:
         return bool(self._template)
 
+    def chat_template(self, *, has_tools: bool) -> str | None:
+        """The template that renders a chat: of several, the one for tools if there are some."""
+        if self._template is None or isinstance(self._template, str):
+            return self._template
+        default = self._template.get("default")
+        return self._template.get("tool_use", default) if has_tools else default
+
     def close(self) -> None:
         """Stop the threads; prompts on them finish. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -125,7 +125,17 @@ class ScriptedReplicas:
 class RouterUnderTest:
     """The real Router but for tokenizer, replicas and Serve; `async with` it."""
 
-    def __init__(self, *, num_replicas: int = 2, **config: Any) -> None:
+    def __init__(
+        self,
+        *,
+        num_replicas: int = 2,
+        tokenizer: Any = None,
+        max_model_len: int = MAX_MODEL_LEN,
+        **config: Any,
+    ) -> None:
+        """tokenizer: a transformers one; None = `ByteTokenizer`. config: the Router's."""
+        self._info = a_replica_info(max_model_len=max_model_len)
+        self.tokenizer = tokenizer or ByteTokenizer()
         self.replicas = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
         self.config = RouterConfig(
             **{"model_name": MODEL, "tokenizer": "bytes", "fingerprint": FINGERPRINT, "seed": 7, **config}
@@ -136,14 +146,14 @@ class RouterUnderTest:
         self.parts = RouterParts(
             self.config,
             calls=self.calls,
-            encoder=PromptEncoder(ByteTokenizer(), name="bytes"),
+            encoder=PromptEncoder(self.tokenizer, name="bytes"),
             version="0",
         )
         self.parts.subscribers.update = lambda _replicas: None  # type: ignore[method-assign]  # no sockets
         self.parts.routing._membership_listeners.clear()
         self.parts.service.readiness = lambda: Readiness(None, len(self.parts.routing.replicas))
         self.calls.parts = self.parts
-        self.parts.routing.update_replicas({replica_id: a_replica_info() for replica_id in self.replicas})
+        self.parts.routing.update_replicas(dict.fromkeys(self.replicas, self._info))
         self.api = build_api(self.parts.service)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.api, raise_app_exceptions=False), base_url="http://router"

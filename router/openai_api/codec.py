@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from cache.errors import ServingError
 from cache.messages import Delta, FinishReason
@@ -20,12 +20,17 @@ from router.openai_api.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
     Completion,
     CompletionChoice,
+    FunctionCall,
+    ToolCallDelta,
+    ToolCallEntry,
     Usage,
     usage_of,
 )
 from router.openai_api.streams import DONE, Indexed, event
+from router.openai_api.tool_calls import Piece, PlainReader, Reader, ToolCall
 
 
 class Unfinished(ServingError):
@@ -42,14 +47,22 @@ class Choice:
     texts: list[str] = field(default_factory=list)
     has_started: bool = False  # a chunk of it was sent
     finish_reason: FinishReason | None = None
+    reader: Reader = field(default_factory=PlainReader)
+    calls: list[ToolCall] = field(default_factory=list)
 
-    def take(self, delta: Delta) -> None:
+    @property
+    def content(self) -> str:
+        return "".join(self.texts)
+
+    def take(self, delta: Delta) -> Piece:
+        """Counts it; what of its text, and of what was held back before, is settled now."""
         if self.finish_reason is not None:
             raise Unfinished("a delta came after the finish_reason")
         if not self.completion_tokens:  # the count belongs to the first admission
             self.cached_tokens = min(delta.cached_tokens, self.prompt_tokens)
         self.completion_tokens += len(delta.token_ids)
         self.finish_reason = delta.finish_reason
+        return self.reader.read(delta.text, is_last=delta.finish_reason is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +77,8 @@ class Head:
 class Codec(Protocol):
     """One endpoint's objects."""
 
-    def chunk(self, index: int, choice: Choice, delta: Delta, usage: Usage | None, has_usage: bool) -> bytes:
-        """One chunk's JSON. has_usage: the key is there, null or not."""
+    def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
+        """One chunk's JSON, before `choice` takes in the piece. has_usage: the key is there, null or not."""
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The chunk after the last one: no choices, the usage."""
@@ -78,11 +91,23 @@ class Codec(Protocol):
 class ChatCodec:
     head: Head
 
-    def chunk(self, index: int, choice: Choice, delta: Delta, usage: Usage | None, has_usage: bool) -> bytes:
-        content = {"content": delta.text} if delta.text or not choice.has_started else {}
-        role = {} if choice.has_started else {"role": "assistant"}
-        part = ChatDelta.model_validate({**role, **content})
-        entry = ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=delta.finish_reason)
+    def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
+        part: dict[str, object] = {} if choice.has_started else {"role": "assistant"}
+        if piece.text or not choice.has_started:
+            part["content"] = piece.text if piece.text or not piece.calls else None
+        if piece.calls:
+            first = len(choice.calls)
+            part["tool_calls"] = [
+                ToolCallDelta(index=first + offset, **_entry(call)) for offset, call in enumerate(piece.calls)
+            ]
+        entry = ChatChunkChoice(
+            index=index,
+            delta=ChatDelta.model_validate(part),
+            logprobs=None,
+            finish_reason=None
+            if choice.finish_reason is None
+            else _chat_finish_reason(choice.finish_reason, bool(choice.calls or piece.calls)),
+        )
         return self._object([entry], usage, has_usage).encoded()
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -97,9 +122,9 @@ class ChatCodec:
             choices=[
                 ChatChoice(
                     index=index,
-                    message=AssistantMessage(role="assistant", content="".join(choice.texts), refusal=None),
+                    message=_message(choice),
                     logprobs=None,
-                    finish_reason=_finish_reason(choice),
+                    finish_reason=_chat_finish_reason(_finish_reason(choice), bool(choice.calls)),
                 )
                 for index, choice in enumerate(choices)
             ],
@@ -123,9 +148,9 @@ class ChatCodec:
 class CompletionCodec:
     head: Head
 
-    def chunk(self, index: int, choice: Choice, delta: Delta, usage: Usage | None, has_usage: bool) -> bytes:
+    def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
         entry = CompletionChoice(
-            index=index, text=delta.text, logprobs=None, finish_reason=delta.finish_reason
+            index=index, text=piece.text, logprobs=None, finish_reason=choice.finish_reason
         )
         return self._object([entry], usage, has_usage).encoded()
 
@@ -136,7 +161,7 @@ class CompletionCodec:
         entries = [
             CompletionChoice(
                 index=index,
-                text="".join(choice.texts),
+                text=choice.content,
                 logprobs=None,
                 finish_reason=_finish_reason(choice),
             )
@@ -153,6 +178,23 @@ class CompletionCodec:
             choices=choices,
         )
         return completion.model_copy(update={"usage": usage}) if has_usage else completion
+
+
+def _message(choice: Choice) -> AssistantMessage:
+    if not choice.calls:
+        return AssistantMessage(role="assistant", content=choice.content, refusal=None)
+    calls = [ToolCallEntry.model_validate(_entry(call)) for call in choice.calls]
+    return AssistantMessage(role="assistant", content=choice.content or None, refusal=None, tool_calls=calls)
+
+
+def _entry(call: ToolCall) -> dict[str, Any]:
+    function = FunctionCall(name=call.name, arguments=call.arguments)
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _chat_finish_reason(reason: FinishReason, has_calls: bool) -> ChatFinishReason:
+    """An answer that calls tools and was not cut off ends because of them."""
+    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason
 
 
 def _finish_reason(choice: Choice) -> FinishReason:
@@ -174,8 +216,9 @@ async def whole_answer(codec: Codec, choices: Sequence[Choice], deltas: AsyncIte
     """One JSON object, when every choice has finished."""
     async for item in deltas:
         choice = choices[item.index]
-        choice.take(item.delta)
-        choice.texts.append(item.delta.text)
+        piece = choice.take(item.delta)
+        choice.texts.append(piece.text)
+        choice.calls += piece.calls
     return codec.whole(choices, total_usage(choices))
 
 
@@ -191,11 +234,12 @@ async def event_stream(
     has_usage = include_usage or continuous_usage
     async for item in deltas:
         choice = choices[item.index]
-        choice.take(item.delta)
-        if not item.delta.text and item.delta.finish_reason is None:
+        piece = choice.take(item.delta)
+        if not piece.text and not piece.calls and item.delta.finish_reason is None:
             continue  # tokens whose text is held back: nothing to show yet
         usage = total_usage(choices) if continuous_usage else None
-        yield event(codec.chunk(item.index, choice, item.delta, usage, has_usage))
+        yield event(codec.chunk(item.index, choice, piece, usage, has_usage))
+        choice.calls += piece.calls
         choice.has_started = True
     for choice in choices:
         _finish_reason(choice)

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from cache.messages import FinishReason
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class _Out(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
@@ -40,17 +42,33 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
     )
 
 
+class FunctionCall(_Out):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCallEntry(_Out):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ToolCallDelta(ToolCallEntry):
+    index: int  # of the choice's calls
+
+
 class AssistantMessage(_Out):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null where there is nothing but calls
     refusal: None
+    tool_calls: list[ToolCallEntry] = []  # absent unless there are some
 
 
 class ChatChoice(_Out):
     index: int
     message: AssistantMessage
     logprobs: None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(_Out):
@@ -64,14 +82,15 @@ class ChatCompletion(_Out):
 
 class ChatDelta(_Out):
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    content: str | None = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(_Out):
     index: int
     delta: ChatDelta
     logprobs: None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatCompletionChunk(_Out):

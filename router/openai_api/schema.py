@@ -6,6 +6,7 @@ Knows the API's fields and their ranges; knows neither tokenizer nor replicas: w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar
 
@@ -19,6 +20,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import from_json
 
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
@@ -28,8 +30,38 @@ DEFAULT_COMPLETION_TOKENS = 16  # the API's own default for /v1/completions
 INT32_MAX = (1 << 31) - 1
 
 # The API treats `developer` as the newer name of `system`; chat templates know the old one.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED_ROLES = ("tool", "function")
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_TOOL_ROLE = "tool"
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TOOL_CHOICES = ("none", "auto")
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    arguments: dict[str, Any]  # sent as JSON in a string; templates want it as the object it is
+
+
+class PastCall(BaseModel):
+    """A call that the assistant made in an earlier turn."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str | None
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read calls."""
+        named = {} if self.id is None else {"id": self.id}
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {**named, "type": "function", "function": function}
 
 
 class ChatMessage(BaseModel):
@@ -38,11 +70,18 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     role: str
-    content: str
+    content: str  # "" where a message is nothing but calls
+    tool_calls: tuple[PastCall, ...] = ()  # of an assistant
+    tool_call_id: str | None = None  # of a tool's answer
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read messages."""
-        return {"role": self.role, "content": self.content}
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class TextPrompt(BaseModel):
@@ -72,18 +111,118 @@ def _to_message(value: object, at: str) -> ChatMessage:
     if not isinstance(value, dict):
         raise InvalidField(at, f"'{at}' must be an object with 'role' and 'content'.")
     role = value.get("role")
-    if role in _UNSUPPORTED_ROLES:
-        raise UnsupportedParameter(
-            f"{at}.role", f"'{at}.role': tool messages are not supported by this server."
-        )
+    if role == "function":
+        raise UnsupportedParameter(f"{at}.role", f'\'{at}.role\': "function" is not supported: use "tool".')
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidField(f"{at}.role", f"'{at}.role' must be one of {', '.join(_ROLES)}.")
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if value.get(name):
             raise UnsupportedParameter(f"{at}.{name}", f"'{at}.{name}' is not supported by this server.")
+    calls = _to_calls(value.get("tool_calls"), role, f"{at}.tool_calls")
+    content = value.get("content")
     return ChatMessage.model_construct(
-        role=_ROLES[role], content=_to_text(value.get("content"), f"{at}.content")
+        role=_ROLES[role],
+        content="" if content is None and calls else _to_text(content, f"{at}.content"),
+        tool_calls=calls,
+        tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
     )
+
+
+def _to_call_id(value: object, role: str, at: str) -> str | None:
+    if value is None or role != _TOOL_ROLE:
+        return None
+    if not isinstance(value, str):
+        raise InvalidField(at, f"'{at}' must be a string.")
+    return value
+
+
+def _to_calls(value: object, role: str, at: str) -> tuple[PastCall, ...]:
+    if not value:
+        return ()
+    if role != "assistant" or not isinstance(value, list):
+        raise InvalidField(at, f"'{at}' must be a list, and in messages of the assistant only.")
+    return tuple(_to_call(item, f"{at}[{index}]") for index, item in enumerate(value))
+
+
+def _to_call(value: object, at: str) -> PastCall:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        raise InvalidField(at, f"'{at}' must be an object with 'id' and 'function'.")
+    call_id, name = value.get("id"), function.get("name")
+    if call_id is not None and not isinstance(call_id, str):
+        raise InvalidField(f"{at}.id", f"'{at}.id' must be a string.")
+    if not isinstance(name, str) or not name:
+        raise InvalidField(f"{at}.function.name", f"'{at}.function.name' must be a non-empty string.")
+    arguments = _to_arguments(function.get("arguments"), f"{at}.function.arguments")
+    return PastCall.model_construct(
+        id=call_id, function=CalledFunction.model_construct(name=name, arguments=arguments)
+    )
+
+
+def _to_arguments(value: object, at: str) -> dict[str, Any]:
+    """The object in a string of JSON; "" counts as no arguments, as some clients send it."""
+    if value is None or value == "":
+        return {}
+    try:
+        arguments = from_json(value, allow_inf_nan=False) if isinstance(value, str) else None
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidField(at, f"'{at}' must be a string that holds a JSON object.")
+    return arguments
+
+
+def _to_tools(value: object, info: ValidationInfo) -> tuple[dict[str, Any], ...]:
+    """The functions as templates read them: what the client sent, less what is null."""
+    limit = _limits(info).max_tools
+    if not isinstance(value, list) or len(value) > limit:
+        raise InvalidField("tools", f"'tools' must be a list of at most {limit} functions.")
+    return tuple(_to_tool(item, f"tools[{index}]") for index, item in enumerate(value))
+
+
+def _to_tool(value: object, at: str) -> dict[str, Any]:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise UnsupportedParameter(
+            f"{at}.type", f"'{at}.type' must be \"function\": others are not supported."
+        )
+    function = value.get("function") if isinstance(value, dict) else None
+    if kind is None or not isinstance(function, dict):
+        raise InvalidField(at, f"'{at}' must be an object with type \"function\" and a 'function'.")
+    at = f"{at}.function"
+    name = function.get("name")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise InvalidField(
+            f"{at}.name", f"'{at}.name' must have 1 to 64 letters, digits, underscores, dots or dashes."
+        )
+    for part, expected, text in (("description", str, "a string"), ("parameters", dict, "an object")):
+        if function.get(part) is not None and not isinstance(function[part], expected):
+            raise InvalidField(f"{at}.{part}", f"'{at}.{part}' must be {text}.")
+    if function.get("strict"):
+        raise UnsupportedParameter(
+            f"{at}.strict",
+            f"'{at}.strict' is not supported by this server: nothing forces the model to keep to a schema.",
+        )
+    known = ("name", "description", "parameters")
+    return {
+        "type": "function",
+        "function": {part: function[part] for part in known if function.get(part) is not None},
+    }
+
+
+def _to_tool_choice(value: object) -> str:
+    """What can be honoured without forcing the model's tokens."""
+    if isinstance(value, str) and value in _TOOL_CHOICES:
+        return value
+    is_forced = value == "required" or (
+        isinstance(value, dict) and value.get("type") in ("function", "allowed_tools", "custom")
+    )
+    if is_forced:
+        raise UnsupportedParameter(
+            "tool_choice",
+            '\'tool_choice\' can be "none" or "auto": nothing forces the model to call a tool.',
+        )
+    raise InvalidField("tool_choice", f"'tool_choice' must be {accepted_text(Endpoint.CHAT, 'tool_choice')}.")
 
 
 def _to_text(value: object, at: str) -> str:
@@ -207,6 +346,25 @@ MESSAGES_SCHEMA = {
         },
     },
 }
+_TOOLS_SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["type", "function"],
+        "properties": {
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
+                    "description": {"type": "string"},
+                    "parameters": {"type": "object"},
+                },
+            },
+        },
+    },
+}
 _PROMPT_SCHEMA = {
     "anyOf": [{"type": "string"}, _IDS, {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}}]
 }
@@ -267,6 +425,13 @@ class ChatBody(RequestBody):
         tuple[ChatMessage, ...], BeforeValidator(to_messages), WithJsonSchema(MESSAGES_SCHEMA)
     ]
     max_completion_tokens: Tokens | None = None  # the newer name, so it wins over max_tokens
+    tools: Annotated[
+        tuple[dict[str, Any], ...], BeforeValidator(_to_tools), WithJsonSchema(_TOOLS_SCHEMA)
+    ] = ()
+    tool_choice: Annotated[
+        str, BeforeValidator(_to_tool_choice), WithJsonSchema({"enum": list(_TOOL_CHOICES)})
+    ] = "auto"
+    parallel_tool_calls: bool = True
 
     @property
     def token_limit(self) -> int | None:

@@ -22,7 +22,7 @@ from router.chain_cache import ChainCache
 from router.config import RouterConfig
 from router.decision import ReplicaStatistics
 from router.dispatch import Dispatcher, Generation, Job
-from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel
+from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
 from router.insight import Insight
 from router.metrics import RouterMetrics
 from router.openai_api.codec import (
@@ -40,6 +40,7 @@ from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList
 from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
 from router.openai_api.streams import Indexed, merge
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
+from router.openai_api.tool_calls import PlainReader, Reader, ToolFormat, format_of, reader_for, renders_tools
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
 from router.prompt import PromptEncoder
@@ -152,13 +153,15 @@ class Service:
         """
         arrived_at = self.clock()
         self._check(body, policy)
+        tool_format = self._tool_format(body)
         messages = [message.for_template() for message in body.messages]
-        prompt = await self._encoder.encode_chat(messages, salt=body.cache_salt or "")
+        prompt = await self._encoder.encode_chat(messages, tools=body.tools, salt=body.cache_salt or "")
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
         job = await self._job(body, prompt, text, body.token_limit, unique, policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
-        return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at)
+        reader = reader_for(tool_format, is_parallel=body.parallel_tool_calls)
+        return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at, reader)
 
     async def complete(
         self, body: CompletionBody, request_id: str, policy: str | None, session: str | None = None
@@ -179,14 +182,21 @@ class Service:
         return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at)
 
     def _answer(
-        self, endpoint: Endpoint, body: RequestBody, codec: Codec, jobs: Sequence[Job], arrived_at: float
+        self,
+        endpoint: Endpoint,
+        body: RequestBody,
+        codec: Codec,
+        jobs: Sequence[Job],
+        arrived_at: float,
+        reader: Reader | None = None,
     ) -> Answer:
+        """reader: of the only choice's text; None = text is text."""
         first_token_s = self.metrics.first_token_s.labels(endpoint.value)
         return Answer(
             endpoint,
             body,
             codec,
-            choices=[Choice(prompt_tokens=len(job.prompt)) for job in jobs],
+            choices=[Choice(prompt_tokens=len(job.prompt), reader=reader or PlainReader()) for job in jobs],
             generations=[self._dispatcher.start(job) for job in jobs],
             on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
         )
@@ -205,6 +215,29 @@ class Service:
             raise InvalidField(
                 "stop_token_ids", f"'stop_token_ids' must have ids between 0 and {vocab_size - 1}."
             )
+
+    def _tool_format(self, body: ChatBody) -> ToolFormat | None:
+        """How to read calls in the answer; None: not at all.
+
+        With `tool_choice` "none" the tools are rendered all the same: the conversation's prefix stays what
+        it was in the turns before, and is found in the cache. Raises UnsupportedParameter.
+        """
+        if not body.tools:
+            return None
+        template = self._encoder.chat_template(has_tools=True)
+        if not renders_tools(template):
+            raise UnsupportedParameter(
+                "tools", "'tools' is not supported: this model's chat template has no place for them."
+            )
+        if body.tool_choice == "none":
+            return None
+        found = format_of(template)
+        if found is None:
+            raise UnsupportedParameter(
+                "tools",
+                "'tools' is not supported: this server cannot read the calls that this model writes.",
+            )
+        return found
 
     async def _encode(self, prompt: Prompt, param: str, salt: str) -> array[int]:
         if isinstance(prompt, TokenPrompt):

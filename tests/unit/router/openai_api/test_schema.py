@@ -132,9 +132,11 @@ def test_a_wrong_message_is_named_and_never_quoted(messages: Any, param: str) ->
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
         ({"role": "function", "content": "x"}, "messages[0].role"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "content": "x", "function_call": {}, "audio": {"id": "x"}},
+            "messages[0].audio",
+        ),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             "messages[0].content[0].type",

@@ -1,0 +1,196 @@
+"""Calls of tools, found in what a model writes: from text deltas to text and calls.
+
+The format is the one that Hermes and Qwen models were taught: `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`, as many as the model likes, text before and between. Nothing forces the model to keep to
+it: what is not a well-formed call is answered as the text it is. A call is given out when it is complete, so
+that streaming and not streaming tell the same. Knows text and JSON; knows neither tokens nor HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+
+class ToolFormat(StrEnum):
+    """How a model writes its calls."""
+
+    HERMES = "hermes"
+
+
+def renders_tools(template: str | None) -> bool:
+    """Whether a chat template looks at `tools` at all."""
+    return template is not None and re.search(r"\btools\b", template) is not None
+
+
+def format_of(template: str | None) -> ToolFormat | None:
+    """The format that a chat template teaches; None if it is none that is known here."""
+    if template is not None and renders_tools(template) and OPEN in template:
+        return ToolFormat.HERMES
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str  # JSON of an object
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a delta turned out to be."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Reader(Protocol):
+    """Reads one choice's text as it comes."""
+
+    def read(self, text: str, is_last: bool) -> Piece:
+        """What is certain by now. After `is_last` nothing is held back any more."""
+
+
+class PlainReader:
+    """Text is text."""
+
+    def read(self, text: str, is_last: bool) -> Piece:
+        return Piece(text)
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class HermesReader:
+    """Finds calls in the Hermes format.
+
+    text ... [undecided)   or, inside a call,   <tool_call> [body so far)
+    """
+
+    def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
+        """is_parallel: False drops everything after the first call."""
+        self._is_parallel = is_parallel
+        self._new_id = new_id
+        self._buffer = ""
+        self._is_inside = False
+        self._lead = ""  # white space before the call that has begun
+        self._searched = 0  # characters of `_buffer` that hold no end of a call
+        self._num_calls = 0
+
+    def read(self, text: str, is_last: bool) -> Piece:
+        """See `Reader`."""
+        self._buffer += text
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        while self._step(texts, calls, is_last):
+            pass
+        return Piece("".join(texts), tuple(calls))
+
+    def _step(self, texts: list[str], calls: list[ToolCall], is_last: bool) -> bool:
+        """One text or one call; False when more must come first."""
+        if self._num_calls and not self._is_parallel:
+            self._buffer = ""
+            return False
+        if self._is_inside:
+            return self._take_call(texts, calls, is_last)
+        start = self._buffer.find(OPEN)
+        if start >= 0:
+            texts.append(self._buffer[:start].rstrip())
+            self._lead = self._buffer[len(texts[-1]) : start]
+            self._buffer = self._buffer[start + len(OPEN) :]
+            self._is_inside = True
+            self._searched = 0
+            return True
+        if not is_last:
+            end = _certain(self._buffer)
+            texts.append(self._buffer[:end])
+            self._buffer = self._buffer[end:]
+        else:
+            texts.append(self._buffer.rstrip() if self._num_calls else self._buffer)
+            self._buffer = ""
+        return False
+
+    def _take_call(self, texts: list[str], calls: list[ToolCall], is_last: bool) -> bool:
+        end = self._buffer.find(CLOSE, self._searched)
+        if end < 0 and not is_last:
+            self._searched = max(0, len(self._buffer) - len(CLOSE) + 1)
+            return False
+        body = self._buffer if end < 0 else self._buffer[:end]
+        call = _parse(body, self._new_id)
+        if call is None and end >= 0 and _is_cut_string(body):
+            self._searched = end + len(CLOSE)  # the tag stands inside an argument
+            return True
+        after = len(self._buffer) if end < 0 else end + len(CLOSE)
+        if call is None:
+            texts.append(self._lead + OPEN + self._buffer[:after])
+        else:
+            calls.append(call)
+            self._num_calls += 1
+        self._buffer = self._buffer[after:]
+        self._is_inside = False
+        return bool(self._buffer)
+
+
+def _certain(text: str) -> int:
+    """Characters of `text` that belong to no call: neither a tag's beginning nor white space before it."""
+    tag = text.rfind("<")
+    end = tag if tag >= 0 and OPEN.startswith(text[tag:]) else len(text)
+    return len(text[:end].rstrip())
+
+
+def _parse(body: str, new_id: Callable[[], str]) -> ToolCall | None:
+    """The call in the text between the tags; None if there is none."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    if not _is_unicode(name):
+        return None
+    text = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(new_id(), name, text if _is_unicode(text) else json.dumps(arguments))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity, which are no JSON
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8 has it: JSON can spell halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_cut_string(body: str) -> bool:
+    """Whether `body` ends within a JSON string."""
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def reader_for(found: ToolFormat | None, *, is_parallel: bool) -> Reader:
+    """found: None = calls are not looked for."""
+    return PlainReader() if found is None else HermesReader(is_parallel=is_parallel)

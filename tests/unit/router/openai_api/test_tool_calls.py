@@ -1,0 +1,377 @@
+"""Calls of tools: found in text however it is cut, and answered as the API has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.messages import Delta, FinishReason, GenerateRequest
+from cache.types import ReplicaId
+from router.openai_api.tool_calls import (
+    CLOSE,
+    OPEN,
+    HermesReader,
+    Piece,
+    ToolCall,
+    ToolFormat,
+    format_of,
+    renders_tools,
+)
+from tests.fakes_http import MODEL, RouterUnderTest, events_of
+from tests.fakes_tokenizers import CHATML, HERMES, a_tokenizer
+from tests.http_server import HttpServer, scripted_server
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather at a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Zürich"}}\n</tool_call>'
+
+
+def numbered() -> HermesReader:
+    numbers = iter(range(100))
+    return HermesReader(new_id=lambda: f"call_{next(numbers)}")
+
+
+def read(reader: HermesReader, parts: Sequence[str]) -> Piece:
+    """Everything that came out, put together."""
+    pieces = [reader.read(part, index + 1 == len(parts)) for index, part in enumerate(parts)]
+    return Piece("".join(piece.text for piece in pieces), tuple(call for p in pieces for call in p.calls))
+
+
+CASES: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("just text", "just text", []),
+    ("a < b and <tool", "a < b and <tool", []),
+    ("ends in space \n", "ends in space \n", []),
+    (CALL, "", [("weather", '{"place": "Zürich"}')]),
+    (f"Let me see.\n{CALL}\n", "Let me see.", [("weather", '{"place": "Zürich"}')]),
+    (f"{CALL}\n{CALL}", "", [("weather", '{"place": "Zürich"}')] * 2),
+    (f"A {CALL} B", "A B", [("weather", '{"place": "Zürich"}')]),
+    ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": {}}', "", [("f", "{}")]),  # it stopped before the tag
+    (
+        '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>',
+        "",
+        [("f", '{"x": "</tool_call>"}')],
+    ),
+    (r'<tool_call>{"name": "f", "arguments": {"x": "\ud800"}}</tool_call>', "", [("f", r'{"x": "\ud800"}')]),
+    # What is no call is text, to the last character.
+    ("<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
+    ("\n <tool_call>[]</tool_call> x", "\n <tool_call>[]</tool_call> x", []),
+    ('<tool_call>{"name": 1}</tool_call>', '<tool_call>{"name": 1}</tool_call>', []),
+    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None, []),
+    ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', None, []),
+    (r'<tool_call>{"name": "\ud800"}</tool_call>', None, []),
+    ('<tool_call>{"name": "f", "argum', None, []),
+    ('<tool_call>{"name": "f", "arguments": {"x": "</tool_call>', None, []),
+]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("written", "text", "calls"), CASES)
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_calls_are_found_however_the_text_is_cut(
+    written: str, text: str | None, calls: list[tuple[str, str]], size: int
+) -> None:
+    parts = [written[at : at + size] for at in range(0, len(written), size)]
+    found = read(numbered(), parts)
+    assert found.text == (written if text is None else text)
+    assert [(call.name, call.arguments) for call in found.calls] == calls
+
+
+fragments = st.sampled_from(
+    [
+        OPEN,
+        CLOSE,
+        CALL,
+        " ",
+        "\n",
+        "<",
+        "<tool",
+        "x",
+        '{"name": "f"}',
+        '{"name": "f", "arguments": {"a": "',
+        '"}}',
+    ]
+)
+
+
+@given(st.lists(fragments, max_size=12), st.data())
+def test_every_cut_gives_the_same(parts: list[str], data: st.DataObject) -> None:
+    written = "".join(parts)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(written)), max_size=8)))
+    pieces = [written[a:b] for a, b in zip([0, *cuts], [*cuts, len(written)], strict=True)]
+    assert read(numbered(), pieces) == read(numbered(), [written])
+
+
+@given(st.lists(fragments, max_size=12))
+def test_text_without_a_tag_comes_out_as_it_went_in(parts: list[str]) -> None:
+    written = "".join(parts).replace(OPEN, "")
+    assert read(numbered(), [*written, ""]) == Piece(written)
+
+
+def test_text_is_given_out_as_soon_as_it_is_certain() -> None:
+    reader = numbered()
+    given_out = [reader.read(part, False).text for part in ("Hello", " ", "world", " <", "b", "<tool_", "x")]
+    assert given_out == ["Hello", "", " world", "", " <b", "", "<tool_x"]
+
+
+def test_one_call_only_if_so_asked() -> None:
+    reader = HermesReader(is_parallel=False, new_id=lambda: "call_x")
+    found = read(reader, ["a", CALL, "\n", CALL, "b"])
+    assert found == Piece("a", (ToolCall("call_x", "weather", '{"place": "Zürich"}'),))
+
+
+def test_templates_tell_their_format() -> None:
+    assert format_of(HERMES) is ToolFormat.HERMES
+    assert format_of(CHATML) is format_of(None) is None
+    assert format_of("{% for tool in tools %}{{ tool }}{% endfor %}") is None
+    assert renders_tools(HERMES)
+    assert not renders_tools(CHATML)
+    assert not renders_tools(None)
+
+
+# --- over HTTP ---------------------------------------------------------------------------------------
+
+
+def a_router(
+    *texts: str, template: str = HERMES, finish: FinishReason = FinishReason.STOP
+) -> RouterUnderTest:
+    """A Router of a model with this template, that answers these texts, one delta each."""
+
+    async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        for index, text in enumerate(texts):
+            yield Delta(text, (index,), 0, finish if index + 1 == len(texts) else None)
+
+    router = RouterUnderTest(tokenizer=a_tokenizer("bytes", template=template), max_model_len=4096)
+    router.calls.scripts = dict.fromkeys(router.replicas, script)
+    return router
+
+
+def prompt_of(router: RouterUnderTest) -> str:
+    text: str = router.tokenizer.decode(list(router.calls.requests[-1][1].token_ids))
+    return text
+
+
+async def test_tools_are_rendered_and_calls_read_back() -> None:
+    async with a_router("Let me see.\n", CALL[:20], CALL[20:], "\n") as router:
+        answer = (await router.chat("Weather?", tools=[WEATHER])).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Let me see."
+        (call,) = choice["message"]["tool_calls"]
+        assert call["id"].startswith("call_")
+        assert call["type"] == "function"
+        assert call["function"] == {"name": "weather", "arguments": '{"place": "Zürich"}'}
+        assert '"description": "The weather at a place."' in prompt_of(router)
+
+
+async def test_the_prompt_is_that_of_apply_chat_template() -> None:
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"place": "Ulm"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
+    ]
+    async with a_router("It is sunny.") as router:
+        body = {"model": MODEL, "messages": messages, "tools": [WEATHER]}
+        answer = await router.client.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "It is sunny."
+        assert answer.json()["choices"][0]["finish_reason"] == "stop"
+        function = {"name": "weather", "arguments": {"place": "Ulm"}}
+        rendered = router.tokenizer.apply_chat_template(
+            [
+                messages[0],
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"type": "function", "function": function}],
+                },
+                {"role": "tool", "content": "sunny"},
+            ],
+            tools=[WEATHER],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        assert prompt_of(router) == rendered
+        assert '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}' in rendered
+
+
+@pytest.mark.parametrize(
+    "texts", [[CALL], ["a\n", CALL], [*CALL], [CALL, "\n", CALL], ["no call <tool_call>x</tool_call>"], [""]]
+)
+async def test_streaming_equals_not_streaming(texts: list[str]) -> None:
+    async with a_router(*texts) as router:
+        whole = (await router.chat(tools=[WEATHER])).json()["choices"][0]
+        streamed = await router.chat(tools=[WEATHER], stream=True)
+    choices = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [
+        whole["finish_reason"]
+    ]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == (
+        whole["message"]["content"] or ""
+    )
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert [call["index"] for call in calls] == list(range(len(calls)))
+    assert [call["function"] for call in calls] == [
+        call["function"] for call in whole["message"].get("tool_calls", [])
+    ]
+    assert choices[0]["delta"]["role"] == "assistant"
+
+
+async def test_an_answer_cut_off_keeps_its_reason() -> None:
+    async with a_router(CALL, "<tool_call>{", finish=FinishReason.LENGTH) as router:
+        choice = (await router.chat(tools=[WEATHER])).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["message"]["content"] == "<tool_call>{"
+
+
+async def test_none_keeps_the_prompt_and_reads_no_calls() -> None:
+    """The same prefix as in the turns before is in the cache; its answer is text."""
+    async with a_router(CALL) as router:
+        await router.chat("x", tools=[WEATHER])
+        auto = prompt_of(router)
+        choice = (await router.chat("x", tools=[WEATHER], tool_choice="none")).json()["choices"][0]
+        assert prompt_of(router) == auto
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+        assert "tool_calls" not in choice["message"]
+
+
+async def test_without_tools_no_calls_are_looked_for() -> None:
+    async with a_router(CALL) as router:
+        choice = (await router.chat("x", tools=[])).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": CALL, "refusal": None}
+
+
+async def test_parallel_calls_can_be_switched_off() -> None:
+    async with a_router(CALL, CALL) as router:
+        choice = (await router.chat("x", tools=[WEATHER], parallel_tool_calls=False)).json()["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def changed(**function: Any) -> list[dict[str, Any]]:
+    return [{**WEATHER, "function": {**WEATHER["function"], **function}}]
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        "tool_choice",
+        "unsupported_parameter",
+    ),
+    ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {}}, "tool_choice", "invalid_value"),
+    ({"tools": {}}, "tools", "invalid_value"),
+    ({"tools": [WEATHER] * 129}, "tools", "invalid_value"),
+    ({"tools": ["weather"]}, "tools[0]", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0]", "invalid_value"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+    ({"tools": changed(name="")}, "tools[0].function.name", "invalid_value"),
+    ({"tools": changed(name="a b")}, "tools[0].function.name", "invalid_value"),
+    ({"tools": changed(name="x" * 65)}, "tools[0].function.name", "invalid_value"),
+    ({"tools": changed(description=1)}, "tools[0].function.description", "invalid_value"),
+    ({"tools": changed(parameters="x")}, "tools[0].function.parameters", "invalid_value"),
+    ({"tools": changed(strict=True)}, "tools[0].function.strict", "unsupported_parameter"),
+    ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
+async def test_what_cannot_be_honoured_is_named(fields: dict[str, Any], param: str, code: str) -> None:
+    async with a_router("x") as router:
+        answer = await router.chat("x", **{"tools": [WEATHER], **fields})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, code)
+        assert not router.calls.requests
+
+
+def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, Any]:
+    entry = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
+    return {"role": role, "content": None, "tool_calls": [entry]}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (called("nonsense"), "messages[0].tool_calls[0].function.arguments"),
+        (called("[1]"), "messages[0].tool_calls[0].function.arguments"),
+        (called({"x": 1}), "messages[0].tool_calls[0].function.arguments"),
+        (called('{"x": NaN}'), "messages[0].tool_calls[0].function.arguments"),
+        (called("{}", id=5), "messages[0].tool_calls[0].id"),
+        (called("{}", function={}), "messages[0].tool_calls[0].function.name"),
+        (called("{}", function=None), "messages[0].tool_calls[0]"),
+        (called("{}", role="user"), "messages[0].tool_calls"),
+        ({"role": "assistant", "content": None}, "messages[0].content"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": None}, "messages[0].content"),
+    ],
+)
+async def test_a_turn_with_calls_is_checked(message: dict[str, Any], param: str) -> None:
+    async with a_router("x") as router:
+        body = {"model": MODEL, "messages": [message], "tools": [WEATHER]}
+        answer = await router.client.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("template", "choice", "status"),
+    [
+        (CHATML, "auto", 400),
+        (CHATML, "none", 400),
+        ("{% if tools %}{{ tools }}{% endif %}" + CHATML, "auto", 400),  # calls in a format of its own
+        ("{% if tools %}{{ tools }}{% endif %}" + CHATML, "none", 200),
+    ],
+)
+async def test_a_template_that_cannot_do_it_is_told(template: str, choice: str, status: int) -> None:
+    async with a_router("x", template=template) as router:
+        answer = await router.chat("x", tools=[WEATHER], tool_choice=choice)
+        assert answer.status_code == status
+        if status != 200:
+            assert answer.json()["error"]["code"] == "unsupported_parameter"
+            assert answer.json()["error"]["param"] == "tools"
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    with scripted_server(a_router("Let me see.\n", CALL[:20], CALL[20:], "\n", CALL)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_openai_client_reads_the_calls(server: HttpServer, stream: bool) -> None:
+    messages: Any = [{"role": "user", "content": "Weather?"}]
+    options: Any = {"model": MODEL, "messages": messages, "tools": [WEATHER]}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        if stream:
+            with client.chat.completions.stream(**options) as events:
+                completion: Any = events.get_final_completion()
+        else:
+            completion = client.chat.completions.create(**options)
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
+        {"place": "Zürich"}
+    ] * 2
+    assert len({call.id for call in choice.message.tool_calls}) == 2
