@@ -1,0 +1,66 @@
+"""The router benchmark end to end, on a fleet small enough for a test, with Ray's tree beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import router
+
+
+def test_a_small_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--quick", "--blocks", "6000", "--replicas", "2", "--prompts", "1k", "--json", str(out)]
+    assert router.main([*arguments, "--parts", "index", "decision"]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    index = [row["label"] for row in rows if row["section"].startswith("index")]
+    assert index == [
+        "bytes per block, process growth",
+        "byte gauge / process growth",
+        "match 1k, cold",
+        "match 1k, half",
+        "match 1k, all",
+        "insert 1k",
+        "remove 1k",
+        "predict 1k",
+        "a replica leaves",
+    ]
+    decision = [row["label"] for row in rows if row["section"] == "decision, 2 replicas, sha256"]
+    assert decision == [
+        "hash 1k",
+        "choose 1k, half",
+        "whole 1k, cold",
+        "whole 1k, half",
+        "whole 1k, next turn",
+    ]
+    compared = [row for row in rows if row["ray"] is not None]
+    assert len(compared) == 6
+    assert all(row["ours"]["p50_us"] > 0 and row["ray"]["p50_us"] > 0 for row in compared)
+    assert "Targets" in capsys.readouterr().out
+
+
+def test_the_event_loop_is_measured_with_events_and_requests(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--quick", "--blocks", "6000", "--replicas", "4", "--parts", "stall", "--json", str(out)]
+    assert router.main(arguments) == 0
+    stall, lateness = json.loads(out.read_text())["rows"]
+    assert stall["ours"]["num_calls"] > 100
+    assert lateness["ours"]["num_calls"] > 100
+    assert not stall["note"].startswith("0 decisions")
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        router.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("index", "decision", "stall", "examples:", "--quick"))
+
+
+def test_bad_input_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        router.main(["--replicas", "0"])
+    assert end.value.code == 2
+    assert "0 is not at least 1" in capsys.readouterr().err
