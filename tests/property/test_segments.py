@@ -58,10 +58,7 @@ ADDED = st.builds(
 TEXTS = st.lists(st.sampled_from(TEXT_PIECES), max_size=14).map("".join)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "tiny"])
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_segments_make_the_whole(shape: str, data: st.DataObject) -> None:
+def check(shape: str, data: st.DataObject) -> None:
     added = data.draw(st.lists(ADDED, max_size=6, unique_by=lambda token: token.content))
     tokenizer = a_tokenizer(shape, added, splits_special=data.draw(st.sampled_from([False, False, True])))
     segmenter = Segmenter.of(
@@ -76,6 +73,21 @@ def test_segments_make_the_whole(shape: str, data: st.DataObject) -> None:
             continue
         parts = [token_id for segment in segments for token_id in plain_ids(tokenizer, segment)]
         assert parts == plain_ids(tokenizer, text), segments
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "tiny"])
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_segments_make_the_whole(shape: str, data: st.DataObject) -> None:
+    check(shape, data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", [*SHAPES, "tiny"])
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_segments_make_the_whole_of_a_thousand_vocabularies(shape: str, data: st.DataObject) -> None:
+    check(shape, data)
 
 
 def panics(tokenizer: Any, text: str) -> bool:
@@ -106,7 +118,7 @@ CHAT_PIECES = ("<|im_start|>", "<|im_end|>", "<|im_end|>\n", "user\n", "assistan
 CHAT_TEXTS = st.lists(st.sampled_from(CHAT_PIECES), max_size=20).map("".join) | st.text(max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(texts=st.lists(CHAT_TEXTS, min_size=1, max_size=6), max_bytes=st.sampled_from([0, 2000, 1 << 20]))
 def test_a_cache_never_changes_the_ids(
     rule: tuple[Any, SegmentRule], texts: list[str], max_bytes: int
