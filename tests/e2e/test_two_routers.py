@@ -16,6 +16,8 @@ BLOCK = 16
 NUM_PROMPTS = 12
 NUM_REPEATS = 4
 
+pytestmark = pytest.mark.long  # a cluster of its own; the default suite has `test_several_routers.py`
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
