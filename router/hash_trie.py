@@ -27,6 +27,7 @@ Owner: the router's event loop; not thread-safe.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -327,4 +328,4 @@ def _deeper(predicted: list[tuple[int, int]], exact: list[tuple[int, int]]) -> l
 
 
 def _sequence(hints: Iterable[HashHint]) -> Sequence[HashHint]:
-    return hints if isinstance(hints, list | tuple) else list(hints)
+    return hints if isinstance(hints, list | tuple | array | memoryview) else list(hints)

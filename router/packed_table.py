@@ -657,13 +657,14 @@ class _Memory:
 
 
 def _packed(hints: Sequence[int] | Keys) -> Keys:
-    if isinstance(hints, np.ndarray):
-        return hints
-    return np.frombuffer(array("Q", hints), np.uint64)
+    """As an array; what is packed already is not copied."""
+    if isinstance(hints, list | tuple):
+        return np.frombuffer(array("Q", hints), np.uint64)
+    return np.asarray(hints, np.uint64)
 
 
 def _listed(hints: Sequence[int] | Keys) -> Sequence[int]:
-    return hints.tolist() if isinstance(hints, np.ndarray) else hints
+    return hints if isinstance(hints, list | tuple) else np.asarray(hints, np.uint64).tolist()
 
 
 def _distinct(keys: Keys) -> Keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,22 @@ def test_storing_twice_counts_once() -> None:
     before = trie.digest(A)
     trie.store(A, prompt)
     assert trie.digest(A) == before == Digest(3, prompt[0] ^ prompt[1] ^ prompt[2])
+
+
+@pytest.mark.parametrize("size", [5, 50])
+def test_hints_may_come_packed_or_not(size: int) -> None:
+    """Events bring tuples, snapshots arrays and views of what was received."""
+    prompt = hint_chain("p", size)
+    packed = array("Q", prompt)
+    for hints in (prompt, tuple(prompt), packed, memoryview(packed), iter(prompt), set(prompt)):
+        trie = a_trie()
+        trie.store(A, hints)  # type: ignore[arg-type]
+        assert trie.match(prompt) == {A: size}
+        trie.remove(A, packed[2:])  # type: ignore[arg-type]
+        trie.predict(A, memoryview(packed), expires_at=1.0)  # type: ignore[arg-type]
+        assert trie.match(memoryview(packed)) == {A: size}  # type: ignore[arg-type]
+        trie.replace(A, memoryview(packed))  # type: ignore[arg-type]
+        assert trie.digest(A) == digest_of(prompt)
 
 
 def test_a_snapshot_replaces_what_was_known() -> None:
