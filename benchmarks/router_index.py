@@ -154,24 +154,31 @@ def rows(fleet: Fleet, sizes: Sequence[int], share: float, advance: Advance) -> 
     theirs = RayTree(fleet)
     theirs.fill()
     for num_blocks in sizes:
-        samples = max(20, int(share * SAMPLES[num_blocks]))
-        tokens = f"{num_blocks * BLOCK_SIZE // 1024}k"
-        advance(f"{fleet.num_replicas} replicas: {tokens} prompts")
+        samples, tokens = _samples(num_blocks, share), _tokens(num_blocks)
+        advance(f"{fleet.num_replicas} replicas: {tokens} prompts matched")
         for hit in Hit:
-            ours_match = ours.match(num_blocks, hit, samples)
-            yield Row(
-                section, f"match {tokens}, {hit.value}", ours_match, theirs.match(num_blocks, hit, samples)
-            )
-        mine, other = (
-            ours.insert_and_remove(num_blocks, samples),
-            theirs.insert_and_remove(num_blocks, samples),
-        )
-        yield Row(section, f"insert {tokens}", mine[0], other[0])
-        yield Row(section, f"remove {tokens}", mine[1], other[1])
+            mine, other = (index.match(num_blocks, hit, samples) for index in (ours, theirs))
+            yield Row(section, f"match {tokens}, {hit.value}", mine, other)
+    # After all matches: the tree evicts its oldest text, which is what they are matched with.
+    for num_blocks in sizes:
+        samples, tokens = _samples(num_blocks, share), _tokens(num_blocks)
+        advance(f"{fleet.num_replicas} replicas: {tokens} prompts come and go")
+        inserted, removed = ours.insert_and_remove(num_blocks, samples)
+        their_inserted, their_removed = theirs.insert_and_remove(num_blocks, samples)
+        yield Row(section, f"insert {tokens}", inserted, their_inserted)
+        yield Row(section, f"remove {tokens}", removed, their_removed)
         yield Row(section, f"predict {tokens}", ours.predict(num_blocks, samples))
     advance(f"{fleet.num_replicas} replicas: one leaves")
     spread, num_calls = ours.leave()
     yield Row(section, "a replica leaves", spread, theirs.leave(), note=f"over {num_calls} calls")
+
+
+def _samples(num_blocks: int, share: float) -> int:
+    return max(20, int(share * SAMPLES[num_blocks]))
+
+
+def _tokens(num_blocks: int) -> str:
+    return f"{num_blocks * BLOCK_SIZE // 1024}k"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Fleet:
         """The number-th prompt of so many full blocks, one token more, of which so much is held somewhere."""
         tokens = num_blocks * BLOCK_SIZE
         if hit is Hit.NONE:
-            return self._tokens(2, tokens + 1, number)
+            return self._tokens(2, tokens + 1, num_blocks, number)
         held = self.conversation(self._fitting(num_blocks, number))
         if hit is Hit.ALL:
             return held[:tokens] + self._tokens(3, 1, number)
