@@ -146,6 +146,7 @@ class Cluster:
             replica_id,
             machine,
             cache,
+            num_blocks=num_blocks,
             queue=self._queue,
             listener=self,
             events=events,

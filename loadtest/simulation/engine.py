@@ -59,21 +59,21 @@ class SimEngine:
         machine: Machine,
         cache: KVCacheManager,
         *,
+        num_blocks: int,
         queue: EventQueue,
         listener: EngineListener,
         events: EventLog | None = None,
         slowdown: float = 1.0,
         jumps: bool = True,
-        shares_cache: bool = False,
     ) -> None:
-        """events: the log that is also the cache's sink; None publishes nothing.
-        jumps: take quiet steps many at once. shares_cache: other engines use the cache too."""
+        """num_blocks: that its running sequences may hold. events: the log that is also the cache's sink;
+        None publishes nothing. jumps: take quiet steps many at once."""
         self.index = index
         self.replica_id = replica_id
         self.step_time: StepTimeModel = machine.step_time(slowdown)
         self.scheduler = Scheduler(
             cache,
-            num_blocks=cache.pool.num_blocks,
+            num_blocks=num_blocks,
             block_size=cache.block_size,
             max_model_len=machine.max_model_len,
             max_batched_tokens=machine.max_batched_tokens,
@@ -90,7 +90,6 @@ class SimEngine:
         self._listener = listener
         self._events = events
         self._jumps = jumps
-        self._shares_cache = shares_cache
         self._inbox: list[tuple[Turn, int]] = []  # and how many tokens of its answer it brings along
         self._turns: dict[RequestId, Turn] = {}
         self._admitted: list[RequestId] = []  # taken in since the last batch
@@ -139,10 +138,6 @@ class SimEngine:
         return lost + self._inbox
 
     @property
-    def is_idle(self) -> bool:
-        return self._run is None
-
-    @property
     def step_ends_s(self) -> float:
         """When the step in progress ends; now for an engine between steps."""
         run, now = self._run, self._queue.now
@@ -162,11 +157,6 @@ class SimEngine:
         """Take a request into the step about to be planned: for `EngineListener.between_steps`."""
         self._inbox.append((turn, 0))
 
-    def wake(self) -> None:
-        """Look again whether somebody who waits can start: another engine has given blocks back."""
-        if self._run is None and self.is_alive:
-            self._begin()
-
     # -- from step to step ------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -178,7 +168,7 @@ class SimEngine:
         self._publish_if_due()
         planned = self.scheduler.plan()
         if not planned:
-            assert self._shares_cache or not len(self.scheduler)
+            assert not len(self.scheduler), "requests are left, but none can be scheduled"
             self._rest()
             return
         if self._busy_since is None:
@@ -195,7 +185,7 @@ class SimEngine:
             else:
                 num_steps = min(num_steps, request.max_output_tokens - request.num_output_tokens)
         if num_steps > 1:
-            num_steps = min(num_steps, 1 + self._quiet_steps())
+            num_steps = min(num_steps, 1 + self.scheduler.quiet_steps()) if self._jumps else 1
         self._has_prefilled = has_prompt
         run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
         self._run = run
@@ -206,11 +196,6 @@ class SimEngine:
         if self._busy_since is not None:
             self.busy_s += self._queue.now - self._busy_since
             self._busy_since = None
-
-    def _quiet_steps(self) -> int:
-        if not self._jumps or (self._shares_cache and self.scheduler.num_waiting):
-            return 0
-        return self.scheduler.quiet_steps()
 
     def _schedule_end(self, run: _Run) -> None:
         """Let the run end with its last step, or with the first after which a heartbeat is due."""

@@ -1,15 +1,16 @@
 """The yardsticks: what the same engines would do with one cache of N times the capacity between them.
 
 A block that any engine has computed (or is computing) is there for all, at once and for nothing, so
-placement decides nothing but the waiting. Each request goes where its first token comes soonest, by the
-engine's true queue.
+placement decides nothing but the waiting. What a running sequence holds lies in its engine's own memory, as
+ever. Each request goes where its first token comes soonest, by the engine's true queue.
 
     ideal            first come, first served: bound to an engine on arrival
     ideal_shortest   held until its engine's next step has room, least `prefill - aging * waited` first: the
                      order of late binding (`router/held.py`), its floor for the old and its window included
 
 Knows engines from inside, which no router can. Neither is a bound in the strict sense: greedy choices are not
-always the best ones.
+always the best ones, and where memory is what runs out (overload on a small cache) the queue's length in
+seconds is not what decides.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from itertools import islice, takewhile
 
+from cache.block_pool import BlockPool
 from cache.events import EventBatch, Load
-from cache.kv_cache_manager import KVCacheManager
 from cache.types import ReplicaId
 from loadtest.simulation.cell import IDEAL_SHORTEST, CellResult, CellSpec
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.engine import SimEngine
+from loadtest.simulation.pooled_cache import PooledCache
 from loadtest.simulation.recorder import Recorder
 from loadtest.simulation.turns import Turn, TurnHasher, TurnTokens, fingerprint, make_turns
 from loadtest.workloads.request import Workload
@@ -43,21 +45,26 @@ class IdealCluster:
         self._queue = EventQueue()
         self._recorder = Recorder(self._turns)
         self._budget = spec.machine.max_batched_tokens
-        num_blocks = max(1, spec.num_replicas * spec.cache_tokens // workload.block_tokens)
-        self._cache = KVCacheManager(num_blocks, TurnHasher(mark), block_size=workload.block_tokens)
+        own_blocks = max(1, spec.cache_tokens // workload.block_tokens)
+        pool = BlockPool(spec.num_replicas * own_blocks)
+        caches = [
+            PooledCache(pool, TurnHasher(mark), block_size=workload.block_tokens, own_blocks=own_blocks)
+            for _ in range(spec.num_replicas)
+        ]
+        self._cache = caches[0]  # all of them find the same
         self._engines = [
             SimEngine(
                 index,
                 ReplicaId(f"r{index}"),
                 spec.machine,
-                self._cache,
+                cache,
+                num_blocks=own_blocks,
                 queue=self._queue,
                 listener=self,
                 slowdown=spec.slowdowns[index] if index < len(spec.slowdowns) else 1.0,
                 jumps=jumps,
-                shares_cache=True,
             )
-            for index in range(spec.num_replicas)
+            for index, cache in enumerate(caches)
         ]
         self._shelf = _Shelf() if spec.policy == IDEAL_SHORTEST else None
         self._is_emptying = False
@@ -141,9 +148,6 @@ class IdealCluster:
 
     def finished(self, engine: SimEngine, turn: Turn) -> None:
         self._recorder.finished(turn, self._queue.now)
-        for other in self._engines:  # whose requests may have waited for these blocks
-            if other is not engine and other.is_idle and other.scheduler.num_waiting:
-                self._queue.at(self._queue.now, other.wake)
 
     def published(self, engine: SimEngine, batch: EventBatch) -> None:
         raise AssertionError("the ideal's engines have nobody to tell")

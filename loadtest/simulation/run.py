@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
+from cache.errors import ConfigError
 from loadtest.simulation.cell import IDEALS, CellResult, CellSpec
 from loadtest.simulation.cluster import Cluster
 from loadtest.simulation.ideal import IdealCluster
@@ -32,7 +33,13 @@ def run_cell(spec: CellSpec) -> CellResult:
 def simulate(
     workload: Workload, spec: CellSpec, *, load_1_rate_per_s: float = 0.0, jumps: bool = True
 ) -> CellResult:
-    """Simulate these requests, whatever `spec` says of workload and load. jumps: as `SimEngine` has it."""
+    """Simulate these requests, whatever `spec` says of workload and load. jumps: as `SimEngine` has it.
+
+    Raises ConfigError for an unknown policy or option, or a cache that the largest request does not fit.
+    """
+    largest = max((r.input_tokens + r.output_tokens for r in workload.requests), default=0)
+    if largest > spec.cache_tokens // workload.block_tokens * workload.block_tokens:
+        raise ConfigError("cache_tokens", spec.cache_tokens, f"the largest request takes {largest} tokens")
     cluster = IdealCluster if spec.policy in IDEALS else Cluster
     return cluster(workload, spec, jumps=jumps).run(load_1_rate_per_s)
 

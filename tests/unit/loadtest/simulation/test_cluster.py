@@ -152,6 +152,11 @@ def test_a_name_that_is_no_policy_is_refused() -> None:
         simulate(sessions(), spec(policy="guessing"))
 
 
+def test_a_cache_too_small_for_a_request_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="takes 700 tokens"):
+        simulate(unrelated((0.0, 600, 100)), spec(cache_tokens=640))
+
+
 def test_results_have_one_entry_per_request_in_order_of_arrival() -> None:
     work = sessions()
     result = simulate(work, spec())

@@ -57,6 +57,7 @@ class Stage:
             ReplicaId("r0"),
             MACHINE,
             cache,
+            num_blocks=num_blocks,
             queue=self.queue,
             listener=self.listener,
             events=events,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -63,10 +65,19 @@ def test_the_long_are_not_starved(long_tokens: int, least_s: float, most_s: floa
     assert least_s < result.ttft_s[result.input_tokens.argmax()] < most_s
 
 
+def test_separate_engines_are_no_better_when_memory_is_short() -> None:
+    """Four engines' queues for the memory of all: one must not starve the others of it."""
+    work = unrelated(*((0.05 * i, 200, 60) for i in range(80)))
+    cell = spec(num_replicas=4, cache_tokens=640)
+    ideal, apart = (simulate(work, replace(cell, policy=policy)) for policy in (IDEAL, "round_robin"))
+    assert ideal.mean_ttft_s < 1.25 * apart.mean_ttft_s
+    assert ideal.makespan_s < 1.25 * apart.makespan_s
+
+
 @given(workloads())
 @settings(max_examples=40, deadline=None)
 def test_everybody_is_served_however_small_the_pool(work: Workload) -> None:
-    """Engines may wait for each other's blocks: somebody always goes on."""
+    """The largest request fits, and little else: sequences push each other out, and all end."""
     for policy in (IDEAL, IDEAL_SHORTEST):
-        result = simulate(work, spec(policy=policy, num_replicas=3, cache_tokens=200))
+        result = simulate(work, spec(policy=policy, num_replicas=3, cache_tokens=640))
         assert (result.e2e_s > 0).all()
