@@ -22,6 +22,7 @@ def specs(draw: st.DrawFn, *, faults: bool = True) -> CellSpec:
         num_replicas=num_replicas,
         seed=draw(st.integers(0, 3)),
         policy=draw(st.sampled_from(["round_robin", "expected_time"])),
+        router_options=draw(st.sampled_from([(), (("binding", "late"),)])),
         # The largest request of a workload is 550 tokens; two of them do not fit at once.
         cache_tokens=BLOCK_TOKENS * draw(st.integers(40, 80)),
         num_routers=draw(st.integers(1, 3)),
