@@ -3,7 +3,8 @@
 Counts uses of every `stride`th block of routed prompts over a sliding window of two generations: a
 system prompt is thousands of tokens, so its length to within `STRIDE_TOKENS` is enough; a prompt of
 512 blocks of 16 tokens costs 64 counts. A use of a block is a use of its parents, so counts fall along
-a chain.
+a chain. A burst is not popularity: uses within one `SLOT_S` count once, so that sixty twins at one moment do
+not look like a prompt that is asked all day.
 
 Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event loop.
 """
@@ -16,6 +17,8 @@ from cache.types import HashHint
 
 STRIDE_TOKENS = 128  # from one block that is counted to the next, if blocks are not longer
 
+SLOT_S = 0.25  # uses closer than this are one
+
 
 class HotPrefixes:
     def __init__(self, block_size: int, *, window_s: float = 60.0, max_entries: int = 1 << 16) -> None:
@@ -26,14 +29,21 @@ class HotPrefixes:
         self._current: dict[HashHint, int] = {}
         self._previous: dict[HashHint, int] = {}
         self._turned_at = float("-inf")
+        self._slot: set[HashHint] = set()  # counted in the present slot
+        self._slot_ends_at = float("-inf")
 
     def record(self, hints: Sequence[HashHint], now: float) -> None:
         """A prompt of these full blocks was routed. O(blocks / stride)."""
         if now - self._turned_at >= self._window_s or len(self._current) >= self._max_entries:
             self._turn(now)
-        counts, stride = self._current, self._stride
-        for hint in hints[stride - 1 :: stride]:
-            counts[hint] = counts.get(hint, 0) + 1
+        if now >= self._slot_ends_at:
+            self._slot.clear()
+            self._slot_ends_at = now + SLOT_S
+        counts, slot = self._current, self._slot
+        for hint in hints[self._stride - 1 :: self._stride]:
+            if hint not in slot:
+                slot.add(hint)
+                counts[hint] = counts.get(hint, 0) + 1
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
         """Leading blocks used at least that often, rounded down to the stride. O(log(blocks))."""
@@ -47,6 +57,11 @@ class HotPrefixes:
             else:
                 high = middle
         return low * stride
+
+    def num_uses(self, hints: Sequence[HashHint], num_blocks: int) -> int:
+        """How often the first so many blocks were used, a multiple of the stride. O(1)."""
+        hint = hints[num_blocks - 1]
+        return self._current.get(hint, 0) + self._previous.get(hint, 0)
 
     @property
     def num_entries(self) -> int:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from cache.events import Load, StepTimeModel
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
-from router.cost import Price, decode_slowdown, price
+from router.cost import Price, decode_step_s, prefill_room, price
 
 
 class LoadView(NamedTuple):
@@ -125,7 +125,8 @@ class ReplicaLoad:
         self._load = Load(free_blocks=info.num_blocks, total_blocks=info.num_blocks)
         self._measured: StepTimeModel | None = None
         self._assumed: StepTimeModel | None = None
-        self._slowdown = 1.0
+        self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
+        self._decode_s = 0.0  # what those add to each step
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
         self._unseen_blocks = 0
         self._unseen_tokens = 0
@@ -214,9 +215,7 @@ class ReplicaLoad:
         num_requests, used = load.num_running + load.num_waiting + unseen, self._used_fraction()
         self._state = ReplicaState(
             replica_id=self.replica_id,
-            price=price(self._busy_until, model, info.max_batched_tokens, self._slowdown, used)
-            if model is not None
-            else None,
+            price=None if model is None else self._price(model, used),
             silent_at=self.silent_at,
             is_shut=load.is_draining or _is_full(load, info, num_requests),
             num_waiting=load.num_waiting + unseen,
@@ -232,6 +231,10 @@ class ReplicaLoad:
         )
         return self._state
 
+    def _price(self, model: StepTimeModel, used_fraction: float) -> Price:
+        load, budget = self._load, self.info.max_batched_tokens
+        return price(self._busy_until, model, budget, load.num_running, load.context_tokens, used_fraction)
+
     @property
     def _step_time(self) -> StepTimeModel | None:
         return self._measured or self._assumed
@@ -239,11 +242,10 @@ class ReplicaLoad:
     def _reprice(self, now: float) -> None:
         """Everything that follows from report and speed; done now, so that decisions find it ready."""
         load, model = self._load, self._step_time
-        self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
-        self._slowdown = 1.0
+        self._room = prefill_room(self.info.max_batched_tokens, load.num_running)
         if model is not None:
-            budget = self.info.max_batched_tokens
-            self._slowdown = decode_slowdown(model, budget, load.num_running, load.context_tokens)
+            self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
+        self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
         self._remake()
 
     def _forget(self, request_id: RequestId) -> Reservation | None:
@@ -277,14 +279,19 @@ class ReplicaLoad:
     def _share_s(self, tokens: int, attention: float, sequences: int) -> float:
         """Seconds of engine time for so much prefill among other work; 0 while its speed is unknown.
 
-        Of a step's fixed cost it takes the share of its tokens: small prompts run together in one step,
-        and to charge each of them a whole one would drive twins away from where their prefix is.
+        Of what each step costs anyway, running sequences included, it takes the share of its tokens: small
+        prompts run together in one step, and to charge each of them a whole one would drive twins away from
+        where their prefix is.
         """
         model = self._step_time
         if model is None:
             return 0.0
-        idle_share = 1.0 - tokens / self.info.max_batched_tokens
-        return model.step_s(tokens, attention, sequences) - model.base_s * idle_share
+        steps = tokens / self._room
+        return (
+            model.step_s(tokens, attention, sequences)
+            - model.base_s
+            + steps * (model.base_s + self._decode_s)
+        )
 
 
 class FleetLoad:

@@ -192,7 +192,7 @@ class Routing:
         held = self._match(hints, now)
         states = self._admissible(query, now)
         cached = self._cached(states, held, query.num_prompt_tokens)
-        shape = self._shape(hints, query.num_prompt_tokens, states, now)
+        shape = self._shape(hints, query.num_prompt_tokens, states, cached, now)
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
         ranking = self._rank(policy, states, cached, request, now)
         available = self._usable_tokens(max(held.values()), query.num_prompt_tokens) if held else 0
@@ -451,18 +451,26 @@ class Routing:
         return [overlap_of(state.replica_id, 0) * size for state in states]
 
     def _shape(
-        self, hints: Sequence[HashHint], num_prompt_tokens: int, states: Sequence[ReplicaState], now: float
+        self,
+        hints: Sequence[HashHint],
+        num_prompt_tokens: int,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        now: float,
     ) -> RequestShape:
         waiting = sum([state.num_waiting for state in states]) + self._num_held
         mean_queued = self._queue.update(waiting / len(states), now)
-        options = self._priced.options
-        min_uses = (options.hot_uses + options.hot_uses_per_queued * mean_queued) * len(self._replicas)
-        hot_blocks = self._hot.num_hot_blocks(hints, min_uses)
-        return RequestShape(
-            num_prompt_tokens,
-            self._usable_tokens(hot_blocks, num_prompt_tokens) if hot_blocks else 0,
-            self._priced.charge.weight(mean_queued),
-        )
+        weight = self._priced.charge.weight(mean_queued)
+        least_uses = self._priced.uses_of_a_copy(mean_queued)
+        hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
+        hot_tokens = self._usable_tokens(hot_blocks, num_prompt_tokens) if hot_blocks else 0
+        if hot_tokens:
+            # Each copy gets its part of the uses: with one more, would each still be used enough?
+            num_copies = sum([held >= hot_tokens for held in cached]) + 1
+            share = num_copies / self._hot.num_uses(hints, hot_blocks)
+            if share * least_uses <= 1.0:
+                return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
+        return RequestShape(num_prompt_tokens, recompute_weight=weight)
 
     def _rank(
         self,

@@ -37,8 +37,8 @@ class ExpectedTimeOptions:
     recompute_idle: float = 2.0  # w on a fleet where nobody is queued
     recompute_per_queued: float = 2.0  # more of it per queued request and replica
     recompute_most: float = 8.0  # beyond it, holding on to a prefix starves idle replicas
-    hot_uses: float = 8.0  # uses per replica in a minute or two that make a prefix worth copying for nothing
-    hot_uses_per_queued: float = 0.0  # more of them per queued request and replica
+    hot_uses: float = 4.0  # uses in a minute or two that a prefix's next copy must have to be worth making
+    hot_uses_per_queued: float = 2.0  # more of them per queued request and replica: copies cost time
     memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
     own_share: float = 0.2  # of a cold prompt's prefill: how much dearer others' replicas are
 
@@ -72,6 +72,10 @@ class ExpectedTime(StatelessPolicy):
         self._share_of: tuple[int, int] = (0, 1)
         self._replicas: list[ReplicaId] = []
         self._others: frozenset[ReplicaId] = frozenset()  # replicas in the share of other routers
+
+    def uses_of_a_copy(self, mean_queued: float) -> float:
+        """How often a copy must be used, in a minute or two, to be an investment."""
+        return self.options.hot_uses + self.options.hot_uses_per_queued * mean_queued
 
     # --- deciding -----------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def test_costs_are_those_worked_out_by_hand(case: dict[str, Any]) -> None:
     replicas = case["replicas"]
     attention_s = case.get("per_attention_s", 0.0)
     candidates = [candidate(name, replica, attention_s) for name, replica in replicas.items()]
-    shape = RequestShape(case["prompt"], case.get("hot", 0), case["w"])
+    shape = RequestShape(case["prompt"], case.get("hot", 0), case["w"], case.get("share", 1.0))
     assert costs(candidates, shape) == pytest.approx([replica["cost"] for replica in replicas.values()])
     policy = make_policy("expected_time", context=context())
     assert policy.rank(candidates, request(shape))[0].replica_id == case["best"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.cost import Candidate, RequestShape, costs, expected_time, price_of, tuning_free
+from router.cost import Candidate, RequestShape, costs, expected_time, tuning_free
 from router.load import LoadView
 from tests.fakes_router import view
 
@@ -35,6 +35,7 @@ SHAPES = st.builds(
     num_prompt_tokens=st.integers(1, 100_000),
     hot_tokens=st.just(0),
     recompute_weight=st.floats(2, 8),
+    hot_share=st.just(1.0),
 )
 
 
@@ -69,9 +70,7 @@ def test_more_sequences_context_or_memory_never_make_it_more_attractive(
     )
     if load.num_running:
         assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
-    price = price_of(busier)
-    assert price is not None
-    assert price.decode_slowdown >= 1.0
+    assert expected_time(Candidate(ReplicaId("r"), busier, 0, True), shape).decode_slowdown >= 1.0
 
 
 @given(LOADS, SHAPES, st.data())
@@ -80,7 +79,10 @@ def test_more_match_never_makes_it_less_attractive(
 ) -> None:
     more = data.draw(st.integers(0, shape.num_prompt_tokens - 1))
     less = data.draw(st.integers(0, more))
-    hot = shape._replace(hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)))
+    hot = shape._replace(
+        hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)),
+        hot_share=data.draw(st.floats(0, 1)),
+    )
     for asked in (shape, hot):
         assert not_less(cost(load, less, asked), cost(load, more, asked))
     total = shape.num_prompt_tokens
@@ -91,7 +93,10 @@ def test_more_match_never_makes_it_less_attractive(
 def test_costs_are_finite_and_positive_and_heat_never_adds_to_them(
     load: LoadView, shape: RequestShape, data: st.DataObject
 ) -> None:
-    hot = shape._replace(hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)))
+    hot = shape._replace(
+        hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)),
+        hot_share=data.draw(st.floats(0, 1)),
+    )
     cold_cost, hot_cost = cost(load, 0, shape), cost(load, 0, hot)
     assert math.isfinite(cold_cost)
     assert cold_cost > 0

@@ -45,5 +45,14 @@ def test_long_blocks_are_all_counted() -> None:
     """Of blocks of 512 tokens one in eight would see no system prompt shorter than 4,096."""
     hot, system = HotPrefixes(512), hint_chain("system", 3)
     for index in range(10):
-        hot.record([*system, *hint_chain(f"user{index}", 1)], now=0.0)
+        hot.record([*system, *hint_chain(f"user{index}", 1)], now=float(index))
     assert hot.num_hot_blocks([*system, *hint_chain("new", 1)], min_uses=10) == 3
+
+
+def test_a_burst_is_one_use() -> None:
+    hot, prompt = HotPrefixes(BLOCK_SIZE), hint_chain("p", 2 * STRIDE)
+    for index in range(64):
+        hot.record([*prompt, *hint_chain(f"end{index}", STRIDE)], now=index / 1000)
+    assert hot.num_uses(prompt, 2 * STRIDE) == 1
+    hot.record(prompt, now=1.0)
+    assert hot.num_uses(prompt, 2 * STRIDE) == 2

@@ -56,9 +56,10 @@ def test_a_reservation_is_backlog_until_the_engine_names_it(fleet: Fleet) -> Non
 def test_a_report_that_does_not_name_it_keeps_the_reservation(fleet: Fleet) -> None:
     fleet.loads.reserve(A, fleet.book(X))
     fleet.loads.report(A, load(admitted=(Y,), num_running=3, queued_uncached_tokens=1000, num_waiting=2))
-    # The engine's queue of two prompts, and ours on top.
-    queued_s = 0.01 * 1000 / 512 + 0.1 + 2 * 0.001
-    assert fleet.view().backlog_s == pytest.approx(queued_s + SHARE_500_S)
+    # The engine's queue of two prompts, and ours on top: 1500 tokens. A step has room for 509 of them beside
+    # three running sequences, which take 0.1 ms + 1 ms each.
+    steps_s = 1500 / 509 * (0.01 + 3 * 0.0011)
+    assert fleet.view().backlog_s == pytest.approx(steps_s + 1500 * 0.0001 + 3 * 0.001)
     assert fleet.view().num_requests == 6
     assert fleet.view().num_waiting == 3
 
@@ -70,7 +71,7 @@ def test_the_last_chunk_of_a_long_prompt_is_priced_with_all_it_attends_to() -> N
     model = StepTimeModel(0.0065, 32e-6, 1.4e-9, 0.6e-3)
     left, end = 8192, 131072
     pairs = left * (2 * end - left) // 2
-    loads.report(A, load(queued_uncached_tokens=left, queued_attention=pairs, num_running=1, step_time=model))
+    loads.report(A, load(queued_uncached_tokens=left, queued_attention=pairs, num_waiting=1, step_time=model))
     assert loads.view(A).backlog_s == pytest.approx(0.0065 + 8192 * 32e-6 + pairs * 1.4e-9 + 0.6e-3)
     assert loads.view(A).backlog_s > 5 * 8192 * 32e-6
 

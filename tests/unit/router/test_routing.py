@@ -422,8 +422,36 @@ def test_hot_prefixes_are_spread_without_a_charge_for_the_copy(bench: Bench) -> 
         hashes = chain(f"user{index}", 1, system)
         placement = bench.routing.choose(RouteQuery(RequestId(f"u{index}"), hashes, 65 * BLOCK_SIZE + 1))
         bench.routing.release(placement.request_id)
-    assert bench.routing.records()[0].shape.hot_tokens == 0
-    assert bench.routing.records()[-1].shape.hot_tokens == 64 * BLOCK_SIZE
+        bench.clock.advance(0.1)
+    first, last = bench.routing.records()[0].shape, bench.routing.records()[-1].shape
+    assert (first.hot_tokens, first.hot_share) == (0, 1.0)
+    assert last.hot_tokens == 64 * BLOCK_SIZE
+    assert last.hot_share < 1 / 4
+
+
+def test_a_hot_prefix_gets_a_copy_when_its_holder_is_busy_and_no_more_than_are_used(bench: Bench) -> None:
+    """A burst alone makes nothing hot: its twins stay together."""
+    system = chain("system", 64)
+    bench.say(A, stored=system)
+
+    def ask(name: str) -> ReplicaId:
+        hashes = chain(name, 1, system)
+        placement = bench.routing.choose(RouteQuery(RequestId(name), hashes, 65 * BLOCK_SIZE + 1))
+        bench.routing.release(placement.request_id)
+        return placement.replica_id
+
+    assert {ask(f"twin{index}") for index in range(50)} == {A}
+    for index in range(20):
+        ask(f"user{index}")
+        bench.clock.advance(0.3)
+    bench.say(A, queued_uncached_tokens=500, num_waiting=1)
+    bench.say(B)
+    assert ask("hot") == B
+    bench.say(A, queued_uncached_tokens=500, num_waiting=1)
+    bench.say(B)
+    cold = chain("rare", 64)
+    bench.say(A, stored=cold, queued_uncached_tokens=500, num_waiting=1)
+    assert bench.routing.choose(RouteQuery(RequestId("rare"), cold, 65 * BLOCK_SIZE + 1)).replica_id == A
 
 
 # --- the registry ---------------------------------------------------------------------------------
