@@ -16,17 +16,17 @@ Knows tokens and hashes; knows neither text nor replicas. Owner: the router's ev
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from cache.block_hash import BlockHasher, lookup_key
+from cache.block_hash import HASH_BYTES, BlockHasher, lookup_key
 from cache.types import BlockHash, little_endian_bytes
 
 RUN_TOKENS = 1024
-DEFAULT_MAX_BYTES = 64 << 20  # about 7 M tokens in blocks of 16: 900 conversations of 8k
-HASH_OBJECT_BYTES = 72  # joined they would take 16, and 10 us of every next turn to take apart again
+DEFAULT_MAX_BYTES = 64 << 20  # about 12 M tokens in blocks of 16: 1,500 conversations of 8k
 ENTRY_BYTES = 400  # of a run beside its tokens and hashes: key, bytes objects, tuple, ordered dictionary
 TAIL = b"tail"  # before the key of the run that it follows; no key of a full run is as long
 
@@ -36,14 +36,14 @@ class _Run(NamedTuple):
 
     before: _Run | BlockHash  # the root, before the first
     tokens: bytes
-    hashes: tuple[BlockHash, ...]
+    hashes: bytes  # joined: half a thousand small objects, each in memory of its own, take longer to touch
 
     def is_after(self, before: _Run | BlockHash) -> bool:
         return self.before is before or (isinstance(before, bytes) and self.before == before)
 
     @property
     def num_bytes(self) -> int:
-        return len(self.tokens) + HASH_OBJECT_BYTES * len(self.hashes) + ENTRY_BYTES
+        return len(self.tokens) + len(self.hashes) + ENTRY_BYTES
 
 
 class PartialChain:
@@ -84,6 +84,7 @@ class ChainCache:
         self._blocks = max(1, RUN_TOKENS // hasher.block_size)  # per full run
         self._block_bytes = 4 * hasher.block_size
         self._run_bytes = self._blocks * self._block_bytes
+        self._unpack = struct.Struct(f"{HASH_BYTES}s" * self._blocks).unpack
         self._runs: OrderedDict[bytes, _Run] = OrderedDict()
         self._num_bytes = 0
 
@@ -115,7 +116,7 @@ class ChainCache:
             run = runs.get(key)
             if run is None or not run.is_after(before) or run.tokens != buffer[known : known + step]:
                 break
-            chain.hashes += run.hashes
+            chain.hashes += self._unpack(run.hashes)
             chain.runs.append(run)
             before = run
             known += step
@@ -135,12 +136,12 @@ class ChainCache:
                 before = chain.runs[number]
                 continue
             hashes = chain.hashes[number * blocks : (number + 1) * blocks]
-            before = _Run(before, buffer[number * step : (number + 1) * step], tuple(hashes))
+            before = _Run(before, buffer[number * step : (number + 1) * step], b"".join(hashes))
             self._put(key, before)
         left = chain.hashes[(len(chain.keys) - 1) * blocks :]
         if left:
             start = (len(chain.keys) - 1) * step
-            tail = _Run(before, buffer[start : start + len(left) * self._block_bytes], tuple(left))
+            tail = _Run(before, buffer[start : start + len(left) * self._block_bytes], b"".join(left))
             self._put(TAIL + chain.keys[-1], tail)
         for key in reversed(chain.keys[1:]):  # so that the first one leaves last
             self._runs.move_to_end(key)
@@ -169,4 +170,5 @@ class ChainCache:
                 low = middle
             else:
                 high = middle - 1
-        return tail.hashes[:low]
+        hashes = struct.unpack(f"{HASH_BYTES}s" * low, tail.hashes[: HASH_BYTES * low])
+        return cast("Sequence[BlockHash]", hashes)

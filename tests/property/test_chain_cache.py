@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from cache.block_hash import BlockHasher, lookup_key
 from cache.types import pack_tokens
-from router.chain_cache import ENTRY_BYTES, HASH_OBJECT_BYTES, RUN_TOKENS, ChainCache
+from router.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
 from tests.fakes_cache import a_fingerprint
 
 HASHER = BlockHasher(a_fingerprint(block_size=256))
-RUN_BYTES = 4 * RUN_TOKENS + HASH_OBJECT_BYTES * RUN_TOKENS // HASHER.block_size + ENTRY_BYTES
+RUN_BYTES = 4 * RUN_TOKENS + 16 * RUN_TOKENS // HASHER.block_size + ENTRY_BYTES
 # Prompts as paths in a tree: each step is half a run of one token, then a rest.
 PROMPTS = st.tuples(st.lists(st.integers(0, 1), max_size=7), st.integers(0, RUN_TOKENS // 2 - 1))
 

@@ -9,7 +9,7 @@ import pytest
 from cache.block_hash import BlockHasher
 from cache.fingerprint import HashAlgorithm
 from cache.types import pack_tokens
-from router.chain_cache import ENTRY_BYTES, HASH_OBJECT_BYTES, RUN_TOKENS, ChainCache
+from router.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
 from tests.fakes_cache import a_fingerprint
 
 BLOCK = 16
@@ -76,7 +76,7 @@ def test_a_forged_key_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_prompts_end_leaves_before_its_beginning() -> None:
     hasher = BlockHasher(a_fingerprint(block_size=BLOCK))
-    room = 5 * (4 * RUN_TOKENS + HASH_OBJECT_BYTES * RUN_TOKENS // BLOCK + ENTRY_BYTES)
+    room = 5 * (4 * RUN_TOKENS + 16 * RUN_TOKENS // BLOCK + ENTRY_BYTES)
     cache, root = ChainCache(hasher, max_bytes=room), hasher.root()
     cache.chain(root, prompt(4 * RUN_TOKENS))
     cache.chain(root, prompt(3 * RUN_TOKENS, first=100_000))
