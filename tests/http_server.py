@@ -104,9 +104,12 @@ def scripted_server(router: RouterUnderTest) -> Iterator[HttpServer]:
 
 
 @contextlib.contextmanager
-def engine_server(*, num_replicas: int = 2, **config: object) -> Iterator[HttpServer]:
-    """Around real engines. config: of the Router, beside what follows from the engines."""
-    fleet = EngineFleet(num_replicas)
+def engine_server(*, num_replicas: int = 2, num_blocks: int = 512, **config: object) -> Iterator[HttpServer]:
+    """Around real engines. config: of the Router, beside what follows from the engines.
+
+    num_blocks: of each replica's cache, 16 tokens each; a request has no room for more.
+    """
+    fleet = EngineFleet(num_replicas, num_blocks)
 
     @contextlib.asynccontextmanager
     async def make_app() -> AsyncIterator[ASGIApp]:
@@ -120,7 +123,8 @@ def engine_server(*, num_replicas: int = 2, **config: object) -> Iterator[HttpSe
 class EngineFleet:
     """Engines over the embedded model, and the calls to them. `with` it from any thread."""
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
         self._ids = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
         self._undo = contextlib.ExitStack()
         self._engines: dict[ReplicaId, Engine] = {}
@@ -128,7 +132,7 @@ class EngineFleet:
         self._parts: RouterParts | None = None
 
     def __enter__(self) -> EngineFleet:
-        config = ReplicaConfig(model=MODEL, num_blocks=512, torch_threads=1)
+        config = ReplicaConfig(model=MODEL, num_blocks=self._num_blocks, torch_threads=1)
         with contextlib.ExitStack() as undo:
             for replica_id in self._ids:
                 self._start(replica_id, config, undo)
