@@ -27,13 +27,14 @@ REFERENCE = WorkloadRef("unused")
 
 
 def spec(**changes: Any) -> CellSpec:
-    """Two replicas of 64 blocks on the small machine, without delays."""
+    """Two replicas of 64 blocks on the small machine, without delays; requests are sent on at once."""
     base = CellSpec(
         REFERENCE,
         num_replicas=2,
         load=1.0,
         seed=0,
         policy="round_robin",
+        router_options=(("binding", "at_once"),),
         cache_tokens=64 * BLOCK_TOKENS,
         event_delay_s=0.0,
         dispatch_delay_s=0.0,

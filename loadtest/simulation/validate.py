@@ -161,6 +161,7 @@ def _spec(policy: str, num_replicas: int, config: ReplicaConfig, way_s: float, r
         load=1.0,
         seed=0,
         policy=policy,
+        router_options=(("binding", "at_once"),),  # as `RealFleet` does
         cache_tokens=config.num_blocks * config.block_size,
         event_delay_s=way_s,
         dispatch_delay_s=way_s,  # and back

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.simulation.cell import IDEAL, IDEAL_SHORTEST, CellResult, CellSpec, Failure, Scaling
+from loadtest.simulation.real_fleet import token_ids
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
+from replica.config import SimConfig
+from tests.fakes_engine import VirtualClock, make_request, sim_core
 from tests.fakes_simulation import BLOCK_TOKENS, MACHINE, spec, workloads
 
 
@@ -22,7 +25,7 @@ def specs(draw: st.DrawFn, *, faults: bool = True) -> CellSpec:
         num_replicas=num_replicas,
         seed=draw(st.integers(0, 3)),
         policy=draw(st.sampled_from(["round_robin", "expected_time"])),
-        router_options=draw(st.sampled_from([(), (("binding", "late"),)])),
+        router_options=(("binding", draw(st.sampled_from(["at_once", "late"]))),),
         # The largest request of a workload is 550 tokens; two of them do not fit at once.
         cache_tokens=BLOCK_TOKENS * draw(st.integers(40, 80)),
         num_routers=draw(st.integers(1, 3)),
@@ -103,3 +106,58 @@ def test_time_is_what_the_steps_take(work: Workload, cell: CellSpec) -> None:
         decode_s = (request.output_tokens - 1) * fastest.step_s(1, request.input_tokens, 1)
         assert result.e2e_s[index] >= result.ttft_s[index] + decode_s - 1e-9
     assert (result.busy_s <= result.makespan_s + 1e-9).all()
+
+
+@given(workloads(), st.integers(40, 80))
+@settings(max_examples=60, deadline=None)
+def test_one_replica_is_production_s_engine_on_its_simulated_runner(work: Workload, num_blocks: int) -> None:
+    """Token by token in real ids, hashes and pages there, by block ids here: the same times and hits."""
+    strangers = replace(
+        work, requests=tuple(replace(one, session=number) for number, one in enumerate(work.requests))
+    )
+    cell = spec(num_replicas=1, cache_tokens=num_blocks * BLOCK_TOKENS)
+    simulated = simulate(strangers, cell)
+    first_s, last_s, cached = served_by_engine_core(strangers, num_blocks)
+    np.testing.assert_allclose(simulated.arrival_s + simulated.ttft_s, first_s, rtol=1e-9)
+    np.testing.assert_allclose(simulated.arrival_s + simulated.e2e_s, last_s, rtol=1e-9)
+    assert simulated.cached_tokens.tolist() == cached
+
+
+def served_by_engine_core(work: Workload, num_blocks: int) -> tuple[list[float], list[float], list[int]]:
+    """When each request got its first and last token, and its hit; what came is taken in between steps."""
+    clock = VirtualClock()
+    core = sim_core(
+        num_blocks,
+        clock=clock,
+        sim=SimConfig(
+            base_s=MACHINE.base_s,
+            per_token_s=MACHINE.per_token_s,
+            per_attention_s=MACHINE.per_attention_s,
+            per_sequence_s=MACHINE.per_sequence_s,
+        ),
+        block_size=BLOCK_TOKENS,
+        max_batched_tokens=MACHINE.max_batched_tokens,
+        max_running=MACHINE.max_running,
+    )
+    first_s, last_s, cached = ([0.0] * len(work.requests) for _ in range(3))
+    coming = list(enumerate(work.requests))
+    core_was_busy = False
+    while coming or core.has_work:
+        due = [item for item in coming if item[1].arrival_s <= clock.now_s and core_was_busy]
+        if not core.has_work and not due:  # an idle engine starts with whoever comes first, alone
+            due = coming[:1]
+            clock.now_s = due[0][1].arrival_s
+        del coming[: len(due)]
+        for index, one in due:
+            prompt = token_ids(one, BLOCK_TOKENS, 1000)
+            core.submit(
+                make_request(str(index), prompt, max_tokens=one.output_tokens, ignore_eos=True, seed=index)
+            )
+        core_was_busy = True
+        for progress in core.step():
+            index = int(progress.request.request_id)
+            if progress.request.num_output_tokens == 1:
+                first_s[index] = clock.now_s
+            last_s[index] = clock.now_s
+            cached[index] = progress.request.cached_tokens or 0
+    return first_s, last_s, [int(tokens) for tokens in cached]
