@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
-from cache.types import RequestId
+from cache.types import BlockHash, RequestId
 from replica.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, TooLargeForCache
 from replica.request import Request, RequestState
 from replica.runner import ScheduledSequence, StepResult
@@ -54,6 +54,9 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
         self._by_id: dict[RequestId, Request] = {}
+        # Blocks that were in nobody's hands when a request came, and that it will have computed: its twins,
+        # though they wait, will find them. By whoever came first.
+        self._promised: dict[BlockHash, Request] = {}
         # Who did not fit into how many free blocks: matching a long prompt anew in every step, with as
         # many blocks free as before, would cost more than a rare better hit gains.
         self._misfit: tuple[Request, int] | None = None
@@ -79,7 +82,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Put a request that passed `check_room` behind those that wait."""
-        request.expected_hit = self._cache.match(request.blocks).num_tokens
+        request.expected_hit = self._expected_hit(request)
         self._by_id[request.request_id] = request
         self._waiting.append(request)
 
@@ -97,6 +100,9 @@ class Scheduler:
             self._running.remove(request)
         elif request.state is RequestState.WAITING:
             self._waiting.remove(request)
+        for block_hash in request.blocks.block_hashes:
+            if self._promised.get(block_hash) is request:
+                del self._promised[block_hash]
         self._cache.release(request.blocks)
         request.state = RequestState.FINISHED
         del self._by_id[request.request_id]
@@ -185,6 +191,21 @@ class Scheduler:
         for request, _ in step:
             self.finish(request)
         return [request for request, _ in step]
+
+    def _expected_hit(self, request: Request) -> int:
+        """Tokens it will find in the cache: those there now, and those that others here will have computed.
+
+        Without the latter a crowd of twins looks like as many whole prompts, and routers take the next one
+        elsewhere. Of hashes that nobody has sent, only those already worked out count.
+        """
+        hit = self._cache.match(request.blocks).num_tokens
+        hashes = request.blocks.block_hashes
+        index, last = hit // self._block_size, (len(request.token_ids) - 1) // self._block_size
+        while index < min(last, len(hashes)) and hashes[index] in self._promised:
+            index += 1
+        for block_hash in hashes[index:]:
+            self._promised.setdefault(block_hash, request)
+        return index * self._block_size
 
     def _schedule_running(self) -> bool:
         """Give every running request its tokens, oldest first; whether one had to be preempted.
@@ -306,7 +327,7 @@ class Scheduler:
     def queued_uncached_tokens(self) -> int:
         """Tokens to compute before every request here has its next token, decodes' own not counted.
 
-        For requests that wait it rests on what the cache held when they came.
+        For requests that wait it rests on what the cache held, or was going to, when they came.
         """
         running = sum(r.num_uncomputed for r in self._running if not r.is_decoding)
         return running + sum(len(r.token_ids) - r.expected_hit for r in self._waiting)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from cache.block_hash import BlockHasher
+from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
 from replica.engine_core import EngineCore
@@ -17,7 +21,14 @@ from replica.errors import (
 )
 from replica.runner import ScheduledSequence, StepResult
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+from tests.fakes_engine import (
+    BLOCK_SIZE,
+    VirtualClock,
+    fingerprint,
+    make_request,
+    sim_config,
+    sim_core,
+)
 
 
 class Tape(SimRunner):
@@ -269,3 +280,44 @@ def test_the_attention_left_is_that_of_the_steps_to_come() -> None:
         told.append(core.load().queued_attention)
     # 40 tokens are 40 * 40 / 2 pairs, 3 are 4; ten at a time leave (40 * 40 - start * start) / 2 and those 4.
     assert told == [804, 754, 604, 354, 4, 0]
+
+
+def with_hashes(request: GenerateRequest) -> GenerateRequest:
+    """As a router sends it."""
+    hasher = BlockHasher(fingerprint())
+    return replace(request, block_hashes=tuple(hasher.chain(hasher.root(), request.token_ids)))
+
+
+def test_a_crowd_of_twins_is_one_prompt_to_compute() -> None:
+    """The second and later ones find the first one's blocks, whether it waits or is half computed."""
+    core = sim_core(max_batched_tokens=8)
+    prompt = range(100, 121)  # five full blocks and a token
+    for name in ("first", "second"):
+        core.submit(with_hashes(make_request(name, prompt, max_tokens=1)))
+    assert core.load().queued_uncached_tokens == 21 + 1
+    core.step()
+    core.submit(with_hashes(make_request("third", prompt, max_tokens=1)))
+    core.submit(with_hashes(make_request("longer", [*prompt, *range(9)], max_tokens=1)))
+    assert core.load().queued_uncached_tokens == (21 - 8) + 1 + 1 + (30 - 20)
+    completed = core.stats().computed_tokens
+    run(core)
+    assert core.stats().computed_tokens == completed + 13 + 1 + 1 + 10  # as was said
+    assert core._scheduler._promised == {}
+
+
+def test_what_a_cancelled_request_had_promised_is_counted_with_the_next() -> None:
+    core = sim_core(max_running=1)
+    core.submit(make_request("running", [1], max_tokens=9))
+    core.step()
+    prompt = range(100, 121)
+    core.submit(with_hashes(make_request("first", prompt, max_tokens=1)))
+    core.cancel(RequestId("first"))
+    core.submit(with_hashes(make_request("second", prompt, max_tokens=1)))
+    assert core.load().queued_uncached_tokens == 21
+
+
+def test_without_a_prefix_cache_twins_are_computed_and_counted_one_by_one() -> None:
+    core = sim_core(prefix_caching=False)
+    for name in ("first", "second"):
+        core.submit(with_hashes(make_request(name, range(100, 121), max_tokens=1)))
+    assert core.load().queued_uncached_tokens == 42
