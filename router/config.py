@@ -58,8 +58,9 @@ class RouterConfig:
     tokenizer_revision: str | None = None
     policy: str = "expected_time"  # one of `router.policies.NAMES`
     policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
-    binding: str = "at_once"  # or "late": a request waits here until its best replica is nearly free
-    hold_backlog_s: float = 0.1  # late: a replica that would start within this is free to be given work
+    # A request waits here until its best replica is nearly free; "at_once": in that replica's own queue.
+    binding: str = "late"
+    hold_backlog_s: float = 0.05  # late: a replica that would start within this is free to be given work
     hold_window: int = 24  # late: requests, shortest first, that are looked at each time a replica is free
     hold_aging: float = 0.1  # late: seconds of own prefill that one second of waiting outweighs
     hold_age_floor_s: float = 20.0  # late: who has waited so long goes before everybody who has not
@@ -73,6 +74,7 @@ class RouterConfig:
     max_attempts: int = 3  # tries per request, each on another replica
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
     limits: Limits = field(default_factory=Limits)  # of one HTTP request
+    log_requests: bool = False  # a line per request, with its id and outcome; costs more than routing it
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header
     expose_debug: bool = False  # GET /debug/route: latest decisions by request id, sums; no prompt text
     # What readers of /debug/route must send as a bearer token; None: whoever reaches the port may read it.

@@ -140,8 +140,8 @@ async def test_the_queue_is_bounded() -> None:
 
 
 async def test_at_once_means_at_once() -> None:
-    routing = Routing(config())
-    placer = make_placer(config(), routing, time.monotonic)
+    routing = Routing(config(binding="at_once"))
+    placer = make_placer(config(binding="at_once"), routing, time.monotonic)
     assert isinstance(placer, PromptPlacer)
     routing.update_replicas({A: info()})
     routing.on_load(A, load(queued_uncached_tokens=10**9))
