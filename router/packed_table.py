@@ -45,6 +45,7 @@ SPLITS_BEGIN, SPLITS_END = 0.55, 0.75  # load of a segment not yet split in this
 MAX_FILL = 0.9  # of a segment, ghosts included: beyond it a key is refused
 SHRINK_SLACK = 1.3  # the table shrinks only if it would still be large enough for so many times its entries
 MAX_GHOSTS = 1 / 8  # of a segment: more, and it is laid out anew
+TIDY_AFTER = 64  # entries lost: looking costs 5 us
 MAX_CHORES = 4  # segments laid out anew, or merged, with one change
 MAX_STRETCH = 4  # times as many segments as entries call for, at most, because some segment is too full
 NO_ROOM = -1  # instead of a slot
@@ -93,6 +94,7 @@ class PackedTable:
         self._more_words: tuple[memoryview[int], ...] = ()
         self._dead: list[int] = []  # per word, members that are being swept away
         self._num_entries = 0
+        self._num_untidied = 0  # entries lost since the last look at what is to be tidied
         self._num_segments = 0
         self._high = self._low = 0  # masks that make a segment of a place
         self._full_at = 0  # entries for which the next split is due
@@ -227,7 +229,6 @@ class PackedTable:
             return added, NOTHING
         fresh, refused = self._admit(keys[~known])
         self._insert(fresh, member)
-        self._tidy(len(fresh))
         return _sum(added, _change(fresh)), _change(refused)
 
     def discard(self, hints: Sequence[int] | Keys, member: int) -> tuple[Change, Change]:
@@ -274,10 +275,6 @@ class PackedTable:
     def swept(self) -> None:
         """Every segment has been swept: the members may be given out again."""
         self._dead = [0] * len(self._words)
-
-    def tidy(self) -> None:
-        """A little housekeeping: one segment laid out anew, one merged, where that is due."""
-        self._tidy(0)
 
     # --- one by one ---------------------------------------------------------------------------
 
@@ -497,8 +494,12 @@ class PackedTable:
         return grown
 
     def _tidy(self, num_changes: int) -> None:
-        """Lay out anew the segments with most ghosts, and undo splits: as much as the changes call for, but
-        no more than takes about a millisecond."""
+        """So many entries may have become ghosts: lay out anew the segments with most of them, and undo
+        splits, as much as that calls for, but no more than takes about a millisecond."""
+        self._num_untidied += num_changes
+        if self._num_untidied < TIDY_AFTER:
+            return
+        num_changes, self._num_untidied = self._num_untidied, 0
         limit = MAX_GHOSTS * self._slots
         for _ in range(min(MAX_CHORES, 1 + int(2 * num_changes / limit))):
             worst = int(self._ghosts[: self._num_segments].argmax())
