@@ -131,6 +131,7 @@ def _damaged(content: bytes, rng: random.Random) -> bytes:
 def corpus(max_model_len: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
     """By name, bodies none of which may be answered with anything but a 4xx."""
     complete, chat = "/v1/completions", "/v1/chat/completions"
+    many = [{"role": "user", "content": "x"}] * 10_000
 
     def completion(**fields: Any) -> tuple[str, bytes]:
         body = {"model": "tiny", "prompt": "x", "max_tokens": 4, **fields}
@@ -175,7 +176,7 @@ def corpus(max_model_len: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
         "a stop of 100,000 characters": completion(stop="x" * 100_000),
         "10,000 stop ids": completion(stop_token_ids=[1] * 10_000),
         "a salt of 100,000 characters": completion(cache_salt="x" * 100_000),
-        "10,000 messages": (chat, json.dumps({"messages": [{"role": "user", "content": "x"}] * 10_000}).encode()),
+        "10,000 messages": (chat, json.dumps({"model": "tiny", "messages": many}).encode()),
         "no messages": (chat, b'{"model": "tiny", "messages": []}'),
         "a message of nothing": message(),
         "a message of numbers": message(role=1, content=2),

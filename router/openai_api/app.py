@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cache.errors import ServingError
 from router.errors import HeadersTooLarge
-from router.metrics import CONTENT_TYPE, RouterMetrics
+from router.metrics import CONTENT_TYPE
 from router.openai_api.body import parse_object, read_limited
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
@@ -147,14 +147,13 @@ def _error_response(answer: ErrorAnswer, headers: dict[str, str] | None = None) 
 class _Tally:
     """One request in the counters and in the log. Several places may see its end: the first word wins."""
 
-    def __init__(
-        self, metrics: RouterMetrics, endpoint: Endpoint, clock: Callable[[], float], request_id: str
-    ) -> None:
-        self._metrics = metrics
+    def __init__(self, service: Service, endpoint: Endpoint, request_id: str) -> None:
+        self._metrics = service.metrics
+        self._is_logged = service.config.log_requests
         self._endpoint = endpoint
-        self._clock = clock
+        self._clock = service.clock
         self._request_id = request_id
-        self._started_at = clock()
+        self._started_at = service.clock()
         self._ended = False
 
     def end(self, outcome: str) -> None:
@@ -163,6 +162,8 @@ class _Tally:
             self._metrics.requests.labels(self._endpoint.value, outcome).inc()
             elapsed_s = self._clock() - self._started_at
             self._metrics.request_s.labels(self._endpoint.value).observe(elapsed_s)
+            if not self._is_logged:
+                return
             logger.info(
                 "request ended",
                 extra={
@@ -297,7 +298,7 @@ class _Routes:
         start: Callable[[dict[str, Any]], Awaitable[Answer]],
     ) -> Response:
         """Body in; out comes the whole answer, a stream whose first token is there, or an error object."""
-        tally = _Tally(self._service.metrics, endpoint, self._service.clock, _id_of(request))
+        tally = _Tally(self._service, endpoint, _id_of(request))
         try:
             body = await self._read(request)
             self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
@@ -315,7 +316,7 @@ class _Routes:
         self, request: Request, endpoint: Endpoint, handle: Callable[[dict[str, Any]], Awaitable[bytes]]
     ) -> Response:
         """Body in; out comes one object, or an error object."""
-        tally = _Tally(self._service.metrics, endpoint, self._service.clock, _id_of(request))
+        tally = _Tally(self._service, endpoint, _id_of(request))
         try:
             content = await handle(await self._read(request))
         except (Exception, asyncio.CancelledError) as error:

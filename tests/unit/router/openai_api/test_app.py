@@ -576,11 +576,12 @@ async def test_a_batch_of_64_prompts_is_64_decisions(binding: str, stream: bool)
 @pytest.mark.parametrize("path", ["chat", "complete"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_request_id_is_in_the_log_and_reaches_the_replica(
-    router: RouterUnderTest, caplog: pytest.LogCaptureFixture, path: str, stream: bool
+    caplog: pytest.LogCaptureFixture, path: str, stream: bool
 ) -> None:
-    router.client.headers["x-request-id"] = "mine-1"
-    with caplog.at_level("INFO", logger="router"):
-        await getattr(router, path)(SECRET, stream=stream)
+    async with RouterUnderTest(log_requests=True) as router:
+        router.client.headers["x-request-id"] = "mine-1"
+        with caplog.at_level("INFO", logger="router"):
+            await getattr(router, path)(SECRET, stream=stream)
     (line,) = [record for record in caplog.records if record.message == "request ended"]
     assert line.__dict__["request_id"] == "mine-1"
     assert line.__dict__["outcome"] == "ok"
