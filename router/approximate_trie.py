@@ -23,7 +23,7 @@ from cache.types import HashHint, ReplicaId
 from router.members import Members
 from router.radix_tree import Node, RadixTree
 
-HOLD_BYTES = 72
+HOLD_BYTES = 80
 REPLICA_BYTES = 500
 LEAVING_PER_CALL = 128  # nodes of departed replicas let go with each call: a fraction of a millisecond
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 
 from router.radix_tree import Node, RadixTree
 
-PREDICTION_BYTES = 540  # its entry in both orders, beside its nodes
+PREDICTION_BYTES = 250  # its entry in both orders, beside its nodes
 LEAVING_PER_CALL = 64  # predictions of departed members ended with each expiry: about 0.2 ms
 
 

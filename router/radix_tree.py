@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 
 Record = TypeVar("Record")
 
-NODE_BYTES = 620  # a node with a child, an edge and one member, its hints not counted
+NODE_BYTES = 820  # a node with an edge, one member and its place in its parent, hints not counted
 HINT_BYTES = 8
 
 
