@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,11 @@ from rich.console import Console
 from loadtest.placement import arguments as read
 from loadtest.placement.bench import PARTS, Bench, bench_specs, tuning_spec
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
-from loadtest.placement.experiment import IDEAL_CHOICE, RESULTS, Output, run_experiment, run_grid
+from loadtest.placement.experiment import IDEAL_CHOICE, RESULTS, Output, conditions, run_experiment, run_grid
 from loadtest.placement.plan import PlanRequest
 from loadtest.placement.plan_report import run_plan
 from loadtest.placement.policy_choice import DEFAULT, parse_policies
-from loadtest.placement.report import print_tables
+from loadtest.placement.report import print_tables, write_report
 from loadtest.placement.suites import TRACE_VARIABLE, GridSpec, default_trace
 from loadtest.placement.tuning import pick, settings, table
 from loadtest.simulation.machine import H100_8B
@@ -149,10 +150,12 @@ def _tune(options: argparse.Namespace, console: Console) -> None:
     trace = replace(_trace_of(options), num_requests=options.requests)
     spec = tuning_spec(trace, (IDEAL_CHOICE, *everything), options.cache_tokens)
     output = _output(options)
+    began_s = time.monotonic()
     comparison = run_grid(spec, output, console)
     found = [pick(comparison, IDEAL_CHOICE, choices) for choices in tried.values()]
-    print_tables([table(found)], console)
-    output.report.mkdir(parents=True, exist_ok=True)
+    tables = [table(found)]
+    print_tables(tables, console)
+    write_report(output.report, tables, comparison, conditions(spec, time.monotonic() - began_s))
     path = output.report / "tuned_policies.txt"
     path.write_text("".join(f"{tuned.best.label}\n" for tuned in found))
     console.print(f"For --policy @FILE: {path}", soft_wrap=True)

@@ -20,6 +20,9 @@ from loadtest.placement.suites import Setting
 from loadtest.placement.summary import LENGTH_LABELS, CellSummary
 
 
+WRAPPED_CHARS = 60
+
+
 @dataclass(frozen=True, slots=True)
 class TextTable:
     """Rows of text under a title; the first column is a name, the others are aligned to the right."""
@@ -48,7 +51,14 @@ class TextTable:
             pad_edge=False,
         )
         for place, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if place else "left", no_wrap=True)
+            longest = max((len(row[place]) for row in self.rows), default=0)
+            is_prose = longest > WRAPPED_CHARS  # a list of knobs, say: better on several lines than cut
+            table.add_column(
+                column,
+                justify="left" if not place or is_prose else "right",
+                no_wrap=not is_prose,
+                overflow="fold",
+            )
         for row in self.rows:
             table.add_row(*row)
         return table
