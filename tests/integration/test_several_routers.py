@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +24,7 @@ from replica.config import SimConfig
 from replica.engine import Engine, EngineCore
 from replica.publisher import Publisher, new_epoch
 from replica.sim_runner import SimRunner
+from router.placing import make_placer
 from router.routing import Placement, RouteQuery, Routing
 from router.subscriber import SubscriberGroup
 from tests.fakes_engine import fingerprint, sim_config
@@ -68,15 +71,20 @@ class Replica:
 class Router:
     """A router's core and its ears."""
 
-    def __init__(self, place: int, num_routers: int) -> None:
+    def __init__(self, place: int, num_routers: int, binding: str = "at_once") -> None:
         self.place = place
-        self.routing = Routing(config(fingerprint=MARK, seed=place), peers=lambda: (self.place, num_routers))
+        settings = config(fingerprint=MARK, seed=place, binding=binding)
+        self.routing = Routing(settings, peers=lambda: (self.place, num_routers))
+        self.placer = make_placer(settings, self.routing, time.monotonic)
         self.subscribers = SubscriberGroup(self.routing)
         self.routing.watch_membership(self.subscribers.update)
 
-    def choose(self, name: str, prompt: array[int]) -> Placement:
-        query = RouteQuery(RequestId(name), HASHER.chain(HASHER.root(), prompt), len(prompt), max_tokens=4)
-        return self.routing.choose(query)
+    def query(self, name: str, prompt: array[int]) -> RouteQuery:
+        return RouteQuery(RequestId(name), HASHER.chain(HASHER.root(), prompt), len(prompt), max_tokens=4)
+
+    async def aclose(self) -> None:
+        self.placer.close()
+        await self.subscribers.aclose()
 
     def load(self, name: ReplicaId) -> tuple[int, int]:
         """(requests running and waiting there, tokens they still have to prefill), as this router knows."""
@@ -87,9 +95,9 @@ class Router:
 class Fleet:
     """Replicas and routers, and requests through them."""
 
-    def __init__(self, num_routers: int, sim: SimConfig = SIM) -> None:
+    def __init__(self, num_routers: int, sim: SimConfig = SIM, *, binding: str = "at_once") -> None:
         self.replicas = {replica_id(n): Replica(n, sim) for n in range(NUM_REPLICAS)}
-        self.routers = [Router(place, num_routers) for place in range(num_routers)]
+        self.routers = [Router(place, num_routers, binding) for place in range(num_routers)]
         self.served: Counter[ReplicaId] = Counter()
         self.cached: Counter[ReplicaId] = Counter()  # tokens
 
@@ -101,16 +109,24 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         for router in self.routers:
-            await router.subscribers.aclose()
+            await router.aclose()
         for replica in self.replicas.values():
             await replica.aclose()
 
-    def place(self, router: Router, name: str, prompt: array[int]) -> asyncio.Task[None]:
-        """Decide now; the generation is under way with the loop's next turn."""
-        placement = router.choose(name, prompt)
-        return asyncio.create_task(self._generate(router, name, prompt, placement))
+    def send(self, router: Router, name: str, prompt: array[int]) -> asyncio.Task[None]:
+        """Placed with the loop's next turn, or when the router's binding says so."""
+        return asyncio.create_task(self._serve(router, name, prompt))
 
-    async def _generate(self, router: Router, name: str, prompt: array[int], placement: Placement) -> None:
+    async def _serve(self, router: Router, name: str, prompt: array[int]) -> None:
+        try:
+            query = router.query(name, prompt)
+            placement = await router.placer.place(query, since=time.monotonic(), deadline=None)
+            await self.generate(router, name, prompt, placement)
+        finally:
+            router.routing.release(RequestId(name))
+            router.routing.finish(RequestId(name))
+
+    async def generate(self, router: Router, name: str, prompt: array[int], placement: Placement) -> None:
         replica = self.replicas[placement.replica_id]
         router.routing.routed(RequestId(name), replica.name)
         request = GenerateRequest(
@@ -118,28 +134,24 @@ class Fleet:
             block_hashes=placement.block_hashes,
         )  # fmt: skip
         self.served[replica.name] += 1
-        try:
-            async with contextlib.aclosing(replica.engine.generate(request)) as deltas:
-                async for delta in deltas:
-                    cached = delta.cached_tokens
-            self.cached[replica.name] += cached
-        finally:
-            router.routing.release(RequestId(name))
-            router.routing.finish(RequestId(name))
+        async with contextlib.aclosing(replica.engine.generate(request)) as deltas:
+            async for delta in deltas:
+                cached = delta.cached_tokens
+        self.cached[replica.name] += cached
 
     async def burst(self, prompts: Sequence[array[int]], pause_s: float) -> None:
         """All of them, the routers taking turns; over when the last one is."""
         jobs = []
         for number, prompt in enumerate(prompts):
-            jobs.append(self.place(self.routers[number % len(self.routers)], f"r{number}", prompt))
+            jobs.append(self.send(self.routers[number % len(self.routers)], f"r{number}", prompt))
             if pause_s:
                 await asyncio.sleep(pause_s)
         await asyncio.gather(*jobs)
 
     async def warm_up(self) -> None:
         """Prompts of many lengths everywhere, until each engine knows its pace and every router hears it."""
-        for number in range(40):
-            prompt = array("i", range(number, number + 16 + number * 11 % 400))
+        for number in range(16):
+            prompt = array("i", range(number, number + 16 + number * 110 % 400))
             jobs = []
             for name, replica in self.replicas.items():
                 request = GenerateRequest(
@@ -174,7 +186,7 @@ def cold(number: int) -> array[int]:
 @pytest.mark.parametrize("num_routers", [2, 3])
 async def test_every_router_sees_every_engine(num_routers: int) -> None:
     async with Fleet(num_routers) as fleet:
-        jobs = [fleet.place(fleet.routers[n % num_routers], f"r{n}", cold(n)) for n in range(12)]
+        jobs = [fleet.send(fleet.routers[n % num_routers], f"r{n}", cold(n)) for n in range(12)]
         await asyncio.gather(*jobs)
         assert len(fleet.served) == NUM_REPLICAS
         for replica in fleet.replicas.values():
@@ -193,28 +205,24 @@ async def test_what_one_router_has_sent_is_known_to_the_other_while_the_engine_i
     """One publication after it arrives, not when the step is over: 0.6 s here."""
     async with Fleet(2, SimConfig(base_s=0.6)) as fleet:
         one, other = fleet.routers
-        jobs = [fleet.place(one, "first", cold(0))]
+        jobs = [fleet.send(one, "first", cold(0))]
+        await asyncio.sleep(0)
         busy = one.routing._loads.placed(RequestId("first"))
         assert busy is not None
         engine = fleet.replicas[busy].engine
         await until(lambda: other.load(busy)[0] == 1)
         for number in range(3):  # all on the busy one, whatever the cost says
-            placement = one.choose(f"more {number}", cold(number + 1))
-            forced = Placement(**{**fields(placement), "ranks": (busy,)})
-            one.routing.routed(RequestId(f"more {number}"), busy)
-            jobs.append(asyncio.create_task(fleet._generate(one, f"more {number}", cold(number + 1), forced)))
+            name, prompt = f"more {number}", cold(number + 1)
+            placement = replace(one.routing.choose(one.query(name, prompt)), ranks=(busy,))
+            jobs.append(asyncio.create_task(fleet.generate(one, name, prompt, placement)))
         num_steps = engine.stats().num_steps
         await until(
             lambda: other.load(busy) == (4, 4 * PROMPT_TOKENS) or engine.stats().num_steps > num_steps
         )
         assert engine.stats().num_steps == num_steps  # the engine has not said a word since
         assert one.load(busy) == other.load(busy)  # and the sender does not count them twice
-        assert other.choose("elsewhere", cold(99)).replica_id != busy
+        assert other.routing.choose(other.query("elsewhere", cold(99))).replica_id != busy
         await asyncio.gather(*jobs)
-
-
-def fields(placement: Placement) -> dict[str, object]:
-    return {name: getattr(placement, name) for name in Placement.__dataclass_fields__}
 
 
 # At once: no router can have heard of the other's. Over 0.1 s: while the first ones are being computed.
@@ -225,10 +233,14 @@ BURSTS = pytest.mark.parametrize(
 )
 
 
+BINDINGS = pytest.mark.parametrize("binding", ["at_once", "late"])
+
+
+@BINDINGS
 @BURSTS
-async def test_a_burst_of_cold_prompts_overloads_nobody(is_warm: bool, pause_s: float) -> None:
+async def test_a_burst_of_cold_prompts_overloads_nobody(is_warm: bool, pause_s: float, binding: str) -> None:
     """64 of them, half through each router: no replica gets more than 40 %."""
-    async with Fleet(2) as fleet:
+    async with Fleet(2, binding=binding) as fleet:
         if is_warm:
             await fleet.warm_up()
         await fleet.burst([cold(number) for number in range(64)], pause_s)
@@ -237,9 +249,12 @@ async def test_a_burst_of_cold_prompts_overloads_nobody(is_warm: bool, pause_s: 
         assert len(fleet.served) == NUM_REPLICAS
 
 
+@BINDINGS
 @BURSTS
-async def test_a_burst_of_equal_prompts_is_computed_once_per_router(is_warm: bool, pause_s: float) -> None:
-    async with Fleet(2) as fleet:
+async def test_a_burst_of_equal_prompts_is_computed_once_per_router(
+    is_warm: bool, pause_s: float, binding: str
+) -> None:
+    async with Fleet(2, binding=binding) as fleet:
         if is_warm:
             await fleet.warm_up()
         await fleet.burst([cold(7)] * 64, pause_s)
@@ -250,19 +265,20 @@ async def test_a_burst_of_equal_prompts_is_computed_once_per_router(is_warm: boo
         assert sum(fleet.cached.values()) == (64 - len(fleet.served)) * usable
 
 
+@BINDINGS
 @pytest.mark.parametrize("num_routers", [1, 2])
-async def test_unique_prompts_one_after_another_spread_evenly(num_routers: int) -> None:
-    async with Fleet(num_routers) as fleet:
+async def test_unique_prompts_one_after_another_spread_evenly(num_routers: int, binding: str) -> None:
+    async with Fleet(num_routers, binding=binding) as fleet:
         await fleet.warm_up()
         for number in range(40):
-            await fleet.place(fleet.routers[number % num_routers], f"r{number}", cold(number))
+            await fleet.send(fleet.routers[number % num_routers], f"r{number}", cold(number))
         assert sorted(fleet.served) == sorted(fleet.replicas)
         assert max(fleet.served.values()) - min(fleet.served.values()) <= 6, fleet.served
 
 
 async def test_a_router_that_starts_later_knows_what_the_others_do() -> None:
     async with Fleet(1) as fleet:
-        jobs = [fleet.place(fleet.routers[0], f"r{n}", cold(n)) for n in range(8)]
+        jobs = [fleet.send(fleet.routers[0], f"r{n}", cold(n)) for n in range(8)]
         await asyncio.gather(*jobs)
         late = Router(1, 2)
         try:
@@ -273,6 +289,7 @@ async def test_a_router_that_starts_later_knows_what_the_others_do() -> None:
                 assert late.routing._trie.digest(name) == first
             chains: Sequence[array[int]] = [cold(n) for n in range(8)]
             for number, prompt in enumerate(chains):
-                assert late.choose(f"again {number}", prompt).overlap_blocks == PROMPT_TOKENS // BLOCK
+                placement = late.routing.choose(late.query(f"again {number}", prompt))
+                assert placement.overlap_blocks == PROMPT_TOKENS // BLOCK
         finally:
-            await late.subscribers.aclose()
+            await late.aclose()
