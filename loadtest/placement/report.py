@@ -19,7 +19,6 @@ from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import LENGTH_LABELS, CellSummary
 
-
 WRAPPED_CHARS = 60
 
 
