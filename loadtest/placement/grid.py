@@ -92,8 +92,7 @@ class Grid:
 
 
 class _Pool:
-    """Worker processes with as few cells handed out as keep them busy, so that stopping takes one cell's
-    time."""
+    """Worker processes, given just as many cells as keep them busy: stopping takes one cell's time."""
 
     def __init__(self, run_cell: RunCell, num_workers: int, specs: Sequence[CellSpec]) -> None:
         self._run_cell = run_cell
@@ -148,8 +147,7 @@ def describe(spec: CellSpec) -> str:
 
 
 def _run_safely(run_cell: RunCell, spec: CellSpec) -> CellResult | str:
-    """In a worker: the result, or why there is none. Errors go as text: not every exception can be
-    pickled."""
+    """In a worker: the result, or as text why there is none: not every exception can be pickled."""
     try:
         return run_cell(spec)
     except Exception:

@@ -49,8 +49,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def paired_ratio_over_cells(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Interval:
-    """Geometric mean over cells and seeds, both given as cells of seeds; the seeds of all cells are the
-    same."""
+    """Geometric mean over cells and seeds; both are cells of seeds, and all cells have the same seeds."""
     logs = [
         [math.log(a / b) for a, b in zip(our_cell, their_cell, strict=True)]
         for our_cell, their_cell in zip(ours, theirs, strict=True)

@@ -121,8 +121,7 @@ def _simulate(request: PlanRequest, workload: Workload, cache_tokens: int, num_r
 
 
 def curve_points(curve: HitCurve, num_points: int = 60) -> tuple[Sequence[int], Sequence[float]]:
-    """Cache sizes in tokens, evenly spaced on a logarithmic axis up to where nothing more is gained, and
-    hits."""
+    """Cache sizes in tokens, evenly spaced in the logarithm up to where no more is gained, and hits."""
     largest = max(curve.size_for(1.0), curve.block_tokens)
     smallest = max(curve.block_tokens, largest // 10_000)
     sizes = [

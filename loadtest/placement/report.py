@@ -1,5 +1,4 @@
-"""Tables of a comparison: on the terminal, in Markdown, and everything as JSON. Knows text; decides
-nothing."""
+"""Tables of a comparison: on the terminal, in Markdown and as JSON. Knows text; decides nothing."""
 
 from __future__ import annotations
 

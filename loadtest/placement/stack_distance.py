@@ -69,8 +69,7 @@ def hit_curve(workload: Workload) -> HitCurve:
 
 
 def stack_distances(uses: Sequence[Use]) -> Iterator[int]:
-    """For every usable block that was used before: blocks used since, itself included. In no promised
-    order."""
+    """For every usable block used before: blocks used since, itself included. In no promised order."""
     num_uses = Counter(block for use in uses for block in use.chain)
     num_runs = sum(sum(1 for _ in _runs(use, num_uses)) for use in uses)
     recency = _Recency(num_runs)

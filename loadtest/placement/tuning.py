@@ -39,8 +39,7 @@ class Tuned:
 
 
 def settings(policy: str, budget: int, seed: int) -> list[PolicyChoice]:
-    """The defaults and up to `budget - 1` others; fewer where there are no more. The same for the same
-    seed."""
+    """The defaults and up to `budget - 1` others, fewer where there are no more; a function of the seed."""
     rng = random.Random(f"{policy} {seed}")
     found = [PolicyChoice(policy)]
     for _ in range(MAX_DRAWS):

@@ -54,8 +54,7 @@ class Generator(Protocol):
 
     @property
     def session_s(self) -> float:
-        """Most sessions are over after so many seconds: before a window they need as long to become
-        stationary."""
+        """Most sessions are over after so long; traffic is stationary that much later than it began."""
 
     def sessions(self, rng: random.Random, ids: BlockIds) -> Iterator[Session]:
         """Sessions without end. What they share is drawn first, so that a seed fixes it."""

@@ -1,5 +1,4 @@
-"""Reading JSON lines strictly: an error names the file, the line and the field. Knows no format of its
-own."""
+"""Reading JSON lines strictly: an error names file, line and field. Knows no format of its own."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ class WorkloadRef:
         return f"{name}:{knobs}" if knobs else name
 
     def open(self) -> Source:
-        """Where windows of it come from. Raises TraceError or UnknownName. A trace is read once per
-        process."""
+        """Where its windows come from; a trace is read once per process. Raises WorkloadError."""
         if self.is_generated:
             return GeneratorSource(make_generator(self.source, dict(self.parameters)))
         return _trace(Path(self.source))

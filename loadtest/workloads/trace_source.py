@@ -101,8 +101,7 @@ class TraceSource:
             yield time_s, number, request, copy, copy * self._num_sessions + request.session
 
     def _kept(self, rng: random.Random, share: float) -> list[bool]:
-        """Which sessions stay. One draw per session whatever the share, so nearby rates keep nearly the
-        same."""
+        """Which sessions stay. One draw each whatever the share, so nearby rates keep nearly the same."""
         return [rng.random() < share for _ in range(self._num_sessions)]
 
     def _blocks(self, request: WorkRequest, copy: int) -> tuple[int, ...]:

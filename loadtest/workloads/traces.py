@@ -11,7 +11,6 @@ from loadtest.workloads.request import Workload
 
 
 def read_trace(path: Path) -> Workload:
-    """A recording of this service if the file opens with its header, else a Mooncake trace. Raises
-    TraceError."""
+    """A recording if the file opens with a recording's header, else a Mooncake trace. Raises TraceError."""
     first = next(read_lines(path), None)
     return read_recording(path) if first is not None and "format" in first else read_mooncake(path)
