@@ -5,8 +5,9 @@
 DEPLOY ?= deploy.yaml
 PORT   ?=
 BIN    := .venv/bin
+CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-gpu conformance check format bench-engine bench-tokenizer bench-router bench-placement clean
+.PHONY: help serve demo ask test test-long test-gpu conformance clients check format bench-engine bench-tokenizer bench-router bench-placement clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -33,6 +34,9 @@ test-gpu: .venv/dev.installed ## the exactness tests on CUDA
 conformance: .venv/dev.installed ## the API, row by row, asked by the openai client of real engines
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance $(ARGS)
 
+clients: .venv/dev.installed $(CLIENTS:%=.clients/%.installed) ## unmodified clients against a server; CLIENTS="litellm aiperf guidellm", each in its own environment
+	OMP_NUM_THREADS=1 WARMPATH_CLIENTS="$(CLIENTS)" $(BIN)/python -m pytest tests/e2e/test_clients.py $(ARGS)
+
 check: .venv/dev.installed ## format, lint, types, import borders; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -55,8 +59,8 @@ bench-router: .venv/dev.installed ## the router's index and whole decision, besi
 bench-placement: .venv/dev.installed ## placement policies in a simulated cluster; ARGS="--full" for all of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-placement $(ARGS)
 
-clean: ## remove the environment and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the environments and every cache
+	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The interpreter is tried, not only looked up: a shim may exist for a version that is not there.
 .venv/bin/python:
@@ -76,3 +80,19 @@ clean: ## remove the environment and every cache
 .venv/dev.installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ .venv/serve.installed
+
+# Versions that the tests were written against.
+CLIENT_litellm  := litellm==1.106.2
+CLIENT_aiperf   := aiperf==0.13.0
+CLIENT_guidellm := guidellm==0.8.1
+
+# guidellm needs a torch to load, not to run; it finds ours rather than fetching gigabytes of CUDA.
+SHARE_TORCH := import pathlib, sysconfig; ours = pathlib.Path(sysconfig.get_path('purelib')); \
+  theirs = pathlib.Path('.clients/guidellm') / ours.relative_to(pathlib.Path('.venv').absolute()); \
+  (theirs / 'torch-of-the-project.pth').write_text(f'{ours}\n')
+
+.clients/%.installed: Makefile | .venv/bin/python
+	$(BIN)/python -m venv .clients/$*
+	$(if $(filter guidellm,$*),$(BIN)/python -c "$(SHARE_TORCH)")
+	.clients/$*/bin/python -m pip install --disable-pip-version-check $(CLIENT_$*)
+	@touch $@

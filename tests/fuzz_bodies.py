@@ -97,8 +97,8 @@ def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _mutate(body: dict[str, Any], rng: random.Random) -> None:
-    container, key = rng.choice(list(_places(body)))
-    action = rng.random()
+    container, key = rng.choice(list(_places(body)) or [(body, "model")])
+    action = rng.random() if key in container or isinstance(container, list) else 0.0
     if action < 0.55:
         container[key] = copy.deepcopy(rng.choice(POISON))
     elif action < 0.65:
