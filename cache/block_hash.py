@@ -134,9 +134,12 @@ def hint_view(block_hashes: Sequence[BlockHash]) -> Sequence[HashHint]:
     return cast("Sequence[HashHint]", memoryview(joined).cast("Q")[::2])
 
 
-def lookup_key(message: bytes) -> bytes:
-    """A key to look bytes up by that are then compared: fast, well spread, and forgeable. Names no block."""
-    return xxhash.xxh3_128_digest(message)
+def lookup_key(message: bytes, before: int) -> int:
+    """64 bits to look bytes up by that are then compared: fast, well spread, and forgeable. Names no block.
+
+    before: the key of what precedes them.
+    """
+    return xxhash.xxh3_64_intdigest(message, before)
 
 
 def placeholder_keys(placeholders: Iterable[Placeholder], block_size: int) -> dict[int, tuple[bytes, ...]]:

@@ -28,7 +28,7 @@ from cache.types import BlockHash, little_endian_bytes
 RUN_TOKENS = 1024
 DEFAULT_MAX_BYTES = 64 << 20  # about 12 M tokens in blocks of 16: 1,500 conversations of 8k
 ENTRY_BYTES = 400  # of a run beside its tokens and hashes: key, bytes objects, tuple, ordered dictionary
-TAIL = b"tail"  # before the key of the run that it follows; no key of a full run is as long
+TAIL = 1 << 64  # with the key of the run that it follows; keys of full runs have 64 bits
 
 
 class _Run(NamedTuple):
@@ -49,7 +49,7 @@ class _Run(NamedTuple):
 class PartialChain:
     """One prompt's hashes, as far as they were known; `finish` computes the others."""
 
-    __slots__ = ("_hasher", "_token_ids", "buffer", "hashes", "keys", "root", "runs")
+    __slots__ = ("_hasher", "_token_ids", "buffer", "hashes", "keys", "pieces", "root", "runs")
 
     def __init__(self, hasher: BlockHasher, root: BlockHash, token_ids: array[int]) -> None:
         self._hasher = hasher
@@ -57,7 +57,8 @@ class PartialChain:
         self.root = root
         self.buffer = little_endian_bytes(token_ids)
         self.hashes: list[BlockHash] = []  # of full blocks, parent first
-        self.keys: Sequence[bytes] = ()  # the root, then each full run's
+        self.keys: Sequence[int] = ()  # what the root stands for, then each full run's
+        self.pieces: Sequence[bytes] = ()  # the tokens of each full run
         self.runs: list[_Run] = []  # those that were known, in order
 
     @property
@@ -85,7 +86,7 @@ class ChainCache:
         self._block_bytes = 4 * hasher.block_size
         self._run_bytes = self._blocks * self._block_bytes
         self._unpack = struct.Struct(f"{HASH_BYTES}s" * self._blocks).unpack
-        self._runs: OrderedDict[bytes, _Run] = OrderedDict()
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
         self._num_bytes = 0
 
     @property
@@ -108,57 +109,56 @@ class ChainCache:
         chain = PartialChain(self._hasher, root, token_ids)
         if not self._max_bytes:
             return chain
-        runs, buffer, step = self._runs, chain.buffer, self._run_bytes
-        keys = chain.keys = self._keys(root, buffer)
-        before: _Run | BlockHash = root
-        known = 0
-        for key in keys[1:]:
+        self._cut(chain)
+        runs, before = self._runs, cast("_Run | BlockHash", root)
+        for key, piece in zip(chain.keys[1:], chain.pieces, strict=True):
             run = runs.get(key)
-            if run is None or not run.is_after(before) or run.tokens != buffer[known : known + step]:
+            if run is None or not run.is_after(before) or run.tokens != piece:
                 break
             chain.hashes += self._unpack(run.hashes)
             chain.runs.append(run)
             before = run
-            known += step
-        tail = runs.get(TAIL + keys[known // step])
+        tail = runs.get(TAIL | chain.keys[len(chain.runs)])
         if tail is not None and tail.is_after(before):
-            chain.hashes += self._beginning(tail, buffer[known : known + len(tail.tokens)])
+            known = len(chain.runs) * self._run_bytes
+            chain.hashes += self._beginning(tail, chain.buffer[known : known + len(tail.tokens)])
         return chain
 
     def keep(self, chain: PartialChain) -> None:
         """Remember a finished chain. Runs it is made of are as if just used."""
         if not self._max_bytes:
             return
-        buffer, step, blocks = chain.buffer, self._run_bytes, self._blocks
+        blocks = self._blocks
         before: _Run | BlockHash = chain.root
         for number, key in enumerate(chain.keys[1:]):
             if number < len(chain.runs) and self._runs.get(key) is chain.runs[number]:
                 before = chain.runs[number]
                 continue
             hashes = chain.hashes[number * blocks : (number + 1) * blocks]
-            before = _Run(before, buffer[number * step : (number + 1) * step], b"".join(hashes))
+            before = _Run(before, chain.pieces[number], b"".join(hashes))
             self._put(key, before)
-        left = chain.hashes[(len(chain.keys) - 1) * blocks :]
+        left = chain.hashes[len(chain.pieces) * blocks :]
         if left:
-            start = (len(chain.keys) - 1) * step
-            tail = _Run(before, buffer[start : start + len(left) * self._block_bytes], b"".join(left))
-            self._put(TAIL + chain.keys[-1], tail)
+            start = len(chain.pieces) * self._run_bytes
+            tokens = chain.buffer[start : start + len(left) * self._block_bytes]
+            self._put(TAIL | chain.keys[-1], _Run(before, tokens, b"".join(left)))
         for key in reversed(chain.keys[1:]):  # so that the first one leaves last
             self._runs.move_to_end(key)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._runs.popitem(last=False)[1].num_bytes
 
-    def _put(self, key: bytes, run: _Run) -> None:
+    def _put(self, key: int, run: _Run) -> None:
         old = self._runs.pop(key, None)
         self._num_bytes += run.num_bytes - (old.num_bytes if old is not None else 0)
         self._runs[key] = run
 
-    def _keys(self, root: BlockHash, buffer: bytes) -> list[bytes]:
-        """The root, then each full run's: of its tokens and the key before."""
-        keys: list[bytes] = [root]
-        for start in range(0, len(buffer) - self._run_bytes + 1, self._run_bytes):
-            keys.append(lookup_key(keys[-1] + buffer[start : start + self._run_bytes]))
-        return keys
+    def _cut(self, chain: PartialChain) -> None:
+        """Cut the prompt into full runs; each one's key is of its tokens and the key before."""
+        buffer, step = chain.buffer, self._run_bytes
+        pieces = [buffer[start : start + step] for start in range(0, len(buffer) - step + 1, step)]
+        key = int.from_bytes(chain.root[:8], "little")
+        chain.keys = [key, *[key := lookup_key(piece, key) for piece in pieces]]
+        chain.pieces = pieces
 
     def _beginning(self, tail: _Run, tokens: bytes) -> Sequence[BlockHash]:
         """Hashes of the tail's blocks that the tokens begin with."""

@@ -21,18 +21,19 @@ PROMPTS = st.tuples(st.lists(st.integers(0, 1), max_size=7), st.integers(0, RUN_
 @given(
     prompts=st.lists(st.tuples(PROMPTS, st.sampled_from(["", "salt"])), max_size=25),
     room=st.integers(0, 12 * RUN_BYTES),
-    key_bytes=st.sampled_from([0, 1, 16]),
+    key_bytes=st.sampled_from([0, 1, 8]),
 )
 def test_the_hashes_are_the_hashers_own(
     prompts: list[tuple[tuple[list[int], int], str]], room: int, key_bytes: int
 ) -> None:
     """Whatever is evicted, and even if different runs share a key."""
     cache = ChainCache(HASHER, max_bytes=room)
-    with patch("router.chain_cache.lookup_key", lambda message: lookup_key(message)[:key_bytes]):
+    mask = 256**key_bytes - 1
+    with patch("router.chain_cache.lookup_key", lambda message, before: lookup_key(message, before) & mask):
         for (path, rest), salt in prompts:
             tokens = pack_tokens([step for step in path for _ in range(RUN_TOKENS // 2)] + [7] * rest)
             root = HASHER.root(salt=salt)
             assert cache.chain(root, tokens) == HASHER.chain(root, tokens)
             assert cache.num_bytes == sum(run.num_bytes for run in cache._runs.values()) <= room
-            if key_bytes == 16 and len(tokens) * RUN_BYTES <= room * RUN_TOKENS:
+            if key_bytes == 8 and len(tokens) * RUN_BYTES <= room * RUN_TOKENS:
                 assert cache.begin(root, tokens).num_missing_tokens <= HASHER.block_size * 4
