@@ -81,6 +81,10 @@ class ApproximateTrie:
             self._leaving.append(replica)
             self._let_go()
 
+    def __contains__(self, replica_id: ReplicaId) -> bool:
+        """Whether its cache is imitated here."""
+        return replica_id in self._replicas
+
     # --- changes ------------------------------------------------------------------------------
 
     def insert(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> None:

@@ -62,7 +62,9 @@ def test_a_replica_that_leaves_takes_everything_with_it() -> None:
     for index in range(300):
         trie.insert(A, hint_chain(str(index), 3))
     trie.insert(B, hint_chain("0", 3))
+    assert A in trie
     trie.remove_replica(A)
+    assert A not in trie
     assert trie.match(hint_chain("0", 3)) == {B: 3}
     for _ in range(4):
         trie.insert(B, hint_chain("0", 3))
