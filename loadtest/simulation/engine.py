@@ -173,6 +173,10 @@ class SimEngine:
             return
         if self._busy_since is None:
             self._busy_since = self._queue.now
+        self._compute(planned)
+
+    def _compute(self, planned: Sequence[tuple[Request, int]]) -> None:
+        """Start on the planned step, and on the quiet ones after it in which nobody ends."""
         new_tokens, attention, num_steps, has_prompt = 0, 0.0, NEVER_FULL, False
         for request, num_tokens in planned:
             computed = request.num_computed
@@ -277,7 +281,7 @@ class SimEngine:
         if self._events is None:
             return
         interval_s = LOAD_INTERVAL_S if self._has_prefilled else HEARTBEAT_S
-        is_due = self._queue.now - self._published_s >= interval_s
+        is_due = self._queue.now >= self._published_s + interval_s  # as `_schedule_end` has it, to the bit
         if not (self._events.has_changes or self._admitted or self._has_news or is_due):
             return
         self._published_s = self._queue.now
