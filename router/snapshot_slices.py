@@ -18,6 +18,7 @@ from cache.types import HashHint, ReplicaId
 from router.hash_trie import HashTrie
 
 SLICE_BLOCKS = 512  # about a quarter of a millisecond of the event loop, two where the table grows
+SMALL_INDEX_BLOCKS = 1 << 16  # of all replicas: to look through them for one's takes a millisecond
 
 _numbers = itertools.count(1)
 
@@ -29,10 +30,11 @@ def replace_in_slices(
 
     Close it if the replica leaves before: then nothing is left of it.
     """
-    if len(snapshot.hashes) <= SLICE_BLOCKS:
-        trie.replace(replica_id, snapshot.hashes)
-    elif not trie.num_blocks(replica_id):
+    is_small = len(snapshot.hashes) <= SLICE_BLOCKS
+    if not trie.num_blocks(replica_id):
         yield from _store(trie, replica_id, snapshot.hashes)
+    elif is_small and trie.num_entries <= SMALL_INDEX_BLOCKS:
+        trie.replace(replica_id, snapshot.hashes)  # predictions stay
     else:
         aside = ReplicaId(f"{replica_id}, snapshot {next(_numbers)}")
         trie.add_replica(aside)

@@ -100,6 +100,14 @@ def test_a_small_one_goes_in_at_once_and_predictions_stay() -> None:
     assert trie.match(NEW) == {A: 9}
 
 
+def test_in_a_large_index_even_a_small_one_is_gathered_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find one replica's few blocks among millions would take longer than a slice."""
+    monkeypatch.setattr(snapshot_slices, "SMALL_INDEX_BLOCKS", 8)
+    trie = a_trie(OLD)
+    assert len(list(replace_in_slices(trie, A, snapshot(OLD[:2])))) == 1
+    assert trie.match(OLD) == {A: 2, B: 9}
+
+
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_the_index_becomes_the_snapshot(old: int, shared: int, new: int) -> None:
     held = hint_chain("x", shared)
