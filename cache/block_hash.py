@@ -96,6 +96,11 @@ class BlockHasher:
             hashes.append(BlockHash(previous))
         return hashes
 
+    def extend_packed(self, parent: BlockHash, tokens: bytes) -> list[BlockHash]:
+        """`extend` by blocks of text whose tokens are little-endian int32 already."""
+        assert len(tokens) % (4 * self.block_size) == 0, "hashed past the last full block"
+        return self._chain(parent, self._blocks(tokens))
+
     def contents(self, token_ids: array[int], first_block: int, last_block: int) -> list[bytes]:
         """What an exact hit compares, of blocks [first_block, last_block): equal for equal tokens only."""
         size = self.block_size

@@ -49,11 +49,10 @@ class _Run(NamedTuple):
 class PartialChain:
     """One prompt's hashes, as far as they were known; `finish` computes the others."""
 
-    __slots__ = ("_hasher", "_token_ids", "buffer", "hashes", "keys", "pieces", "root", "runs")
+    __slots__ = ("_hasher", "buffer", "hashes", "keys", "pieces", "root", "runs")
 
     def __init__(self, hasher: BlockHasher, root: BlockHash, token_ids: array[int]) -> None:
         self._hasher = hasher
-        self._token_ids = token_ids
         self.root = root
         self.buffer = little_endian_bytes(token_ids)
         self.hashes: list[BlockHash] = []  # of full blocks, parent first
@@ -65,14 +64,15 @@ class PartialChain:
     def num_missing_tokens(self) -> int:
         """Tokens of full blocks that `finish` would hash."""
         size = self._hasher.block_size
-        return len(self._token_ids) // size * size - len(self.hashes) * size
+        return (len(self.buffer) // (4 * size) - len(self.hashes)) * size
 
     def finish(self) -> None:
         """Hash the rest. Touches nothing but this object."""
-        done, blocks = len(self.hashes), len(self._token_ids) // self._hasher.block_size
+        done, size = len(self.hashes), 4 * self._hasher.block_size
+        blocks = len(self.buffer) // size
         if done < blocks:
             parent = self.hashes[-1] if done else self.root
-            self.hashes += self._hasher.extend(parent, self._token_ids, done, blocks)
+            self.hashes += self._hasher.extend_packed(parent, self.buffer[done * size : blocks * size])
 
 
 class ChainCache:
@@ -128,16 +128,17 @@ class ChainCache:
         """Remember a finished chain. Runs it is made of are as if just used."""
         if not self._max_bytes:
             return
-        blocks = self._blocks
+        step = HASH_BYTES * self._blocks
+        joined = b""
         before: _Run | BlockHash = chain.root
         for number, key in enumerate(chain.keys[1:]):
             if number < len(chain.runs) and self._runs.get(key) is chain.runs[number]:
                 before = chain.runs[number]
                 continue
-            hashes = chain.hashes[number * blocks : (number + 1) * blocks]
-            before = _Run(before, chain.pieces[number], b"".join(hashes))
+            joined = joined or b"".join(chain.hashes)
+            before = _Run(before, chain.pieces[number], joined[number * step : (number + 1) * step])
             self._put(key, before)
-        left = chain.hashes[len(chain.pieces) * blocks :]
+        left = chain.hashes[len(chain.pieces) * self._blocks :]
         if left:
             start = len(chain.pieces) * self._run_bytes
             tokens = chain.buffer[start : start + len(left) * self._block_bytes]

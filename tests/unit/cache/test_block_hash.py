@@ -22,7 +22,7 @@ from cache.block_hash import (
 )
 from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm, SaltMode
-from cache.types import BlockHash, pack_tokens
+from cache.types import BlockHash, little_endian_bytes, pack_tokens
 from tests.fakes_cache import a_fingerprint
 
 TOKENS = pack_tokens([1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -142,3 +142,13 @@ def test_hints_seen_through_a_view_are_the_hints() -> None:
     assert list(view) == [hint(block_hash) for block_hash in hashes] == hints(hashes)
     assert (view[0], view[-1], len(view)) == (hint(hashes[0]), hint(hashes[-1]), len(hashes))
     assert not hint_view([])
+
+
+def test_packed_tokens_hash_like_the_tokens() -> None:
+    hasher = BlockHasher(a_fingerprint())
+    tokens = pack_tokens(range(5 * hasher.block_size))
+    packed = little_endian_bytes(tokens)
+    root = hasher.root()
+    assert hasher.extend_packed(root, packed) == hasher.chain(root, tokens)
+    with pytest.raises(AssertionError):
+        hasher.extend_packed(root, packed[:-4])
