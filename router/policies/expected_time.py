@@ -2,8 +2,8 @@
 
 Argmin of `router.cost`; near-ties go to the less loaded of two drawn at random, so that several routers with
 the same view do not all pick the same replica. Where there are several routers, each prefers its own share
-of the replicas for prompts that nobody holds: what one has just sent is unknown to the others for a
-moment, and cold prompts are those that all of them would send to the same idle replica.
+of the replicas for what has to be computed: what one has just sent is unknown to the others for a moment,
+and cold prompts are those that all of them would send to the same idle replica.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.cost import (
     Candidate,
+    Price,
     RecomputeCharge,
     RequestShape,
     costs,
@@ -40,7 +41,7 @@ class ExpectedTimeOptions:
     hot_uses: float = 4.0  # uses in a minute or two that a prefix's next copy must have to be worth making
     hot_uses_per_queued: float = 2.0  # more of them per queued request and replica: copies cost time
     memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
-    own_share: float = 0.2  # of a cold prompt's prefill: how much dearer others' replicas are
+    own_share: float = 0.2  # of a request's own prefill: how much dearer other routers' replicas are
 
     def __post_init__(self) -> None:
         check_range(
@@ -83,12 +84,8 @@ class ExpectedTime(StatelessPolicy):
         shape = request.shape
         cached = [candidate.cached_tokens for candidate in candidates]
         found = costs(candidates, shape, memory_pressure_s=self.options.memory_pressure_s)
-        others = self._preferred_by_others() if not any(cached) else frozenset()
-        if others:
-            for index, candidate in enumerate(candidates):
-                price = price_of(candidate.load)
-                if price is not None and candidate.replica_id in others:
-                    found[index] += self.options.own_share * prefill_s(price, shape.num_prompt_tokens, 0)
+        names = [candidate.replica_id for candidate in candidates]
+        self._prefer_own(found, names, [price_of(candidate.load) for candidate in candidates], cached, shape)
         order = self._order(found, cached, lambda index: _load_of_view(candidates[index]))
         return [Scored(candidates[index], found[index]) for index in order]
 
@@ -118,12 +115,7 @@ class ExpectedTime(StatelessPolicy):
                 for state, held in zip(states, cached, strict=True)
             ]
         found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
-        others = self._preferred_by_others() if not any(cached) else None
-        if others:
-            for index, state in enumerate(states):
-                if state.replica_id in others:
-                    own_s = prefill_s(prices[index], shape.num_prompt_tokens, 0)
-                    found[index] += self.options.own_share * own_s
+        self._prefer_own(found, [state.replica_id for state in states], prices, cached, shape)
         return found
 
     def _order(
@@ -167,6 +159,23 @@ class ExpectedTime(StatelessPolicy):
     def replica_removed(self, replica_id: ReplicaId) -> None:
         self._replicas.remove(replica_id)
         self._share_out()
+
+    def _prefer_own(
+        self,
+        found: list[float],
+        names: Sequence[ReplicaId],
+        prices: Sequence[Price | None],
+        cached: Sequence[int],
+        shape: RequestShape,
+    ) -> None:
+        """Makes the others' replicas a little dearer, by what there is to compute there."""
+        others = self._preferred_by_others()
+        if not others:
+            return
+        for index, (name, price) in enumerate(zip(names, prices, strict=True)):
+            if price is not None and name in others:
+                own_s = prefill_s(price, shape.num_prompt_tokens, cached[index])
+                found[index] += self.options.own_share * own_s
 
     def _preferred_by_others(self) -> frozenset[ReplicaId]:
         place = self._peers()

@@ -59,7 +59,7 @@ def test_a_share_is_a_preference_not_a_border() -> None:
 
 
 def test_a_prefix_is_followed_into_anybodys_share() -> None:
-    router = Router(0, 2, own_share=10.0)
+    router = Router(0, 2, own_share=0.5)
     other = next(r for r in REPLICAS if r not in router.picks())
     candidates = [Candidate(r, view(), 500 if r == other else 0, True) for r in REPLICAS]
     assert router.policy.rank(candidates, request(SHAPE))[0].replica_id == other
