@@ -32,6 +32,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # default 30: Ctrl-C would hang as long
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.http_errors.proxy_middlewares",
         "TOKENIZERS_PARALLELISM": "false",
         **ports.environment(),
     }

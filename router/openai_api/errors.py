@@ -142,3 +142,23 @@ def route_error(status: int, method: str, path: str) -> ErrorAnswer:
             code="method_not_allowed",
         )
     return ErrorAnswer(status, "The request cannot be handled.", INVALID_REQUEST)
+
+
+_SOON = {"retry-after": "1"}
+
+
+def proxy_error(status: int) -> ErrorAnswer:
+    """What a proxy in front of the Routers answers itself: it knows no more than the status."""
+    if status == 404:
+        return ErrorAnswer(404, "Nothing is served there.", INVALID_REQUEST, code="unknown_url")
+    if status == 408:
+        return ErrorAnswer(408, "The request took too long.", TIMEOUT, code="deadline_exceeded")
+    if status == 429:
+        return ErrorAnswer(
+            429, "The server is busy; try again later.", RATE_LIMIT, None, "server_busy", _SOON
+        )
+    if status == 503:
+        return ErrorAnswer(503, "No Router can take this request.", UNAVAILABLE, None, "no_router", _SOON)
+    if status < 500:
+        return ErrorAnswer(status, "The request cannot be handled.", INVALID_REQUEST)
+    return ErrorAnswer(status, _INTERNAL_MESSAGE, SERVER, code="internal_error")

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +24,18 @@ import httpx
 import openai
 import pytest
 
+from deploy.environment import fast_proxy_installed
 from replica import tiny_model
-from tests.servers import ROOT, Server, running_server
+from tests.servers import ROOT, Server, processes_below, running_server
 
 ENVIRONMENTS = ROOT / ".clients"
-BLOCK = 16
+PROXY = os.environ.get("WARMPATH_PROXY", "auto")
+FAST_PROXY = PROXY == "fast" or (PROXY == "auto" and fast_proxy_installed())
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server(proxy=os.environ.get("WARMPATH_PROXY", "auto")) as running:
+    with running_server(proxy=PROXY) as running:
         yield running
 
 
@@ -201,3 +207,36 @@ def test_aiperf(server: Server, tmp_path: Path) -> None:
     summary = json.loads(export.read_text())
     assert summary["request_count"]["avg"] == 10
     assert requests_ok(server) >= before + 10
+
+
+# --- last: it costs a Router ------------------------------------------------------------------------
+
+
+def test_a_router_that_dies_under_a_request_is_an_error_and_comes_back(server: Server) -> None:
+    """The proxy answers what was lost with it: in our shape where it lets us."""
+    (router,) = [line for line in processes_below(server.temp) if re.search(r"ray::.*Router", line)]
+    body = {"model": "tiny", "prompt": "The sea", "max_tokens": 8000, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
+        deadline = time.monotonic() + 30
+        while not server.metric("warmpath_requests_in_flight") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(int(router.split(":")[0]), signal.SIGKILL)
+        answer = lost.result(60)
+    assert answer.status_code >= 500
+    if answer.headers["content-type"].startswith("application/json"):
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    else:
+        assert FAST_PROXY  # its fixed page; Serve's Python proxy lets us say it
+    deadline = time.monotonic() + 60
+    while not _is_ready(server) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    body["max_tokens"] = 2
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def _is_ready(server: Server) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
