@@ -81,18 +81,13 @@ clean: ## remove the environments and every cache
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ .venv/serve.installed
 
-# Versions that the tests were written against.
-CLIENT_litellm  := litellm==1.106.2
-CLIENT_aiperf   := aiperf==0.13.0
-CLIENT_guidellm := guidellm==0.8.1
-
 # guidellm needs a torch to load, not to run; it finds ours rather than fetching gigabytes of CUDA.
 SHARE_TORCH := import pathlib, sysconfig; ours = pathlib.Path(sysconfig.get_path('purelib')); \
   theirs = pathlib.Path('.clients/guidellm') / ours.relative_to(pathlib.Path('.venv').absolute()); \
   (theirs / 'torch-of-the-project.pth').write_text(f'{ours}\n')
 
-.clients/%.installed: Makefile | .venv/bin/python
+.clients/%.installed: tests/clients/%.txt | .venv/bin/python
 	$(BIN)/python -m venv .clients/$*
 	$(if $(filter guidellm,$*),$(BIN)/python -c "$(SHARE_TORCH)")
-	.clients/$*/bin/python -m pip install --disable-pip-version-check $(CLIENT_$*)
+	.clients/$*/bin/python -m pip install --disable-pip-version-check -r $<
 	@touch $@
