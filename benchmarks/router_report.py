@@ -75,12 +75,12 @@ def table(rows: Sequence[Row]) -> Table:
     """All rows, by section. Fits 100 columns."""
     result = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), width=WIDTH)
     for title, width in (
-        ("", 33),
+        ("", 36),
         ("p50 us", 8),
         ("p99 us", 8),
         ("Ray p50", 8),
         ("Ray p99", 8),
-        ("x", 6),
+        ("x", 7),
         ("", 17),
     ):
         result.add_column(
@@ -105,7 +105,7 @@ def _cells(row: Row) -> list[str]:
         times += [number(row.ray_amount) if row.ray_amount is not None else "", ""]
     ratio = f"{number(row.ratio)}x" if row.ratio is not None else ""
     remarks = [_remark(verdict) for verdict in verdicts(row)] + ([row.note] if row.note else [])
-    return [row.label, *times, ratio, ", ".join(remarks)]
+    return [row.label, *times, ratio, "\n".join(remarks)]
 
 
 def _remark(verdict: Verdict) -> str:

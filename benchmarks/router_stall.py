@@ -52,7 +52,7 @@ class _TimedSelector(selectors.DefaultSelector):
 
 
 def rows(fleet: Fleet, seconds: float, advance: Advance) -> Iterator[Row]:
-    section = f"event loop, {CONCURRENT} requests, {BLOCKS_PER_S:,} blocks/s stored and removed"
+    section = f"event loop, {CONCURRENT} requests at once"
     advance("event loop: filling")
     decider = Decider(fleet, HashAlgorithm.XXH3_128)
     decider.fill()
@@ -68,7 +68,8 @@ def rows(fleet: Fleet, seconds: float, advance: Advance) -> Iterator[Row]:
         loop.close()
     busy = sorted([time_ns / 1000 for time_ns in selector.busy_ns])
     late = sorted([lateness_s * 1e6 for lateness_s in run.lateness_s])
-    note = f"{run.num_decisions / seconds:.0f} decisions/s, {run.num_blocks / seconds:,.0f} blocks/s"
+    rates = run.num_decisions / seconds, run.num_blocks / seconds
+    note = "{:.0f} decisions/s\n{:,.0f} blocks/s".format(*rates)
     yield Row(section, "stall, CPU time between two looks", _spread(busy), note=note)
     yield Row(section, "probe's lateness, wall time", _spread(late))
 
