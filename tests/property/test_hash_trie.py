@@ -108,7 +108,11 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def jump_equals_walk(self) -> None:
         for hints in self.asked:
+            for replica in self.exact:  # before the match, which leaves its answer ready, and after it
+                assert self.trie.num_exact(replica, hints) == self._depth(self.exact[replica], hints)
             assert self.trie.match(hints) == self._walk(hints)
+            for replica in self.exact:
+                assert self.trie.num_exact(replica, hints) == self._depth(self.exact[replica], hints)
 
     @invariant()
     def digests_and_sizes_are_exact(self) -> None:
@@ -145,11 +149,13 @@ class IndexMachine(RuleBasedStateMachine):
     def _held(self, replica: ReplicaId) -> set[HashHint]:
         return self.exact[replica].union(*(chain for chain, _ in self.predictions[replica].values()))
 
+    def _depth(self, held: set[HashHint], hints: list[HashHint]) -> int:
+        return next((i for i, hint in enumerate(hints) if hint not in held), len(hints))
+
     def _walk(self, hints: list[HashHint]) -> dict[ReplicaId, int]:
         found = {}
         for replica in self.exact:
-            held = self._held(replica)
-            depth = next((i for i, hint in enumerate(hints) if hint not in held), len(hints))
+            depth = self._depth(self._held(replica), hints)
             if depth:
                 found[replica] = depth
         return found

@@ -176,6 +176,28 @@ def test_a_thousand_replicas_come_and_go_and_nothing_stays() -> None:
     assert trie._members.num_numbers == 2
 
 
+def test_exact_blocks_are_counted_as_they_are_now() -> None:
+    """Right after a match the answer is at hand; it must not outlive what it says."""
+    trie, prompt = a_trie(), hint_chain("p", 40)
+    trie.store(A, prompt[:10])
+    trie.predict(A, prompt, expires_at=5.0)
+    assert trie.num_exact(A, prompt) == 10
+    assert trie.match(prompt) == {A: 40}
+    assert (trie.num_exact(A, prompt), trie.num_exact(B, prompt)) == (10, 0)
+    trie.store(A, prompt[10:20])
+    assert trie.num_exact(A, prompt) == 20
+    trie.match(prompt)
+    trie.remove(A, prompt[5:20])
+    assert trie.num_exact(A, prompt) == 5
+    trie.match(prompt)
+    trie.replace(A, prompt[:2])
+    assert trie.num_exact(A, prompt) == 2
+    trie.match(prompt)
+    trie.remove_replica(A)
+    trie.add_replica(A)
+    assert (trie.num_exact(A, prompt), trie.num_exact(A, [])) == (0, 0)
+
+
 def test_what_is_swept_later_matches_nobody_now() -> None:
     """A large index is swept over many calls; the replica is gone from the first moment."""
     trie, prompt = a_trie(), hint_chain("p", 300)
