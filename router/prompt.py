@@ -358,7 +358,8 @@ def _flattened(message: Message, index: int) -> dict[str, Any]:
 
 
 def _content_size(message: Message) -> int:
-    content = message.get("content")
+    content, calls = message.get("content"), message.get("tool_calls")
+    size = len(json.dumps(calls, default=str)) if calls else 0
     if isinstance(content, Sequence) and not isinstance(content, str):
-        return sum(len(str(part)) for part in content)
-    return len(content) if isinstance(content, str) else 0
+        return size + sum(len(str(part)) for part in content)
+    return size + (len(content) if isinstance(content, str) else 0)

@@ -84,11 +84,13 @@ POISON: tuple[Any, ...] = (
 )
 
 
-def mutated(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """(path, body) pairs."""
+def mutated(
+    count: int, seed: int, bodies: list[tuple[str, dict[str, Any]]] = GOOD
+) -> Iterator[tuple[str, bytes]]:
+    """(path, body) pairs, made from `bodies`."""
     rng = random.Random(seed)
     for _ in range(count):
-        path, good = rng.choice(GOOD)
+        path, good = rng.choice(bodies)
         body = copy.deepcopy(good)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             _mutate(body, rng)

@@ -25,6 +25,7 @@ from router.openai_api.tool_calls import (
 )
 from tests.fakes_http import MODEL, RouterUnderTest, events_of
 from tests.fakes_tokenizers import CHATML, HERMES, a_tokenizer
+from tests.fuzz_bodies import GOOD, mutated
 from tests.http_server import HttpServer, scripted_server
 
 WEATHER: dict[str, Any] = {
@@ -350,6 +351,21 @@ async def test_a_template_that_cannot_do_it_is_told(template: str, choice: str, 
         if status != 200:
             assert answer.json()["error"]["code"] == "unsupported_parameter"
             assert answer.json()["error"]["param"] == "tools"
+
+
+async def test_mutated_tools_and_calls_are_answered_or_refused() -> None:
+    """Whatever reaches the template or the reader: never a 5xx, and the next request is fine."""
+    bodies = [(path, body) for path, body in GOOD if body.get("tools")]
+    statuses = []
+    async with a_router("Let me see.\n", CALL) as router:
+        for path, content in mutated(400, seed=4, bodies=bodies):
+            answer = await router.client.post(path, content=content)
+            assert answer.status_code in (200, 400, 404), (content, answer.text)
+            statuses.append(answer.status_code)
+        assert (await router.chat("x", tools=[WEATHER])).status_code == 200
+        assert router.calls.running == 0
+    assert statuses.count(200) > 50
+    assert statuses.count(400) > 50
 
 
 @pytest.fixture
