@@ -42,7 +42,7 @@ MAX_BLOCKS = 1 << 24  # a thousand caches of 16,000 blocks; half a gigabyte, tak
 SWEEP_AT_ONCE, SWEEP_PER_CALL = 16, 4  # segments: when a replica leaves, and with each call after that
 REPLICA_BYTES = 300
 MAX_PARTINGS = 1024
-PARTING_BYTES = 120
+PARTING_BYTES = 200
 
 
 class _Replica:
@@ -75,7 +75,8 @@ class HashTrie:
         self._sweeping = 0
         self._cursor = 0
         self._swept: list[int] = []
-        self._partings: dict[HashHint, int] = {}  # first hint -> the least depth of its latest match
+        # First hint -> of its latest match, the least depth and the blocks that nobody held.
+        self._partings: dict[HashHint, tuple[int, int]] = {}
         # The chain matched last and who holds how much of it exactly, while no entry has changed since.
         self._latest: tuple[Sequence[HashHint], list[tuple[int, int]]] | None = None
 
@@ -198,14 +199,17 @@ class HashTrie:
         """
         if not hints:
             return {}
-        # Most prompts that begin alike (with one system prompt) part from others at the same place.
+        # Prompts that begin alike (with one system prompt) mostly part from others at the same place, and
+        # are new in their last so many blocks, give or take a factor of two.
         beginning = hints[0]
-        groups = self._table.depths(hints, self._members.live, self._partings.get(beginning, 0))
+        parting, num_new = self._partings.get(beginning, (0, 0))
+        guesses = (parting - 1, parting, len(hints) - 2 * num_new)
+        groups = self._table.depths(hints, self._members.live, guesses)
         self._latest = hints, groups
         if groups:
             if len(self._partings) >= MAX_PARTINGS:
                 self._partings.clear()
-            self._partings[beginning] = groups[0][0]
+            self._partings[beginning] = groups[0][0], len(hints) - groups[-1][0]
         predicted = self._predictions.match(hints, self._members.live)
         if predicted:
             groups = sorted(groups + _deeper(predicted, groups))

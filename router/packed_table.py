@@ -124,12 +124,14 @@ class PackedTable:
             members |= word[slot] << WORD_BITS * index
         return members
 
-    def depths(self, chain: Sequence[int], members: int, guess: int = 0) -> list[tuple[int, int]]:
+    def depths(
+        self, chain: Sequence[int], members: int, guesses: Sequence[int] = ()
+    ) -> list[tuple[int, int]]:
         """(depth, those of `members` in the sets of exactly so many leading hints), shallowest first.
 
         For a chain (not empty) along which sets only shrink: a stretch with the same set at both ends has it
         throughout, so bisecting what differs finds every depth. Who is not in the first set is left out.
-        guess: a depth that is tried before the middles; a right one saves a bisection.
+        guesses: places that are tried before the middles, in this order, as far as they are in question.
         O(distinct depths * log(hints)) look-ups.
         """
         # `get`, written out: a call for each look-up would make every match a third slower.
@@ -138,7 +140,7 @@ class PackedTable:
         keys, empty, first_word, more_words = self._key_view, self._empty, self._first_word, self._more_words
         found: list[tuple[int, int]] = []
         deeper: list[tuple[int, int, int, int]] = []  # stretches to come to, the shallowest on top
-        guesses = [guess, guess - 1, len(chain) - 1]
+        untried = [*reversed(guesses), len(chain) - 1]
         # The stretch at hand: all hold what is before the first hint, nobody holds what is after the last.
         left, at_left, right, at_right, middle = -1, members, len(chain), 0, 0
         while True:
@@ -177,8 +179,8 @@ class PackedTable:
                     return found
                 left, at_left, right, at_right = deeper.pop()
             middle = left + right >> 1
-            while guesses:
-                wanted = guesses.pop()
+            while untried:
+                wanted = untried.pop()
                 if left < wanted < right:
                     middle = wanted
                     break
