@@ -41,7 +41,7 @@ class ExpectedTimeOptions:
     hot_uses: float = 4.0  # uses in a minute or two that a prefix's next copy must have to be worth making
     hot_uses_per_queued: float = 2.0  # more of them per queued request and replica: copies cost time
     memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
-    own_share: float = 0.2  # of a request's own prefill: how much dearer other routers' replicas are
+    own_share: float = 0.1  # of a request's own prefill: how much dearer other routers' replicas are
 
     def __post_init__(self) -> None:
         check_range(
