@@ -195,7 +195,9 @@ class Routing:
         shape = self._shape(hints, query.num_prompt_tokens, states, cached, now)
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
         ranking = self._rank(policy, states, cached, request, now)
-        available = self._usable_tokens(max(held.values()), query.num_prompt_tokens) if held else 0
+        # A snapshot on its way in is in the index under a name that is no replica's.
+        most_held = max([held[name] for name in held if name in self._replicas], default=0)
+        available = self._usable_tokens(most_held, query.num_prompt_tokens)
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
         return Decision(query, request, policy, ranking, available, own_s)

@@ -143,6 +143,16 @@ def test_a_snapshot_replaces_what_was_known(bench: Bench) -> None:
     assert bench.routing.choose(query("old")).reason is RouteReason.COLD
 
 
+def test_what_a_snapshot_half_applied_says_is_held_by_nobody_yet(bench: Bench) -> None:
+    bench.say(B, stored=chain("q", 8))
+    long = to_hints(chain("unheard", 1000))  # more than one slice
+    steps = bench.routing.on_snapshot(B, Snapshot(FORMAT_VERSION, 1, 9, tuple(long), load()))
+    next(steps)
+    assert bench.routing.weigh(query("unheard")).available_tokens == 0
+    assert bench.routing.weigh(query("q")).available_tokens == 8 * BLOCK_SIZE
+    steps.close()
+
+
 @pytest.mark.parametrize(
     ("reason", "is_kept"),
     [(ResyncReason.GAP, True), (ResyncReason.EPOCH, False), (ResyncReason.DRIFT, False)],
