@@ -3,8 +3,8 @@
 Counts uses of every `stride`th block of routed prompts over a sliding window of two generations: a
 system prompt is thousands of tokens, so its length to within `STRIDE_TOKENS` is enough; a prompt of
 512 blocks of 16 tokens costs 64 counts. A use of a block is a use of its parents, so counts fall along
-a chain. A burst is not popularity: uses within one `SLOT_S` count once, so that sixty twins at one moment do
-not look like a prompt that is asked all day.
+a chain. Twins are one use: the same prompt asked sixty times has a place already, and it is prompts that go
+on differently which a copy of their common prefix serves.
 
 Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event loop.
 """
@@ -17,8 +17,6 @@ from cache.types import HashHint
 
 STRIDE_TOKENS = 128  # from one block that is counted to the next, if blocks are not longer
 
-SLOT_S = 0.25  # uses closer than this are one
-
 
 class HotPrefixes:
     def __init__(self, block_size: int, *, window_s: float = 60.0, max_entries: int = 1 << 16) -> None:
@@ -29,21 +27,24 @@ class HotPrefixes:
         self._current: dict[HashHint, int] = {}
         self._previous: dict[HashHint, int] = {}
         self._turned_at = float("-inf")
-        self._slot: set[HashHint] = set()  # counted in the present slot
-        self._slot_ends_at = float("-inf")
+        # Prompts counted, by last block and length: many end within a block after the same ones.
+        self._prompts: set[tuple[HashHint, int]] = set()
+        self._previous_prompts: set[tuple[HashHint, int]] = set()
 
-    def record(self, hints: Sequence[HashHint], now: float) -> None:
-        """A prompt of these full blocks was routed. O(blocks / stride)."""
-        if now - self._turned_at >= self._window_s or len(self._current) >= self._max_entries:
+    def record(self, hints: Sequence[HashHint], num_tokens: int, now: float) -> None:
+        """A prompt of so many tokens, and of these full blocks, was routed. O(blocks / stride)."""
+        is_full = len(self._current) >= self._max_entries or len(self._prompts) >= self._max_entries
+        if now - self._turned_at >= self._window_s or is_full:
             self._turn(now)
-        if now >= self._slot_ends_at:
-            self._slot.clear()
-            self._slot_ends_at = now + SLOT_S
-        counts, slot = self._current, self._slot
-        for hint in hints[self._stride - 1 :: self._stride]:
-            if hint not in slot:
-                slot.add(hint)
-                counts[hint] = counts.get(hint, 0) + 1
+        if not hints:
+            return
+        prompt = (hints[-1], num_tokens)
+        if prompt in self._prompts or prompt in self._previous_prompts:
+            return
+        self._prompts.add(prompt)
+        counts, stride = self._current, self._stride
+        for hint in hints[stride - 1 :: stride]:
+            counts[hint] = counts.get(hint, 0) + 1
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
         """Leading blocks used at least that often, rounded down to the stride. O(log(blocks))."""
@@ -71,5 +72,6 @@ class HotPrefixes:
         # Both generations turn as a whole, so that counts keep falling along every chain.
         is_stale = now - self._turned_at >= 2 * self._window_s
         self._previous = {} if is_stale else self._current
-        self._current = {}
+        self._previous_prompts = set() if is_stale else self._prompts
+        self._current, self._prompts = {}, set()
         self._turned_at = now

@@ -214,7 +214,7 @@ class Routing:
             self._expectations.expect(query.request_id, best_id, hints, now)
         else:
             self._expectations.drop(query.request_id)
-        self._hot.record(hints, now)
+        self._hot.record(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
         for observer in self._observers:
