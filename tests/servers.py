@@ -100,6 +100,7 @@ def stop(process: subprocess.Popen[str]) -> int:
         return process.wait(STOP_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()  # or its zombie is a warning in whatever test comes next
         raise
 
 

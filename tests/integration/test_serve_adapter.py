@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import httpx
 import pytest
 
 from cache.fingerprint import Fingerprint, HashAlgorithm
+from deploy.ports import free_base
 from router.config import RouterConfig
 from tests.fakes_serve import (
     BUSY,
@@ -48,12 +48,6 @@ FINGERPRINT = Fingerprint(
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # Ray's own warnings
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the replicas note down, all in one file."""
@@ -71,7 +65,7 @@ def url(journal: Path) -> Iterator[str]:
 
     temp = tempfile.mkdtemp(prefix="wp", dir="/tmp")  # short: Ray's sockets live below it
     os.environ["RAY_worker_niceness"] = "0"
-    port = _free_port()
+    port = free_base()
     ray.init(
         address="local",
         num_cpus=4,

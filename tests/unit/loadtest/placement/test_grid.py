@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,15 +96,6 @@ def test_a_process_that_dies_ends_neither_the_grid_nor_finished_cells(tmp_path: 
     assert run(tmp_path, run_fake).num_kept >= 2
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Python's own answer to SIGINT, also where the tests run in a shell's background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_keeps_what_is_finished_and_begins_nothing_new(tmp_path: Path) -> None:
     specs = [fake_spec(seed=seed) for seed in range(100, 160)]
     watcher = Watcher()
