@@ -19,9 +19,9 @@ from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, StepTimeModel
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, RequestId
-from router.chain_cache import ChainCache
 from router.config import RouterConfig
-from router.routing import RouteQuery, Routing
+from router.placement.routing import RouteQuery, Routing
+from router.prompts.chain_cache import ChainCache
 
 STEP_TIME = StepTimeModel(base_s=0.004, per_token_s=5e-5, per_attention_s=1e-9, per_sequence_s=1e-4)
 BLOCKS_PER_REPLICA = 200_000

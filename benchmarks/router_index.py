@@ -26,7 +26,7 @@ from benchmarks.router_workload import BLOCK_SIZE, Fleet, Hit, as_text
 from cache.block_hash import BlockHasher, hint_view, hints
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.types import HashHint, ReplicaId
-from router.hash_trie import HashTrie
+from router.index.hash_trie import HashTrie
 
 RAY_MODULE = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree"
 SAMPLES = {64: 300, 512: 300, 2048: 120}

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import CPUINFO, commit, cpu_name
-from router.prompt import PromptEncoder, hide_torch
+from router.prompts.prompt import PromptEncoder, hide_torch
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "replica" / "tiny"

@@ -6,7 +6,7 @@ one engine's cache; `seq` counts its batches from 1. A subscriber that sees a ga
 work that arrived between two batches; it changes no hash and has no place in their order.
 On the wire: msgpack with strict types and size caps, never pickle; a snapshot's hashes as packed u64, so
 that a million of them arrive in a millisecond.
-Knows bytes and hashes; knows no sockets (`replica/publisher.py`, `router/subscriber.py`).
+Knows bytes and hashes; knows no sockets (`replica/publisher.py`, `router/events/subscriber.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from replica.config import ReplicaConfig
 from replica.model_source import ResolvedModel, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
-from router.prompt import chat_template_of
+from router.prompts.prompt import chat_template_of
 
 REQUEST_ROUTER = "router.request_router:WarmpathRequestRouter"
 

@@ -15,9 +15,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from cache.errors import ServingError
-from router.advice import Advice, advise, hit_ratio
-from router.debug_view import FORMAT_VERSION, MAX_LAST, DebugPage, RequestView, SummaryView, merged
-from router.explanation import explain, seconds
+from router.insight.advice import Advice, advise, hit_ratio
+from router.insight.debug_view import (
+    FORMAT_VERSION,
+    MAX_LAST,
+    DebugPage,
+    RequestView,
+    SummaryView,
+    merged,
+)
+from router.insight.explanation import explain, seconds
 
 DESCRIPTION = """\
 explain  one request in words: who could have taken it, what each held of its prompt, what each would have

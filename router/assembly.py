@@ -14,16 +14,16 @@ from cache.block_hash import BlockHasher
 from cache.types import ReplicaId
 from router.config import RouterConfig
 from router.dispatch import Dispatcher, ReplicaCalls
-from router.insight import Insight
-from router.insight_metrics import InsightCollector
+from router.events.subscriber import SubscriberGroup
+from router.insight.insight import Insight
+from router.insight.insight_metrics import InsightCollector
 from router.metrics import RouterMetrics
 from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
 from router.openai_api.service import Readiness, Service
+from router.placement.routing import Routing
 from router.policies.base import alone
-from router.prompt import PromptEncoder
-from router.routing import Routing
-from router.subscriber import SubscriberGroup
+from router.prompts.prompt import PromptEncoder
 
 
 class RouterParts:

@@ -23,12 +23,12 @@ from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFu
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
-from router.decision import Placement, RouteQuery
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.metrics import RouterMetrics
-from router.placing import make_placer
+from router.placement.decision import Placement, RouteQuery
+from router.placement.placing import make_placer
+from router.placement.routing import Routing
 from router.policies import PromptView
-from router.routing import Routing
 
 logger = logging.getLogger(__name__)
 

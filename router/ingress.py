@@ -39,8 +39,8 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.openai_api.app import build_api
 from router.openai_api.service import Readiness
-from router.prompt import PromptEncoder, hide_torch
-from router.routing import register_routing, unregister_routing
+from router.placement.routing import register_routing, unregister_routing
+from router.prompts.prompt import PromptEncoder, hide_torch
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

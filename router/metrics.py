@@ -20,11 +20,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from router.decision import ReplicaStatistics, RoutingStatistics
-from router.event_lag import LAG_BUCKETS_S
-from router.event_stream import ResyncReason
-from router.segment_cache import CacheStatistics
-from router.subscriber import EventStatistics
+from router.events.event_lag import LAG_BUCKETS_S
+from router.events.event_stream import ResyncReason
+from router.events.subscriber import EventStatistics
+from router.placement.decision import ReplicaStatistics, RoutingStatistics
+from router.prompts.segment_cache import CacheStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

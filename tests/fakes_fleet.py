@@ -20,8 +20,8 @@ from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
 from replica.engine_core import EngineCore
 from router.config import RouterConfig
-from router.decision import RouteQuery
-from router.routing import Routing
+from router.placement.decision import RouteQuery
+from router.placement.routing import Routing
 from tests.fakes_engine import VirtualClock, fingerprint, make_request, sim_core
 
 BLOCK_SIZE = 4

@@ -16,7 +16,7 @@ from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.openai_api.app import build_api
 from router.openai_api.service import Readiness
-from router.prompt import PromptEncoder
+from router.prompts.prompt import PromptEncoder
 
 MODEL = "tiny"
 BLOCK_SIZE = 4

@@ -13,10 +13,10 @@ from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
-from router.cost import RequestShape
-from router.load import LoadView
+from router.placement.routing import RouteQuery
 from router.policies import PolicyContext, PolicyRequest
-from router.routing import RouteQuery
+from router.pricing.cost import RequestShape
+from router.pricing.load import LoadView
 
 BLOCK_SIZE = 16
 FINGERPRINT = Fingerprint(

@@ -28,7 +28,7 @@ from replica.publisher import Publisher, new_epoch
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.openai_api.app import build_api
-from router.prompt import PromptEncoder
+from router.prompts.prompt import PromptEncoder
 from tests.fakes_http import RouterUnderTest
 
 MODEL = "tiny"

@@ -6,7 +6,7 @@ ever. Each request goes where its first token comes soonest, by the engine's tru
 
     ideal            first come, first served: bound to an engine on arrival
     ideal_shortest   held until its engine's next step has room, least `prefill - aging * waited` first: the
-                     order of late binding (`router/held.py`), its floor for the old and its window included
+                     order of late binding (`router/placement/held.py`), floor for the old and window included
 
 Knows engines from inside, which no router can. Neither is a bound in the strict sense: greedy choices are not
 always the best ones, and where memory is what runs out (overload on a small cache) the queue's length in

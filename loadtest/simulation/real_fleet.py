@@ -35,8 +35,8 @@ from loadtest.simulation.real_replica import (
 from loadtest.workloads.request import Workload, WorkRequest
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
-from router.routing import RouteQuery, Routing
-from router.subscriber import SubscriberGroup
+from router.events.subscriber import SubscriberGroup
+from router.placement.routing import RouteQuery, Routing
 
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 300.0  # from the last arrival to the last token

@@ -18,8 +18,8 @@ from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.turns import Turn, fingerprint
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
-from router.held import HeldRequests, HoldOptions
-from router.routing import RouteQuery, Routing
+from router.placement.held import HeldRequests, HoldOptions
+from router.placement.routing import RouteQuery, Routing
 
 NO_REPLICA_RETRY_S = 1.0  # after which a client asks again when nobody is there
 

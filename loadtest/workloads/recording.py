@@ -4,9 +4,9 @@
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", ...], "block_size": 16, "session": "…"}
 
 `blocks` names the prompt's *full* blocks, each id standing for everything up to there; `session` may be
-absent, then sessions are found from shared chains. Written by `router/recording.py`; lines may be out of
-order, since a request is written when it ends; `cat traffic-*.jsonl` of one key is a recording too. Knows
-no engine.
+absent, then sessions are found from shared chains. Written by `router/insight/recording.py`; lines may be
+out of order, since a request is written when it ends; `cat traffic-*.jsonl` of one key is a recording too.
+Knows no engine.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.debug_view import MAX_LAST
-from router.insight import Insight
+from router.insight.debug_view import MAX_LAST
+from router.insight.insight import Insight
 from router.openai_api.errors import INVALID_REQUEST, ErrorAnswer
 
 PATH = "/debug/route"

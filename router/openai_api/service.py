@@ -18,12 +18,10 @@ from typing import Any
 from cache.block_hash import BlockHasher
 from cache.messages import SamplingParams
 from cache.types import RequestId
-from router.chain_cache import ChainCache
 from router.config import RouterConfig
-from router.decision import ReplicaStatistics
 from router.dispatch import Dispatcher, Generation, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
-from router.insight import Insight
+from router.insight.insight import Insight
 from router.metrics import RouterMetrics
 from router.openai_api.codec import (
     ChatCodec,
@@ -41,10 +39,12 @@ from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBo
 from router.openai_api.streams import Indexed, merge
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from router.openai_api.tool_calls import PlainReader, Reader, ToolFormat, format_of, reader_for, renders_tools
+from router.placement.decision import ReplicaStatistics
+from router.placement.routing import Routing
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
-from router.prompt import PromptEncoder
-from router.routing import Routing
+from router.prompts.chain_cache import ChainCache
+from router.prompts.prompt import PromptEncoder
 
 # Hashing costs about 0.1 us per token with sha256: longer prompts than this would stall other streams.
 _HASH_OFFLOAD_TOKENS = 8192

@@ -17,7 +17,7 @@ from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
 from router.openai_api.schema import MESSAGES_SCHEMA, ChatMessage, is_token_id, to_messages
-from router.prompt import PromptEncoder
+from router.prompts.prompt import PromptEncoder
 
 _OFFLOAD_TOKENS = 4096  # more to decode takes milliseconds: on a thread, not in the event loop
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.prefix_window import PrefixWindow
 from router.policies.indexes.prompt_tree import PromptTree
@@ -26,6 +25,7 @@ from router.policies.options import check_range
 from router.policies.profiled_prefill import V100_MISTRAL_7B
 from router.policies.ranking import by_cost, chosen_first
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 DECODE_TOKEN_S = 0.15
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId, RequestId
-from router.cost import Candidate, RequestShape
+from router.pricing.cost import Candidate, RequestShape
 
 
 class PromptView(Protocol):

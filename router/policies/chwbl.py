@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.hash_ring import HashRing, position
 from router.policies.options import check_range
@@ -24,6 +23,7 @@ from router.policies.prompt_parts import SharedBeginning
 from router.policies.ranking import num_in_flight
 from router.policies.session_affinity import clockwise
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Send each request where it costs the fleet the least time: the default policy.
 
-Argmin of `router.cost`; near-ties go to the less loaded of two drawn at random, so that several routers with
-the same view do not all pick the same replica. Where there are several routers, each prefers its own share
-of the replicas for what has to be computed: what one has just sent is unknown to the others for a moment,
-and cold prompts are those that all of them would send to the same idle replica.
+Argmin of `router.pricing.cost`; near-ties go to the less loaded of two drawn at random, so that several
+routers with the same view do not all pick the same replica. Where there are several routers, each prefers
+its own share of the replicas for what has to be computed: what one has just sent is unknown to the others for
+a moment, and cold prompts are those that all of them would send to the same idle replica.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import (
+from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
+from router.policies.options import check_range
+from router.pricing.cost import (
     Candidate,
     Price,
     RecomputeCharge,
@@ -25,9 +27,7 @@ from router.cost import (
     price_of,
     tuning_free,
 )
-from router.load import ReplicaState
-from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
-from router.policies.options import check_range
+from router.pricing.load import ReplicaState
 
 TieKey = tuple[int, float, int]
 

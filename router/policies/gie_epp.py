@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.replica_lru import ReplicaLru
 from router.policies.options import check_range
 from router.policies.ranking import by_cost
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 MAX_WEIGHT = 1e6
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
 from router.policies.ranking import by_cost, num_requests
+from router.pricing.cost import Candidate
 
 
 class LeastOutstanding(StatelessPolicy):

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
 from router.policies.gie_epp import MAX_WEIGHT, weighted_scores
 from router.policies.options import check_range
 from router.policies.ranking import by_cost
+from router.pricing.cost import Candidate
 
 
 @dataclass(frozen=True, slots=True)

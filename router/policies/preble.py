@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from cache.events import StepTimeModel
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.prefix_window import NodeUse, PrefixWindow
 from router.policies.indexes.prompt_tree import PromptTree
@@ -36,6 +35,7 @@ from router.policies.options import check_range
 from router.policies.profiled_prefill import A6000_MISTRAL_7B
 from router.policies.ranking import by_cost
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 DECODE_TOKEN_S = 0.15  # until an engine has measured itself
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.options import check_range
 from router.policies.ranking import chosen_first
 from router.policies.session_affinity import SessionPlacement
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 
 @dataclass(frozen=True, slots=True)

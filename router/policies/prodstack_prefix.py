@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.prefix_store import PrefixStore
 from router.policies.indexes.request_rate import RequestRate
@@ -25,6 +24,7 @@ from router.policies.prompt_parts import PromptChunks, prompt_chunks
 from router.policies.ranking import by_cost, chosen_first
 from router.policies.session_affinity import RATE_WINDOW_S
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 
 @dataclass(frozen=True, slots=True)

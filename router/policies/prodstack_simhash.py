@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.hash_ring import HashRing
 from router.policies.options import check_range
 from router.policies.session_affinity import clockwise
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 _BITS = 64
 _LANE = 32  # bits per counter: features of one prompt are fewer than 2^32

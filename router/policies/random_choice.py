@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
+from router.pricing.cost import Candidate
 
 
 class RandomChoice(StatelessPolicy):

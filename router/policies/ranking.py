@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from router.cost import Candidate
 from router.policies.base import Scored
+from router.pricing.cost import Candidate
 
 
 def by_cost(

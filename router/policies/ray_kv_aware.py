@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.cost import Candidate
 from router.policies.base import PolicyRequest, Scored
 from router.policies.dynamo_kv import DynamoKv
+from router.pricing.cost import Candidate
 
 
 class RayKvAware(DynamoKv):

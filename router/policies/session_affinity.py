@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.hash_ring import HashRing, position
 from router.policies.indexes.request_rate import RequestRate
 from router.policies.options import check_range
 from router.policies.ranking import by_cost
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 RATE_WINDOW_S = 60.0
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.cost import Candidate
 from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.radix_tree import RadixTree
 from router.policies.options import check_range
 from router.policies.prompt_parts import prompt_text
 from router.policies.ranking import chosen_first, least_loaded, num_in_flight
 from router.policies.stateful import StatefulPolicy
+from router.pricing.cost import Candidate
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import pytest
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.cost import Candidate, RequestShape, costs
 from router.policies import make_policy
+from router.pricing.cost import Candidate, RequestShape, costs
 from tests.fakes_router import context, request, view
 
 CASES = json.loads(Path(__file__).with_name("routing_costs.json").read_text())["cases"]

@@ -29,9 +29,9 @@ from cache.events import (
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId
 from replica.publisher import Publisher
-from router.routing import Routing
-from router.snapshot_slices import SLICE_BLOCKS
-from router.subscriber import SubscriberGroup, SubscriberSettings
+from router.events.snapshot_slices import SLICE_BLOCKS
+from router.events.subscriber import SubscriberGroup, SubscriberSettings
+from router.placement.routing import Routing
 from tests.fakes_router import chain, config, info, load, replica_id
 
 A, B = replica_id(0), replica_id(1)
@@ -243,7 +243,7 @@ async def test_another_versions_events_are_counted_and_complained_of_once(
 ) -> None:
     old = encode(EventBatch(FORMAT_VERSION - 1, 1, 4, (), (), Digest(), Load()))
     follow(routing, group, {A: raw.info})
-    with caplog.at_level("WARNING", logger="router.subscriber"):
+    with caplog.at_level("WARNING", logger="router.events.subscriber"):
         await until(
             lambda: routing.statistics().malformed_events >= 20,
             lambda: raw.pub.send_multipart([b"kv", old]),

@@ -24,9 +24,9 @@ from replica.config import SimConfig
 from replica.engine import Engine, EngineCore
 from replica.publisher import Publisher, new_epoch
 from replica.sim_runner import SimRunner
-from router.placing import make_placer
-from router.routing import Placement, RouteQuery, Routing
-from router.subscriber import SubscriberGroup
+from router.events.subscriber import SubscriberGroup
+from router.placement.placing import make_placer
+from router.placement.routing import Placement, RouteQuery, Routing
 from tests.fakes_engine import fingerprint, sim_config
 from tests.fakes_router import config, info, replica_id
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from cache.block_hash import BlockHasher, hints
 from cache.events import FORMAT_VERSION, EventBatch, digest_of
 from cache.types import HashHint, RequestId
-from router.accounting import Accounting, TokenAccount, regions
-from router.closed_loop import ClosedLoop
-from router.content_sketch import ContentSketch
-from router.decision import RouteQuery
-from router.held_memory import HeldMemory, as_words
-from router.routing import Routing
+from router.insight.accounting import Accounting, TokenAccount, regions
+from router.insight.closed_loop import ClosedLoop
+from router.insight.content_sketch import ContentSketch
+from router.insight.held_memory import HeldMemory, as_words
+from router.placement.decision import RouteQuery
+from router.placement.routing import Routing
 from tests.fakes_router import FINGERPRINT, FakeClock, config, info, load, replica_id
 
 SIZE = FINGERPRINT.block_size

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.types import HashHint, ReplicaId
-from router.approximate_trie import ApproximateTrie
+from router.index.approximate_trie import ApproximateTrie
 
 CAPACITIES = {ReplicaId("tiny"): 1, ReplicaId("small"): 7, ReplicaId("other"): 20, ReplicaId("large"): 60}
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=12).map(tuple)

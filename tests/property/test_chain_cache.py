@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cache.block_hash import BlockHasher, lookup_key
 from cache.types import pack_tokens
-from router.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
+from router.prompts.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
 from tests.fakes_cache import a_fingerprint
 
 HASHER = BlockHasher(a_fingerprint(block_size=256))
@@ -29,7 +29,9 @@ def test_the_hashes_are_the_hashers_own(
     """Whatever is evicted, and even if different runs share a key."""
     cache = ChainCache(HASHER, max_bytes=room)
     mask = 256**key_bytes - 1
-    with patch("router.chain_cache.lookup_key", lambda message, before: lookup_key(message, before) & mask):
+    with patch(
+        "router.prompts.chain_cache.lookup_key", lambda message, before: lookup_key(message, before) & mask
+    ):
         for (path, rest), salt in prompts:
             tokens = pack_tokens([step for step in path for _ in range(RUN_TOKENS // 2)] + [7] * rest)
             root = HASHER.root(salt=salt)

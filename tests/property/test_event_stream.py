@@ -30,9 +30,9 @@ from cache.events import (
 )
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from replica.engine_core import EngineCore
-from router import snapshot_slices
-from router.event_stream import EventStream
-from router.routing import RouteQuery, Routing
+from router.events import snapshot_slices
+from router.events.event_stream import EventStream
+from router.placement.routing import RouteQuery, Routing
 from tests.fakes_engine import BLOCK_SIZE, fingerprint, make_request, sim_core
 from tests.fakes_router import FakeClock, config, info, replica_id
 

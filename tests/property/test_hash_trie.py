@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cache.events import digest_of
 from cache.types import HashHint, ReplicaId
-from router.hash_trie import HashTrie
-from router.packed_table import PackedTable
+from router.index.hash_trie import HashTrie
+from router.index.packed_table import PackedTable
 
 REPLICAS = [ReplicaId(f"r{i}") for i in range(4)]
 TTL_S = 5.0

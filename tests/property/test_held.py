@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cache.errors import DeadlineExceeded
 from cache.types import ReplicaId, RequestId
-from router.decision import Decision
 from router.errors import AllBusy, NoReplica
-from router.held import Departure, HeldRequests, HoldOptions
-from router.routing import Routing
+from router.placement.decision import Decision
+from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.routing import Routing
 from tests.fakes_router import FakeClock, config, info, load, query, replica_id
 
 REPLICAS = [replica_id(i) for i in range(3)]

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.packed_table import Change, PackedTable
+from router.index.packed_table import Change, PackedTable
 
 UNIVERSE = 1500
 MEMBERS = st.sampled_from([0, 1, 63, 64, 130])  # in three words

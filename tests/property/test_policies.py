@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cache.types import ReplicaId
 from router.errors import AllBusy
+from router.placement.routing import Routing
 from router.policies import NAMES
-from router.routing import Routing
 from tests.fakes_policies import FakePrompt, contents
 from tests.fakes_router import FakeClock, chain, config, info, load, query
 

@@ -14,8 +14,8 @@ from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
+from router.placement.routing import RouteQuery, Routing
 from router.policies import NAMES
-from router.routing import RouteQuery, Routing
 from tests.fakes_router import BLOCK_SIZE, OTHER_FINGERPRINT, FakeClock, chain, config, info, load, replica_id
 
 REPLICAS = [replica_id(i) for i in range(4)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.cost import Candidate, RequestShape, costs, expected_time, tuning_free
-from router.load import LoadView
+from router.pricing.cost import Candidate, RequestShape, costs, expected_time, tuning_free
+from router.pricing.load import LoadView
 from tests.fakes_router import view
 
 MODELS = st.builds(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from router.segment_cache import SegmentCache
-from router.segments import Segmenter, SegmentRule, segment_rule
+from router.prompts.segment_cache import SegmentCache
+from router.prompts.segments import Segmenter, SegmentRule, segment_rule
 from tests.fakes_tokenizers import SHAPES, a_tokenizer
 
 # Contents that overlap, begin or end with spaces and letters, contain each other.

@@ -10,8 +10,8 @@ from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
-from router.prompt import PromptEncoder
-from router.segment_cache import CacheStatistics
+from router.prompts.prompt import PromptEncoder
+from router.prompts.segment_cache import CacheStatistics
 from tests.fakes_http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
 
 REPLICAS = {ReplicaId(name): a_replica_info() for name in ("a", "b")}

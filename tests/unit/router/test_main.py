@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from router import __main__ as command
-from router.debug_view import (
+from router.insight.debug_view import (
     FORMAT_VERSION,
     DebugPage,
     RecordingView,
@@ -20,8 +20,8 @@ from router.debug_view import (
     SummaryView,
     merged,
 )
-from tests.unit.router.test_advice import SUMMARY, summary
-from tests.unit.router.test_explanation import REQUEST
+from tests.unit.router.insight.test_advice import SUMMARY, summary
+from tests.unit.router.insight.test_explanation import REQUEST
 
 CLIENT = httpx.Client
 Handler = Callable[[httpx.Request], httpx.Response]

@@ -14,10 +14,10 @@ import pytest
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.config import RouterConfig
-from router.decision import RouteQuery
 from router.errors import NoReplica
+from router.placement.decision import RouteQuery
+from router.placement.routing import Routing, register_routing, unregister_routing
 from router.request_router import WarmpathRequestRouter
-from router.routing import Routing, register_routing, unregister_routing
 from tests.fakes_http import FINGERPRINT, MODEL, a_replica_info
 
 

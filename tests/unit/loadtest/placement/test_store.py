@@ -78,8 +78,8 @@ def test_code_that_counts() -> None:
         "loadtest.workloads.trace_source",
         "replica.scheduler",
         "cache.block_pool",
-        "router.routing",
-        "router.cost",
+        "router.placement.routing",
+        "router.pricing.cost",
         "router.policies.expected_time",
     } <= reachable
     assert not reachable & {"router.policies.round_robin", "router.ingress", "loadtest.placement.report"}

@@ -13,9 +13,9 @@ import pytest
 from cache.errors import ConfigError, QueueFull
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
-from router.accounting import UncachedReason
 from router.config import RecordConfig
-from router.debug_view import DebugPage
+from router.insight.accounting import UncachedReason
+from router.insight.debug_view import DebugPage
 from tests.fakes_http import BLOCK_SIZE, RouterUnderTest
 
 TOKEN = "a token of many letters"

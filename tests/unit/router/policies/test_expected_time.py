@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from cache.types import ReplicaId
-from router.cost import Candidate, RequestShape
 from router.policies import PolicyContext, make_policy
 from router.policies.expected_time import ExpectedTime
+from router.pricing.cost import Candidate, RequestShape
 from tests.fakes_router import BLOCK_SIZE, FakeClock, info, replica_id, request, view
 
 REPLICAS = [replica_id(i) for i in range(4)]

@@ -13,9 +13,9 @@ import pytest
 
 from cache.errors import ConfigError
 from cache.types import ReplicaId, RequestId
-from router.cost import Candidate, RequestShape
+from router.placement.routing import Routing
 from router.policies import NAMES, Policy, PolicyRequest, check_policy, make_policy
-from router.routing import Routing
+from router.pricing.cost import Candidate, RequestShape
 from tests.fakes_policies import Bench, candidate, cold, contents, of_blocks
 from tests.fakes_router import (
     FakeClock,

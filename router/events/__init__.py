@@ -1,0 +1,1 @@
+"""The replicas' KV events, from the socket into the index."""

@@ -1,0 +1,330 @@
+"""Listens to every replica's KV events: sockets, tasks, retries.
+
+One `Subscriber` per replica: SUB first, then a snapshot through a DEALER, so that nothing between the
+two is lost; what the messages mean in which order is decided in `router/events/event_stream.py`.
+
+    PUB     [b"kv", encode(EventBatch)], [b"load", encode(LoadUpdate)]    replica -> every router
+    DEALER  [b"snapshot"]  ->  [head, hashes] = encode_snapshot(Snapshot)  router <-> one replica's ROUTER
+
+Knows endpoints and bytes; knows neither prompts nor which replica is best. A replica that cannot be
+reached or talks nonsense costs its own prefix data, nothing else: tasks here end only by `aclose`.
+Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from zmq.asyncio import Context
+from zmq.constants import DEALER, IPV6, LINGER, MAXMSGSIZE, RCVHWM, SUB, SUBSCRIBE
+from zmq.error import ZMQError
+
+from cache.errors import WireError
+from cache.events import (
+    MAX_BATCH_BYTES,
+    MAX_SNAPSHOT_BYTES,
+    Snapshot,
+    decode_batch,
+    decode_load,
+    decode_snapshot,
+)
+from cache.messages import ReplicaInfo
+from cache.types import ReplicaId
+from router.events.event_stream import EventCounters, EventSink, EventStream
+
+TOPIC = b"kv"
+LOAD_TOPIC = b"load"
+SNAPSHOT_REQUEST = b"snapshot"
+
+_MESSAGES_PER_TURN = 64  # then the loop gets a turn: a flood of events must not stall requests
+_MAX_QUEUED_BATCHES = 10_000  # in the socket; beyond it ZMQ drops, which shows as a gap
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EventStatistics:
+    """What became of the replicas' messages, for metrics and tests."""
+
+    counters: EventCounters  # of all replicas since the start; live: do not keep
+    lag_s: Mapping[ReplicaId, float]  # of each replica's latest batch
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberSettings:
+    """How patiently snapshots are fetched."""
+
+    snapshot_timeout_s: float = 5.0  # a snapshot of a million blocks takes well under a second
+    resync_interval_s: float = 0.2  # at least this long between two requests to one replica
+    max_resync_interval_s: float = 5.0  # failed requests double the interval up to this
+
+
+class Subscriber:
+    """One replica's events, from its sockets into the sink. `start` once, `aclose` any number of times."""
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        info: ReplicaInfo,
+        sink: EventSink,
+        context: Context,
+        settings: SubscriberSettings,
+        counters: EventCounters,
+        turn: asyncio.Lock,
+    ) -> None:
+        """turn: held while a snapshot is applied, so that many at once take no more of the event loop."""
+        self._replica_id = replica_id
+        self._info = info
+        self._context = context
+        self._settings = settings
+        self._turn = turn
+        self._complaints: set[str] = set()  # logged since the last good message
+        self._stream = EventStream(replica_id, sink, counters=counters)
+        self._snapshot_wanted = asyncio.Event()
+        self._sub: Any = None  # zmq.asyncio.Socket; pyzmq's stubs cannot express its awaitables
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._closed = False
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a snapshot is in and no later batch is missing."""
+        return not self._stream.needs_snapshot
+
+    @property
+    def lag_s(self) -> float:
+        """Of the latest batch applied, from publication to application."""
+        return self._stream.lag.last_s
+
+    def start(self) -> None:
+        """Subscribe, then ask for a snapshot. Raises ZMQError if the endpoint is not one."""
+        options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_BATCH_BYTES, RCVHWM: _MAX_QUEUED_BATCHES}
+        self._sub = _open(self._context, SUB, self._info.event_endpoint, options)
+        for topic in (TOPIC, LOAD_TOPIC):
+            self._sub.setsockopt(SUBSCRIBE, topic)
+        self._stream.start()
+        self._snapshot_wanted.set()
+        self._tasks = (
+            asyncio.create_task(self._receive(), name=f"events of {self._replica_id}"),
+            asyncio.create_task(self._resync(), name=f"snapshots of {self._replica_id}"),
+        )
+
+    def resync(self) -> None:
+        """Fetch a snapshot although no batch is missing: what is indexed of this replica is in doubt."""
+        self._stream.doubt()
+        self._snapshot_wanted.set()
+
+    async def aclose(self) -> None:
+        """Stop both tasks and close the socket. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._sub is not None:
+            self._sub.close(linger=0)
+
+    async def _receive(self) -> None:
+        handled = 0
+        while True:
+            try:
+                frames: list[bytes] = await self._sub.recv_multipart()
+                self._on_frames(frames)
+            except Exception:
+                # A bug or a broken socket must not silence this replica for good.
+                logger.exception("event failed", extra={"replica_id": self._replica_id})
+                await asyncio.sleep(self._settings.resync_interval_s)
+            handled += 1
+            if handled % _MESSAGES_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        try:
+            self._feed(frames)
+        except WireError as error:
+            self._complain("malformed event", error)
+            self._stream.feed_malformed()
+        else:
+            self._complaints.clear()
+        if self._stream.needs_snapshot:
+            self._snapshot_wanted.set()
+
+    def _feed(self, frames: list[bytes]) -> None:
+        match frames:
+            case [topic, wire] if topic == TOPIC:
+                batch = decode_batch(wire)
+                _check_capacity(batch.digest.count, self._info)
+                self._stream.feed_batch(batch)
+            case [topic, wire] if topic == LOAD_TOPIC:
+                self._stream.feed_load(decode_load(wire))
+            case _:
+                raise WireError(f"{len(frames)} frames, not a topic and a message")
+
+    async def _resync(self) -> None:
+        """Fetch snapshots while they are wanted, never faster than the settings allow."""
+        interval_s = self._settings.resync_interval_s
+        while True:
+            await self._snapshot_wanted.wait()
+            self._snapshot_wanted.clear()
+            if not self._stream.needs_snapshot:
+                continue
+            if await self._try_snapshot():
+                interval_s = self._settings.resync_interval_s
+            else:
+                interval_s = min(2 * interval_s, self._settings.max_resync_interval_s)
+            await asyncio.sleep(interval_s)
+            if self._stream.needs_snapshot:
+                self._snapshot_wanted.set()
+
+    async def _try_snapshot(self) -> bool:
+        try:
+            snapshot = decode_snapshot(await self._fetch_snapshot())
+            _check_capacity(len(snapshot.hashes), self._info)
+            await self._apply(snapshot)
+        except TimeoutError as error:
+            self._complain("no snapshot", error)
+            return False
+        except WireError as error:
+            self._complain("malformed snapshot", error)
+            self._stream.feed_malformed()
+            return False
+        except Exception:
+            logger.exception("snapshot failed", extra={"replica_id": self._replica_id})
+            return False
+        return True
+
+    async def _apply(self, snapshot: Snapshot) -> None:
+        """Slice by slice, requests in between: however large it is, none waits for all of it."""
+        async with self._turn:
+            for _ in self._stream.snapshot_slices(snapshot):
+                await asyncio.sleep(0)
+
+    async def _fetch_snapshot(self) -> list[memoryview]:
+        """One request on a socket of its own: a late answer to an earlier one cannot be taken for it.
+
+        The answer's frames where ZMQ has put them: copying eight megabytes would stop the event loop.
+        """
+        options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
+        dealer = _open(self._context, DEALER, self._info.snapshot_endpoint, options)
+        try:
+            async with asyncio.timeout(self._settings.snapshot_timeout_s):
+                await dealer.send_multipart([SNAPSHOT_REQUEST])
+                frames = await dealer.recv_multipart(copy=False)
+        finally:
+            dealer.close(linger=0)
+        return [frame.buffer for frame in frames]
+
+    def _complain(self, message: str, error: Exception) -> None:
+        """Once until it is heard well again: a replica of another version says the same thing for ever."""
+        if message not in self._complaints:
+            self._complaints.add(message)
+            logger.warning(message, extra={"replica_id": self._replica_id, "detail": str(error)})
+
+
+class SubscriberGroup:
+    """The subscribers of all known replicas. An async context manager; `update` follows the membership."""
+
+    def __init__(self, sink: EventSink, settings: SubscriberSettings | None = None) -> None:
+        self._sink = sink
+        self._settings = settings or SubscriberSettings()
+        self._context = Context()
+        self._subscribers: dict[ReplicaId, Subscriber] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._counters = EventCounters()
+        self._turn = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def update(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
+        """Listen to these replicas and no others. Needs a running event loop; does not block."""
+        if self._closed:
+            return
+        for replica_id in self._subscribers.keys() - replicas.keys():
+            self._close_later(self._subscribers.pop(replica_id))
+        for replica_id, info in replicas.items():
+            if replica_id not in self._subscribers:
+                self._open_one(replica_id, info)
+
+    def is_synced(self, replica_id: ReplicaId) -> bool:
+        subscriber = self._subscribers.get(replica_id)
+        return subscriber is not None and subscriber.is_synced
+
+    def resync(self, replica_id: ReplicaId) -> None:
+        """What is indexed of this replica is in doubt: fetch a snapshot. Unknown replicas are ignored."""
+        subscriber = self._subscribers.get(replica_id)
+        if subscriber is not None:
+            subscriber.resync()
+
+    def all_synced(self) -> bool:
+        """Whether every replica listened to has its snapshot in; True when there is none."""
+        return all(subscriber.is_synced for subscriber in self._subscribers.values())
+
+    def statistics(self) -> EventStatistics:
+        """O(replicas)."""
+        return EventStatistics(
+            self._counters, {name: subscriber.lag_s for name, subscriber in self._subscribers.items()}
+        )
+
+    async def aclose(self) -> None:
+        """Close every subscriber and the sockets' context. Idempotent."""
+        self._closed = True
+        for subscriber in self._subscribers.values():
+            self._close_later(subscriber)
+        self._subscribers.clear()
+        while self._closing:
+            await asyncio.gather(*self._closing, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    def _open_one(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        subscriber = Subscriber(
+            replica_id, info, self._sink, self._context, self._settings, self._counters, self._turn
+        )
+        try:
+            subscriber.start()
+        except ZMQError as error:
+            # Routed by load alone; asked again with the next membership change.
+            logger.warning(
+                "cannot subscribe",
+                extra={"replica_id": replica_id, "detail": f"{info.event_endpoint}: {error}"},
+            )
+            return
+        self._subscribers[replica_id] = subscriber
+
+    def _close_later(self, subscriber: Subscriber) -> None:
+        task = asyncio.create_task(subscriber.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _check_capacity(num_hashes: int, info: ReplicaInfo) -> None:
+    """What bounds the index: a replica cannot cache more hashes than it has blocks."""
+    if num_hashes > info.num_blocks:
+        raise WireError(f"{num_hashes} hashes from a cache of {info.num_blocks} blocks")
+
+
+def _open(context: Context, kind: int, endpoint: str, options: Mapping[int, int | bytes]) -> Any:
+    """A connecting socket. A message beyond MAXMSGSIZE ends the connection before it is read into
+    memory; ZMQ then connects anew, which shows as a gap. Raises ZMQError for a wrong endpoint."""
+    socket: Any = context.socket(kind)
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(socket.close, linger=0)
+        socket.setsockopt(LINGER, 0)
+        socket.setsockopt(IPV6, int("[" in endpoint))
+        for option, value in options.items():
+            socket.setsockopt(option, value)
+        socket.connect(endpoint)
+        on_error.pop_all()
+    return socket

@@ -1,0 +1,344 @@
+"""Which replica holds which prefix: an implicit trie over chained block hashes.
+
+A block hash names its whole prefix, so a table `hint -> set of replicas` *is* the trie, and a prompt is
+matched by jumping along its chain of hints: by bisection, for sets only shrink along it. That is exact while
+each replica's entries are **closed under parents**: whoever holds a block holds the blocks before it. Two
+kinds of entries keep that promise, each by itself, and so does their union:
+
+    exact      what the replica's events say (`packed_table.py`). Closed because the engine evicts leaves
+               first and its batches are net: after a whole batch the set is the engine's own.
+    predicted  what a routed prompt will leave there, for a few seconds (`predictions.py`). Closed because a
+               prediction is a whole chain, from block 0.
+
+A prediction ends when its expiry passes or when the replica reports its last block: its parents are
+exact then. Removals touch exact entries only: one that arrives after the routing speaks of the time
+before it, for the engine has yet to compute that prompt.
+
+Exact entries are bounded by `max_blocks`. What a replica stores beyond that is *refused*: its digest
+counts it, so that the replica's own agrees, but it matches nobody; such a replica's set is a subset of its
+cache, and a match may then jump over a block that is missing here but not there.
+
+A replica that leaves matches nobody from that moment. Its entries are swept out over the next calls, a few
+segments of the table at a time, and its number is given out again when the last one has gone.
+
+Knows 64-bit hints and replica names; knows neither tokens, load nor sockets. Its evidence: docs/design/005.
+Owner: the router's event loop; not thread-safe.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cache.events import Digest, digest_of
+from cache.types import HashHint, ReplicaId
+from router.index.members import Members, numbers
+from router.index.packed_table import WORD_BITS, PackedTable
+from router.index.predictions import Predictions
+
+MAX_BLOCKS = 1 << 24  # a thousand caches of 16,000 blocks; half a gigabyte, taken as it fills
+SWEEP_AT_ONCE, SWEEP_PER_CALL = 16, 4  # segments: when a replica leaves, and with each call after that
+REPLICA_BYTES = 300
+MAX_PARTINGS = 1024
+PARTING_BYTES = 200
+
+
+class _Replica:
+    """One replica's number and what it has announced. Written by `HashTrie` alone."""
+
+    __slots__ = ("count", "member", "num_refused", "replica_id", "xor")
+
+    def __init__(self, replica_id: ReplicaId, member: int) -> None:
+        self.replica_id = replica_id
+        self.member = member  # its number in the table and in the predictions
+        self.count = 0  # blocks it has stored and not removed
+        self.xor = 0  # of their hints
+        self.num_refused = 0  # of those, for which the table had no room
+
+
+class HashTrie:
+    """`hint -> set of replicas`, exact and predicted. See the module's text for its law."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS, max_predicted_blocks: int = 1 << 20) -> None:
+        """max_blocks: distinct exact blocks, of all replicas together; address space is reserved for them.
+        max_predicted_blocks: of one replica; beyond it the oldest predictions end early.
+        """
+        self._table = PackedTable(max_blocks)
+        self._predictions = Predictions(max_predicted_blocks)
+        self._replicas: dict[ReplicaId, _Replica] = {}
+        self._members = Members()
+        # Members that have left: waiting for a sweep, being swept (segments below the cursor are yet to be
+        # visited), swept but perhaps predicted still.
+        self._waiting = 0
+        self._sweeping = 0
+        self._cursor = 0
+        self._swept: list[int] = []
+        # First hint -> of its latest match, the least depth and the blocks that nobody held.
+        self._partings: dict[HashHint, tuple[int, int]] = {}
+        # The chain matched last and who holds how much of it exactly, while no entry has changed since.
+        self._latest: tuple[Sequence[HashHint], list[tuple[int, int]]] | None = None
+
+    # --- membership ---------------------------------------------------------------------------
+
+    def add_replica(self, replica_id: ReplicaId) -> None:
+        """Give the replica a number; no entries yet. Nothing happens if it is known."""
+        if replica_id in self._replicas:
+            return
+        if not self._members.has_free and self._members.num_numbers % WORD_BITS == 0:
+            self._finish_sweep()  # another number would cost 8 bytes a slot
+        self._replicas[replica_id] = _Replica(replica_id, self._members.add(replica_id))
+
+    def remove_replica(self, replica_id: ReplicaId) -> None:
+        """Forget the replica and every entry of it. Nothing happens if it is unknown.
+
+        It matches nobody at once; large tables are swept over the next calls. O(1), and at most so much.
+        """
+        replica = self._replicas.pop(replica_id, None)
+        if replica is None:
+            return
+        self._latest = None
+        self._members.remove(replica.member)
+        self._waiting |= 1 << replica.member
+        self._predictions.forget(replica.member)
+        self._sweep(SWEEP_AT_ONCE)
+
+    def succeed(self, successor_id: ReplicaId, replica_id: ReplicaId) -> None:
+        """What `successor_id` holds is what `replica_id` holds from now on; the successor's name is gone.
+
+        What was known of `replica_id` goes as in `remove_replica`, predictions included. O(1), both known.
+        """
+        successor = self._replicas[successor_id]
+        self.remove_replica(replica_id)
+        del self._replicas[successor_id]
+        successor.replica_id = replica_id
+        self._replicas[replica_id] = successor
+        self._members.rename(successor.member, replica_id)
+
+    # --- exact entries ------------------------------------------------------------------------
+
+    def store(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
+        """The replica has cached these blocks. Known ones are ignored; predictions they complete end.
+
+        O(hints): a thousand in less than half a millisecond.
+        """
+        replica = self._replicas[replica_id]
+        self._latest = None
+        hints = _sequence(hints)
+        added, refused = self._table.add(hints, replica.member)
+        replica.count += added.num_hints + refused.num_hints
+        replica.xor ^= added.xor ^ refused.xor
+        replica.num_refused += refused.num_hints
+        self._complete(replica.member, hints)
+        self._sweep(SWEEP_PER_CALL)
+
+    def remove(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
+        """The replica has evicted these blocks. Unknown ones are ignored. O(hints)."""
+        replica = self._replicas[replica_id]
+        self._latest = None
+        gone, unknown = self._table.discard(_sequence(hints), replica.member)
+        replica.count -= gone.num_hints
+        replica.xor ^= gone.xor
+        if replica.num_refused:  # then what is not here was refused
+            replica.count -= unknown.num_hints
+            replica.xor ^= unknown.xor
+            replica.num_refused = max(0, replica.num_refused - unknown.num_hints)
+        self._sweep(SWEEP_PER_CALL)
+
+    def replace(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
+        """The replica's cache holds these blocks and no others (a snapshot). Predictions stay.
+
+        O(blocks) if the replica has entries, else O(hints): about 5 ms for a million blocks.
+        """
+        replica = self._replicas[replica_id]
+        self._latest = None
+        hints = list(dict.fromkeys(hints))
+        if replica.count:
+            held = self._table.hints_of(replica.member)
+            wanted = np.array(hints, np.uint64)
+            self._table.discard(held[~np.isin(held, wanted, assume_unique=True)], replica.member)
+        _, refused = self._table.add(hints, replica.member)
+        digest = digest_of(hints)
+        replica.count, replica.xor, replica.num_refused = digest.count, digest.xor, refused.num_hints
+        self._complete(replica.member, hints)
+
+    # --- predicted entries --------------------------------------------------------------------
+
+    def predict(self, replica_id: ReplicaId, hints: Sequence[HashHint], expires_at: float) -> None:
+        """A prompt of these full blocks was routed there: count them as held until `expires_at`.
+
+        Predictions end in the order they were made: `expires_at` must not fall from call to call. A twin of a
+        live prediction renews it. O(branches on its path * log(blocks)), and a copy of the new hints.
+        """
+        member = self._replicas[replica_id].member
+        if hints and not self._table.get(hints[-1]) >> member & 1:
+            self._predictions.predict(member, hints, expires_at)
+
+    def retract(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> None:
+        """The prompt will not be computed there after all: end its prediction, if there is one.
+
+        What events have said stays. Nothing happens for an unknown replica.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is not None and hints and self._predictions.has(replica.member, hints[-1]):
+            self._predictions.end(replica.member, hints[-1])
+
+    def expire(self, now: float) -> None:
+        """End predictions whose time has passed. O(those), and a share of any sweep."""
+        self._predictions.expire(now)
+        self._sweep(SWEEP_PER_CALL)
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def match(self, hints: Sequence[HashHint]) -> dict[ReplicaId, int]:
+        """Leading blocks each replica already holds; replicas that hold none are left out.
+
+        hints: chain of one prompt's full blocks, parent first.
+        Changes no answer; one pass for all replicas together: O(distinct depths * log(blocks)) look-ups.
+        """
+        if not hints:
+            return {}
+        # Prompts that begin alike (with one system prompt) mostly part from others at the same place, and
+        # are new in their last so many blocks, give or take a factor of two.
+        beginning = hints[0]
+        parting, num_new = self._partings.get(beginning, (0, 0))
+        guesses = (parting - 1, parting, len(hints) - 2 * num_new)
+        groups = self._table.depths(hints, self._members.live, guesses)
+        self._latest = hints, groups
+        if groups:
+            if len(self._partings) >= MAX_PARTINGS:
+                self._partings.clear()
+            self._partings[beginning] = groups[0][0], len(hints) - groups[-1][0]
+        predicted = self._predictions.match(hints, self._members.live)
+        if predicted:
+            groups = sorted(groups + _deeper(predicted, groups))
+        return self._members.depths(groups)
+
+    def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
+        """Leading blocks that the replica itself has said it holds, predictions left out.
+
+        O(log(blocks)), and O(1) right after these hints were matched.
+        """
+        if not hints:
+            return 0
+        member = 1 << self._replicas[replica_id].member
+        if self._latest is not None and self._latest[0] is hints:
+            groups = self._latest[1]
+        else:
+            groups = self._table.depths(hints, member)
+        return next((depth for depth, members in groups if members & member), 0)
+
+    def digest(self, replica_id: ReplicaId) -> Digest:
+        """Of what the replica has announced, to compare with what it says of its cache. O(1)."""
+        replica = self._replicas[replica_id]
+        return Digest(replica.count, replica.xor)
+
+    def num_blocks(self, replica_id: ReplicaId) -> int:
+        """Exact entries of one replica. O(1)."""
+        replica = self._replicas[replica_id]
+        return replica.count - replica.num_refused
+
+    @property
+    def num_refused(self) -> int:
+        """Blocks that replicas hold and the index has no room for. O(replicas)."""
+        return sum([replica.num_refused for replica in self._replicas.values()])
+
+    @property
+    def num_entries(self) -> int:
+        """Distinct blocks that somebody holds or is predicted to hold, and what is yet to be swept out.
+
+        O(predictions * log(blocks)).
+        """
+        return self._table.num_entries + sum(map(self._num_unknown, self._predictions.edges()))
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether entries of replicas that have left are still to be swept out."""
+        return bool(self._waiting or self._sweeping or self._swept)
+
+    def num_bytes(self) -> int:
+        """Memory the index takes, in bytes, within a few percent. O(1)."""
+        return (
+            self._table.num_bytes()
+            + self._predictions.num_bytes()
+            + self._members.num_bytes()
+            + REPLICA_BYTES * len(self._replicas)
+            + PARTING_BYTES * len(self._partings)
+        )
+
+    # --- the parts ----------------------------------------------------------------------------
+
+    def _complete(self, member: int, hints: Sequence[HashHint]) -> None:
+        """End the predictions whose last block is exact now. O(the fewer of hints and predictions)."""
+        predictions, held = self._predictions, self._table.get
+        lasts = predictions.lasts(member)
+        if not lasts:
+            return
+        # Only after the whole batch: within it a chain's last block may be named before its first.
+        candidates = lasts if len(lasts) < len(hints) else [h for h in hints if h in lasts]
+        for last in [last for last in candidates if held(last) >> member & 1]:
+            predictions.end(member, last)
+
+    def _num_unknown(self, edge: Sequence[int]) -> int:
+        """Blocks of a run that no replica has announced."""
+        held = self._table.get
+        low, high = 0, len(edge)
+        while low < high:
+            middle = (low + high) // 2
+            if held(edge[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return len(edge) - low
+
+    def _finish_sweep(self) -> None:
+        """Until somebody's number is free, or nobody's will be. A millisecond or two; rare."""
+        while self.is_sweeping and not self._members.has_free:
+            self._predictions.let_go()
+            self._sweep(SWEEP_AT_ONCE)
+
+    def _sweep(self, num_segments: int) -> None:
+        """Take those who have left out of a few segments, from the last one down."""
+        if not self._sweeping:
+            if not self._waiting:
+                if self._swept:
+                    self._free_swept()
+                return
+            self._sweeping, self._waiting = self._waiting, 0
+            self._cursor = self._table.num_segments
+        # Segments opened since are clean, and what was merged away went below the cursor or was cleaned.
+        first = max(0, self._cursor - num_segments)
+        self._table.sweep(self._sweeping, first, self._cursor - first)
+        self._cursor = first
+        if not first:
+            self._table.swept()
+            self._swept += numbers(self._sweeping)
+            self._sweeping = 0
+            self._free_swept()
+
+    def _free_swept(self) -> None:
+        clear = [member for member in self._swept if self._predictions.is_clear_of(member)]
+        self._swept = [member for member in self._swept if member not in clear]
+        for member in clear:
+            self._members.free(member)
+        # A word nobody is numbered in is 8 bytes a slot for nothing.
+        while self._table.num_words > 1 and self._members.withdraw(WORD_BITS * (self._table.num_words - 1)):
+            self._table.drop_word()
+
+
+def _deeper(predicted: list[tuple[int, int]], exact: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of (depth, members) groups, what exceeds those of the other list. Mostly little is left: what is
+    predicted again and again is held already."""
+    found = []
+    for depth, members in predicted:
+        for known, holders in exact:
+            if known >= depth:
+                members &= ~holders
+        if members:
+            found.append((depth, members))
+    return found
+
+
+def _sequence(hints: Iterable[HashHint]) -> Sequence[HashHint]:
+    return hints if isinstance(hints, list | tuple | array | memoryview) else list(hints)

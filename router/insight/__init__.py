@@ -1,0 +1,1 @@
+"""What is known of decisions afterwards: reasons, records, explanations, advice."""

@@ -1,0 +1,109 @@
+"""The latest requests with their decisions and what came of them, to be asked for by id.
+
+Knows ids, decisions and accounts; no prompt, no text. Bounded: the oldest requests go first.
+Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from cache.types import HashHint, ReplicaId, RequestId
+from router.insight.accounting import TokenAccount
+from router.insight.shadow import ShadowVerdict
+from router.placement.decision import DecisionRecord, RouteQuery
+from router.placement.observer import SilentObserver
+
+MAX_ATTEMPTS_KEPT = 4  # of one request, the latest
+ID_PREFIXES = ("chatcmpl-", "cmpl-")  # what the HTTP surface puts before an id in its answers
+
+
+@dataclass(slots=True)
+class JournalEntry:
+    """One request so far. Times are the clock's, seconds."""
+
+    request_id: RequestId
+    asked_at: float  # when it first wanted a replica
+    records: list[DecisionRecord] = field(default_factory=list)  # of its attempts, oldest first
+    num_attempts: int = 0
+    account: TokenAccount | None = None  # None: no first token yet
+    first_token_at: float | None = None
+    finished_at: float | None = None
+    num_output_tokens: int = 0
+    verdict: ShadowVerdict | None = None  # of the last attempt
+
+    @property
+    def record(self) -> DecisionRecord:
+        """Of the attempt that computed the first token; of the last one where none has yet."""
+        return self.account.record if self.account is not None else self.records[-1]
+
+
+class Journal(SilentObserver):
+    """What happened to the last `max_requests` requests."""
+
+    def __init__(self, max_requests: int, *, clock: Callable[[], float]) -> None:
+        self._max_requests = max_requests
+        self._clock = clock
+        self._entries: OrderedDict[RequestId, JournalEntry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def latest(self, count: int) -> list[JournalEntry]:
+        """The newest first."""
+        return list(islice(reversed(self._entries.values()), max(0, count)))
+
+    def find(self, request_id: str) -> JournalEntry | None:
+        """By the id in an answer (`chatcmpl-…`), the router's own, or the newest of a client's x-request-id.
+
+        O(requests kept) for the last of these.
+        """
+        for prefix in ID_PREFIXES:
+            request_id = request_id.removeprefix(prefix)
+        entry = self._entries.get(RequestId(request_id))
+        if entry is not None:
+            return entry
+        # The router adds a suffix of its own to what a client sends: clients repeat themselves.
+        start = request_id + "-"
+        return next((e for e in reversed(self._entries.values()) if e.request_id.startswith(start)), None)
+
+    # --- what is heard ------------------------------------------------------------------------
+
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        entry = self._entries.get(query.request_id)
+        if entry is None:
+            asked_at = query.asked_at if query.asked_at is not None else record.decided_at
+            entry = self._entries[query.request_id] = JournalEntry(query.request_id, asked_at)
+            if len(self._entries) > self._max_requests:
+                self._entries.popitem(last=False)
+        entry.num_attempts += 1
+        entry.records.append(record)
+        del entry.records[:-MAX_ATTEMPTS_KEPT]
+        if entry.account is None:
+            entry.verdict = None
+
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.first_token_at is None:
+            entry.first_token_at = self._clock()
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.finished_at = self._clock()
+            entry.num_output_tokens = num_output_tokens
+
+    def accounted(self, account: TokenAccount) -> None:
+        """Its first token came, and every prompt token has a reason."""
+        entry = self._entries.get(account.request_id)
+        if entry is not None:
+            entry.account = account
+
+    def shadowed(self, verdict: ShadowVerdict) -> None:
+        """What the shadow policy would have done. Told after `decided`."""
+        entry = self._entries.get(verdict.request_id)
+        if entry is not None and entry.account is None:
+            entry.verdict = verdict

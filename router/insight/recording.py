@@ -1,0 +1,325 @@
+"""The Router's own traffic as a trace that a simulation can replay: times, lengths, keyed block ids.
+
+    {"format": "warmpath-trace", "version": 1, "recording": …, "part": 1, "started_at": …, …}
+    {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", …], "block_size": 16, "session": "…"}
+
+One line per request, written when it ends; so lines are not in order of `t`, seconds since the recording
+began. `blocks` are the prompt's full blocks, each id standing for everything up to there. No text, no
+token and no block hash is written: ids are keyed with a secret that is in no file, so a trace tells which
+prompts share how much, and nobody can look up a guess.
+
+The event loop only puts a row into a bounded queue; a thread makes ids, writes and rotates. A full queue or
+a full disk loses rows and counts them; requests never wait.
+Knows queries, hints and files; knows neither HTTP nor replicas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from cache.errors import ConfigError
+from cache.types import HashHint, RequestId
+from router.config import RecordConfig
+from router.placement.decision import DecisionRecord, RouteQuery
+from router.placement.observer import SilentObserver
+
+FORMAT = "warmpath-trace"
+VERSION = 1
+FILE_PATTERN = "traffic-*.jsonl"
+_ID_BYTES = 8  # 16 hexadecimal digits: no two blocks of a recording share an id but by a rare chance
+_MAX_QUEUED = 1024  # rows; a busy second
+_MAX_UNFLUSHED = 256  # rows: what a killed process loses at most
+_RETRY_S = 10.0  # after an error, before the next file is begun
+_CLOSE_LIMIT_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class Row(NamedTuple):
+    """One finished request."""
+
+    time_s: float  # since the recording began
+    num_input_tokens: int
+    num_output_tokens: int
+    hints: Sequence[HashHint]  # of the input's full blocks
+    session: str | None  # what the client says its requests have in common
+
+
+@dataclass(slots=True)
+class RecordingTotals:
+    """Rows since the start. Numbers of the writing thread, read without a lock: each is one int."""
+
+    written: int = 0
+    dropped: int = 0  # the queue was full
+    failed: int = 0  # the file could not be written
+
+
+class BlockIds:
+    """Names for blocks and sessions that mean nothing without the key."""
+
+    def __init__(self, key: bytes) -> None:
+        """key: 16 to 64 bytes."""
+        self._keyed = hashlib.blake2b(key=key, digest_size=_ID_BYTES)
+
+    def block(self, hint: HashHint) -> str:
+        return self._name(b"block" + hint.to_bytes(8, "little"))
+
+    def session(self, name: str) -> str:
+        return self._name(b"session" + name.encode("utf-8", "surrogatepass"))
+
+    def _name(self, text: bytes) -> str:
+        keyed = self._keyed.copy()  # half the cost of keying anew
+        keyed.update(text)
+        return keyed.hexdigest()
+
+
+class TraceFiles:
+    """The files of one recording: opened, rotated, and the folder kept within its limit. One thread."""
+
+    def __init__(self, config: RecordConfig, header: dict[str, Any], stem: str) -> None:
+        """header: what every file opens with, but for its part number; stem: what their names begin with."""
+        self._folder = Path(config.folder)
+        self._max_file_bytes = config.max_file_bytes
+        self._max_total_bytes = config.max_total_bytes
+        self._header = header
+        self._stem = stem
+        self._part = 0
+        self._file: IO[bytes] | None = None
+        self._num_bytes = 0
+        self._num_lines = 0  # without the header
+        self._is_kept = False  # a line of it has reached the disk
+
+    @property
+    def path(self) -> Path:
+        """Of the file written last."""
+        return self._folder / f"{self._stem}-{self._part:04d}.jsonl"
+
+    def prepare(self) -> None:
+        """Make the folder and try to write there. Raises ConfigError."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            probe = self._folder / f".{self._stem}.probe"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            accepted = f"must be a folder that can be written to ({error.strerror})"
+            raise ConfigError("record.folder", str(self._folder), accepted) from None
+
+    def write(self, line: bytes) -> None:
+        """Append a line, in a new file if this one would grow too long. Raises OSError."""
+        if self._file is not None and self._num_lines and self._num_bytes + len(line) > self._max_file_bytes:
+            self.close()
+        if self._file is None:
+            self._open()
+        self._append(line)
+        self._num_lines += 1
+
+    def flush(self) -> None:
+        """Raises OSError."""
+        if self._file is not None:
+            self._file.flush()
+            self._is_kept = self._num_lines > 0
+
+    def close(self) -> None:
+        """End the file. Raises OSError if what was buffered cannot be written. Idempotent."""
+        self.flush()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def abandon(self) -> None:
+        """End the file after an error: what reached the disk stays, a file without a line goes."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with suppress(OSError):
+            file.close()
+        if not self._is_kept:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def _open(self) -> None:
+        self._make_room()
+        self._part += 1
+        # Not for other users of the machine: lengths and times are about somebody, too.
+        self._file = open(self.path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
+        self._num_bytes, self._num_lines, self._is_kept = 0, 0, False
+        self._append(_line({**self._header, "part": self._part}))
+
+    def _append(self, line: bytes) -> None:
+        assert self._file is not None
+        self._file.write(line)
+        self._num_bytes += len(line)
+
+    def _make_room(self) -> None:
+        """Drop the oldest traces of the folder, other Routers' included, until one more file fits."""
+        found = []
+        for path in self._folder.glob(FILE_PATTERN):
+            with suppress(FileNotFoundError):  # another Router makes room as well
+                status = path.stat()
+                found.append((status.st_mtime_ns, path.name, status.st_size))
+        total = sum(size for _, _, size in found) + self._max_file_bytes
+        for _, name, size in sorted(found):
+            if total <= self._max_total_bytes:
+                return
+            (self._folder / name).unlink(missing_ok=True)
+            total -= size
+
+
+class TrafficRecorder(SilentObserver):
+    """Writes every finished request that was decided on. `start` once, `close` any number of times."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        *,
+        block_size: int,
+        model_name: str,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.totals = RecordingTotals()
+        self._clock = clock
+        self._began_at = clock()
+        self._block_tokens = config.block_tokens or block_size
+        self._stride = self._block_tokens // block_size
+        secret = config.key.encode() if config.key is not None else secrets.token_bytes(32)
+        # Any length of secret; a digest, so that the key in memory is not the one in the settings.
+        self._ids = BlockIds(hashlib.sha256(b"warmpath trace" + secret).digest())
+        recording, started_at = secrets.token_hex(4), wall_clock()
+        when = datetime.fromtimestamp(started_at, UTC)
+        self._files = TraceFiles(
+            config,
+            header={
+                "format": FORMAT,
+                "version": VERSION,
+                "recording": recording,
+                "started_at": started_at,
+                "model": model_name,
+                "block_size": self._block_tokens,
+            },
+            stem=f"traffic-{when:%Y%m%dT%H%M%SZ}-{recording}",
+        )
+        self._open: dict[RequestId, Row] = {}  # decided and not over; without their output
+        self._rows: queue.Queue[Row | None] = queue.Queue(_MAX_QUEUED)  # None: the last one
+        self._thread: threading.Thread | None = None
+        # Of the thread alone:
+        self._num_unflushed = 0
+        self._is_broken = False  # the last write failed
+        self._retry_at = float("-inf")
+
+    @property
+    def path(self) -> Path:
+        """Of the file being written."""
+        return self._files.path
+
+    def start(self) -> None:
+        """Raises ConfigError if the folder cannot be written to."""
+        self._files.prepare()
+        self._thread = threading.Thread(target=self._write_all, name="traffic recorder", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is queued, end the thread. Blocks, seconds at worst. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with suppress(queue.Full):  # a disk that hangs must not keep the process
+            self._rows.put(None, timeout=_CLOSE_LIMIT_S)
+        thread.join(_CLOSE_LIMIT_S)
+
+    # --- RoutingObserver, on the event loop ---------------------------------------------------
+
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        if query.request_id in self._open:
+            return  # a retry: the request came once
+        asked_at = query.asked_at if query.asked_at is not None else record.decided_at
+        self._open[query.request_id] = Row(
+            time_s=max(0.0, asked_at - self._began_at),
+            num_input_tokens=query.num_prompt_tokens,
+            num_output_tokens=0,
+            hints=hints,
+            session=query.prompt.session if query.prompt is not None else None,
+        )
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        row = self._open.pop(request_id, None)
+        if row is None or self._thread is None:
+            return
+        try:
+            self._rows.put_nowait(row._replace(num_output_tokens=num_output_tokens))
+        except queue.Full:
+            self.totals.dropped += 1
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        while (row := self._rows.get()) is not None:
+            self._write(row)
+            if self._rows.empty() or self._num_unflushed >= _MAX_UNFLUSHED:
+                self._flush()
+        self._flush()
+        with suppress(OSError):
+            self._files.close()
+
+    def _write(self, row: Row) -> None:
+        if self._clock() < self._retry_at:
+            self.totals.failed += 1
+            return
+        self._num_unflushed += 1
+        try:
+            self._files.write(self._encode(row))
+        except OSError as error:
+            self._fail(error)
+
+    def _flush(self) -> None:
+        try:
+            self._files.flush()
+        except OSError as error:
+            self._fail(error)
+            return
+        self.totals.written += self._num_unflushed
+        if self._num_unflushed and self._is_broken:
+            self._is_broken = False
+            logger.info("the recording is written again")
+        self._num_unflushed = 0
+
+    def _fail(self, error: OSError) -> None:
+        """A disk that is full now may have room in a while. Said once per change of state, counted always."""
+        self._files.abandon()
+        self.totals.failed += self._num_unflushed
+        self._num_unflushed = 0
+        self._retry_at = self._clock() + _RETRY_S
+        if not self._is_broken:
+            self._is_broken = True
+            logger.warning("the recording cannot be written", extra={"detail": error.strerror})
+
+    def _encode(self, row: Row) -> bytes:
+        blocks = row.hints[self._stride - 1 :: self._stride]
+        fields: dict[str, Any] = {
+            "t": round(row.time_s, 6),
+            "input": row.num_input_tokens,
+            "output": row.num_output_tokens,
+            "blocks": [self._ids.block(hint) for hint in blocks],
+            "block_size": self._block_tokens,
+        }
+        if row.session is not None:
+            fields["session"] = self._ids.session(row.session)
+        return _line(fields)
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

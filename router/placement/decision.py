@@ -1,0 +1,143 @@
+"""What goes into a routing decision and what comes out: plain values, and the numbers beside them.
+
+Knows names and counts; decides nothing (`routing.py` does).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cache.types import BlockHash, ReplicaId, RequestId
+from router.events.event_stream import ResyncReason
+from router.placement.ranking import Ranking
+from router.policies import Policy, PolicyRequest, PromptView, Scored
+from router.pricing.cost import RequestShape
+
+
+class RouteReason(StrEnum):
+    """Why the chosen replica was chosen."""
+
+    PREFIX = "prefix"  # nobody holds more of the prompt
+    LOAD = "load"  # somebody holds more, but would take longer
+    COLD = "cold"  # nobody holds any of it
+    BLIND = "blind"  # the chosen one's cache is unknown: silent, or another fingerprint
+    TURN = "turn"  # the policy does not look at prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """One attempt at one request, as `choose` wants it."""
+
+    request_id: RequestId
+    block_hashes: Sequence[
+        BlockHash
+    ]  # of all full blocks of the tokens sent, under this Router's fingerprint
+    num_prompt_tokens: int  # all tokens sent: prompt and what an earlier attempt generated
+    excluded: frozenset[ReplicaId] = frozenset()
+    policy: str | None = None  # instead of the configured one, for this request only
+    max_tokens: int = 0  # tokens it may generate
+    prompt: PromptView | None = None  # its text, for policies that place by it
+    # What `num_prompt_tokens` counts, packed int32, for those who account for every token; None: unknown. The
+    # array may grow afterwards.
+    token_ids: array[int] | None = None
+    cache_salt: str = ""  # requests of different salts share no block
+    asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request should go. A reservation under its id is held until `release`."""
+
+    request_id: RequestId
+    ranks: tuple[ReplicaId, ...]  # best first, never empty
+    overlap_blocks: int  # leading blocks the best one is expected to hold
+    block_hashes: tuple[BlockHash, ...]  # to send along; () unless every rank shares our fingerprint
+    reason: RouteReason
+    policy: str
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        return self.ranks[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """Where a request should go at one moment. Nothing is booked until it is acted on."""
+
+    query: RouteQuery
+    request: PolicyRequest
+    policy: Policy
+    ranking: Ranking
+    available_tokens: int  # of the prompt, usable: the most any replica holds, draining and full ones too
+    prefill_s: float  # of it on the best replica, alone there; 0 while speeds are unknown
+
+    @property
+    def start_s(self) -> float:
+        """Seconds until the best replica would start on it; 0 while speeds are unknown."""
+        return self.ranking.best.backlog_s(self.ranking.decided_at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecisionRecord:
+    """One decision with everything it was made from; `router.pricing.cost` recomputes its terms exactly."""
+
+    request_id: RequestId
+    decided_at: float  # seconds, the clock's
+    policy: str
+    shape: RequestShape
+    ranking: Ranking
+    excluded: frozenset[ReplicaId]
+    reason: RouteReason
+    available_tokens: int = 0  # of the prompt, usable: the most any replica holds, draining and full ones too
+    exact_tokens: int = 0  # of the chosen one's `cached_tokens`, those it has itself said it holds
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        """The one chosen."""
+        return self.ranking.best.replica_id
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, usable: what the chosen one was believed to hold."""
+        return self.ranking.best_cached
+
+    @property
+    def ranked(self) -> tuple[Scored, ...]:
+        """Candidates with load, match and cost, best first. Made at the first call: tens of microseconds."""
+        return self.ranking.scored()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """One replica as this router sees it."""
+
+    replica_id: ReplicaId
+    is_matched: bool  # it carries this router's fingerprint
+    is_silent: bool
+    is_draining: bool
+    in_flight: int  # of this router
+    unseen: int  # of those, not yet named by the engine
+    backlog_s: float
+    num_running: int
+    num_waiting: int
+    num_blocks: int  # it holds, by its events
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingStatistics:
+    """A snapshot for metrics, /health and tests. Counters count from the start of the process."""
+
+    replicas: tuple[ReplicaStatistics, ...]
+    in_flight: int
+    index_entries: int
+    index_bytes: int
+    decisions: Mapping[RouteReason, int]
+    resyncs: Mapping[ResyncReason, int]  # snapshots wanted, by reason; GAP counts lost batches
+    no_replica: int  # requests refused
+    all_busy: int  # requests refused
+    degraded: int  # decisions in which some replica's cache was unknown
+    expired_reservations: int
+    malformed_events: int

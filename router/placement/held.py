@@ -1,0 +1,332 @@
+"""Late binding: requests that wait at the router until the best replica for them has nearly caught up.
+
+    submit ──> held, in order ──(its best replica's backlog is short)──> placed
+                  └──(deadline passed, no replica left)──> refused        └──(client gone) withdraw
+
+A request sent at once waits in one replica's queue, behind whatever else is there, and stays there when
+another replica falls idle. Held here, the decision is taken when it can be acted on, with the caches and the
+load of that moment; and short work goes first, which lowers the mean wait of all. The order is
+
+    own prefill seconds - aging * seconds waited,       least first
+
+where nobody who has waited `age_floor_s` stands behind somebody who has not: those go first, oldest first.
+For the first `window` in that order the decision is taken (`Routing.weigh`); whoever's best replica would
+start on it within `max_backlog_s` leaves, booked. The others keep their place and are bound to nothing.
+This is also the router's bounded queue: beyond `max_held_per_replica` a request is refused with AllBusy.
+
+Pure and clock-driven: it neither waits nor calls back. Whoever drives it (an event loop, a simulation) calls
+`poll` after every `submit` and after everything that may free a replica, and again at `next_poll_at`.
+Knows requests, seconds and `Routing`; knows neither tasks nor sockets. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache.errors import DeadlineExceeded, ServingError
+from cache.types import ReplicaId, RequestId
+from router.config import RouterConfig
+from router.errors import AllBusy
+from router.placement.decision import Decision, Placement, RouteQuery
+from router.pricing.load import ReplicaState
+
+RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
+ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
+RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
+FRESH_S = 0.001  # a decision no older than this need not be taken again
+
+
+class Deciding(Protocol):
+    """What is asked of `Routing`."""
+
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
+        """Where it should go now; books nothing. Raises RoutingError or ConfigError."""
+
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
+        """Whether weighing it anew might choose one of these; much cheaper than weighing."""
+
+    def book(self, decision: Decision) -> Placement:
+        """Act on a decision just taken."""
+
+    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
+        """How many replicas may be chosen, now or in time; and those that would start so soon on new work."""
+
+    def note_held(self, num_held: int) -> None:
+        """So many requests wait here: they count as queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldOptions:
+    """The knobs, checked where they are configured: `RouterConfig` tells what they do, and why so much."""
+
+    max_backlog_s: float
+    window: int  # requests
+    aging: float
+    age_floor_s: float
+    max_held_per_replica: int
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> HoldOptions:
+        return cls(
+            max_backlog_s=config.hold_backlog_s,
+            window=config.hold_window,
+            aging=config.hold_aging,
+            age_floor_s=config.hold_age_floor_s,
+            max_held_per_replica=config.max_held_per_replica,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A request that is held no longer. Exactly one of `placement` and `error` is not None."""
+
+    request_id: RequestId
+    waited_s: float
+    placement: Placement | None = None  # booked: whoever takes it must `release` it
+    error: ServingError | None = None  # NoReplica, AllBusy, DeadlineExceeded or ConfigError
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    query: RouteQuery
+    since: float
+    number: int  # in order of submission: ties go to whoever came first
+    deadline: float  # inf = none
+    order: float  # own prefill seconds + aging * since: the law's order, without the clock
+    decision: Decision | None = None  # the latest
+    weighed_at: float = float("-inf")  # when it was taken, by the clock
+    free_at: float = float("-inf")  # when the replica it wanted then will be free
+
+
+class HeldRequests:
+    """The requests one router holds back."""
+
+    def __init__(self, routing: Deciding, options: HoldOptions, clock: Callable[[], float]) -> None:
+        self._routing = routing
+        self._options = options
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._by_id: dict[RequestId, _Held] = {}
+        # Each sorted by what its name says. Whoever is held is in the first two.
+        self._in_order: list[_Held] = []
+        self._by_age: list[_Held] = []
+        self._by_deadline: list[_Held] = []  # of those that have one
+        self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._by_id
+
+    def submit(self, query: RouteQuery, *, since: float | None = None, deadline: float | None = None) -> None:
+        """Hold a request; the next `poll` may let it go at once.
+
+        since: when it began to wait, by the clock, if that was earlier (another attempt at it); None = now.
+        deadline: when it is to be given up, by the clock. Raises AllBusy when too many are held, NoReplica
+        when nobody could ever take it, and ConfigError for an unknown policy; then it is not held.
+        Raises ValueError for a request that is held already.
+        """
+        if query.request_id in self._by_id:
+            raise ValueError(f"request {query.request_id!r} is held already")
+        now = self._clock()
+        num_replicas, _ = self._routing.free_replicas(0.0)
+        is_full = num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas
+        if is_full and not query.excluded:  # whose replica was lost has waited, and may have begun to answer
+            raise AllBusy(num_replicas, self._retry_after_s(num_replicas))
+        held = _Held(
+            query,
+            since=now if since is None else min(since, now),
+            number=next(self._numbers),
+            deadline=float("inf") if deadline is None else deadline,
+            order=0.0,
+        )
+        try:
+            self._weigh(held, now)
+        except AllBusy:
+            pass  # nobody has room now: that is what waiting here is for
+        self._enter(held)
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Its caller has gone. False if it is not held (any more)."""
+        held = self._by_id.get(request_id)
+        if held is None:
+            return False
+        self._leave(held)
+        return True
+
+    def poll(self) -> list[Departure]:
+        """Who leaves now, in the order of their decisions; each request leaves exactly once.
+
+        The placements are booked already. O(replicas) while no replica is free, else up to `window`
+        decisions beside those acted on.
+        """
+        now = self._clock()
+        departures = self._overdue(now)
+        if self._by_id:
+            num_replicas, free = self._routing.free_replicas(self._options.max_backlog_s + ROUNDING_S)
+            news = [state for state in free if state is not self._known_free.get(state.replica_id)]
+            self._known_free = {state.replica_id: state for state in free}
+            if free or not num_replicas:
+                departures += self._let_go(now, free, news)
+        return departures
+
+    def next_poll_at(self) -> float | None:
+        """When to poll again if nothing happens before; None: nobody is held."""
+        if not self._by_id:
+            return None
+        now = self._clock()
+        wake_at = now + RELOOK_S
+        for held in self._window(now):
+            if held.free_at > now:
+                wake_at = min(wake_at, held.free_at)
+        if self._by_deadline:
+            wake_at = min(wake_at, self._by_deadline[0].deadline)
+        return wake_at
+
+    # --- deciding -----------------------------------------------------------------------------
+
+    def _let_go(
+        self, now: float, free: Sequence[ReplicaState], news: Sequence[ReplicaState]
+    ) -> list[Departure]:
+        """Decide for those whose turn it is; a place that falls free in the window goes to the next.
+
+        free: replicas that are; none if there is no replica, which those that wait have to be told.
+        news: of the free replicas, those that were not at the last poll or have said something since.
+        """
+        departures: list[Departure] = []
+        for held in self._turns(now):
+            if free and self._is_bound_to_stay(held, news, now):
+                continue
+            departure = self._decide(held, now, () if departures else free)
+            if departure is not None:
+                self._leave(held)
+                departures.append(departure)
+        return departures
+
+    def _turns(self, now: float) -> Iterator[_Held]:
+        """In order, until `window` of them have stayed. Those it has given out may leave meanwhile."""
+        num_stayed = 0
+        for held in self._ordered(now):
+            yield held
+            if held.query.request_id in self._by_id:
+                num_stayed += 1
+                if num_stayed == self._options.window:
+                    return
+
+    def _is_bound_to_stay(self, held: _Held, news: Sequence[ReplicaState], now: float) -> bool:
+        """Nothing that was reported since it was weighed last can have changed that it waits.
+
+        Reports come by the thousand a second: this answers most of them.
+        """
+        decision = held.decision
+        if decision is None or now >= held.weighed_at + RELOOK_S or held.free_at <= now + ROUNDING_S:
+            return False
+        return not (news and self._routing.could_win(decision, news))
+
+    def _decide(self, held: _Held, now: float, free: Sequence[ReplicaState]) -> Departure | None:
+        """None: it stays. free: replicas that are, and for which nothing was booked in this poll."""
+        request_id, waited_s = held.query.request_id, now - held.since
+        decision = held.decision
+        is_fresh = now <= held.weighed_at + FRESH_S
+        # A newcomer's decision, of a moment ago: acted on if its replica has said nothing else since.
+        if decision is None or not is_fresh or all(state is not decision.ranking.best for state in free):
+            try:
+                decision = self._weigh(held, now)
+            except AllBusy:
+                held.free_at = float("inf")  # room is reported, it does not come with time
+                return None
+            except ServingError as error:
+                return Departure(request_id, waited_s, error=error)
+        if held.free_at > now + ROUNDING_S:
+            return None
+        return Departure(request_id, waited_s, self._routing.book(decision))
+
+    def _weigh(self, held: _Held, now: float) -> Decision:
+        decision = self._routing.weigh(held.query, earlier=held.decision)
+        held.decision, held.weighed_at = decision, now
+        held.free_at = now + decision.start_s - self._options.max_backlog_s
+        self._reorder(held, decision.prefill_s + self._options.aging * held.since)
+        return decision
+
+    # --- the order ----------------------------------------------------------------------------
+
+    def _window(self, now: float) -> Iterator[_Held]:
+        return itertools.islice(self._ordered(now), self._options.window)
+
+    def _ordered(self, now: float) -> Iterator[_Held]:
+        """Everybody held: whoever is past the age floor by age, then the others in order.
+
+        A copy: who leaves or moves meanwhile does not disturb it.
+        """
+        floor = now - self._options.age_floor_s
+        num_aged = bisect_right(self._by_age, floor, key=lambda held: held.since)
+        if not num_aged:
+            return iter(self._in_order[:])
+        young = [held for held in self._in_order if held.since > floor]
+        return itertools.chain(self._by_age[:num_aged], young)
+
+    def _reorder(self, held: _Held, order: float) -> None:
+        if order == held.order:
+            return
+        is_held = held.query.request_id in self._by_id
+        if is_held:
+            _remove(self._in_order, held, _place)
+        held.order = order
+        if is_held:
+            insort(self._in_order, held, key=_place)
+
+    def _enter(self, held: _Held) -> None:
+        self._by_id[held.query.request_id] = held
+        insort(self._in_order, held, key=_place)
+        insort(self._by_age, held, key=_age)
+        if held.deadline < float("inf"):
+            insort(self._by_deadline, held, key=_deadline)
+        self._routing.note_held(len(self._by_id))
+
+    def _leave(self, held: _Held) -> None:
+        del self._by_id[held.query.request_id]
+        _remove(self._in_order, held, _place)
+        _remove(self._by_age, held, _age)
+        if held.deadline < float("inf"):
+            _remove(self._by_deadline, held, _deadline)
+        self._routing.note_held(len(self._by_id))
+
+    def _overdue(self, now: float) -> list[Departure]:
+        departures = []
+        while self._by_deadline and self._by_deadline[0].deadline <= now:
+            held = self._by_deadline[0]
+            self._leave(held)
+            waited_s = now - held.since
+            error = DeadlineExceeded(held.deadline - held.since, waited_s)
+            departures.append(Departure(held.query.request_id, waited_s, error=error))
+        return departures
+
+    def _retry_after_s(self, num_replicas: int) -> float:
+        """About when those held now have been prefilled, if none comes."""
+        ahead_s = sum(held.decision.prefill_s for held in self._in_order if held.decision is not None)
+        least, most = RETRY_AFTER_RANGE_S
+        return min(max(ahead_s / num_replicas, least), most)
+
+
+def _place(held: _Held) -> tuple[float, int]:
+    return held.order, held.number
+
+
+def _age(held: _Held) -> tuple[float, int]:
+    return held.since, held.number
+
+
+def _deadline(held: _Held) -> tuple[float, int]:
+    return held.deadline, held.number
+
+
+def _remove(ordered: list[_Held], held: _Held, key: Callable[[_Held], tuple[float, int]]) -> None:
+    """O(log n) to find it, and a memory move."""
+    index = bisect_left(ordered, key(held), key=key)
+    assert ordered[index] is held, "the lists are in order, and numbers are unique"
+    del ordered[index]

@@ -1,0 +1,62 @@
+"""Who may watch decisions and what came of them: accounting, recording, shadow policies.
+
+Knows the shape of what happens to a request; knows no watcher. Everything is called on the router's event
+loop, right where it happens; a watcher must not block, and has to keep what it wants to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cache.events import EventBatch, Snapshot
+from cache.messages import ReplicaInfo
+from cache.types import HashHint, ReplicaId, RequestId
+from router.placement.decision import DecisionRecord, RouteQuery
+
+
+class RoutingObserver(Protocol):
+    """One request: `decided`, per attempt; then, if a token came of it, `first_token`; at last `finished`."""
+
+    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        """It may be chosen from now on. Whoever begins to watch is told of those that are there."""
+
+    def replica_removed(self, replica_id: ReplicaId) -> None:
+        """It is gone."""
+
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        """hints: chain of the query's full blocks, parent first."""
+
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        """That replica computed the first token and says how much of the prompt it had cached."""
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        """The request is over, however it ended. Once, after all attempts.
+
+        hints: chain of the full blocks of prompt and output, () if unknown.
+        """
+
+    def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
+        """What the replica says of its cache is in the index now."""
+
+
+class SilentObserver:
+    """Watches nothing: a base for watchers of a part."""
+
+    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        pass
+
+    def replica_removed(self, replica_id: ReplicaId) -> None:
+        pass
+
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        pass
+
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        pass
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        pass
+
+    def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
+        pass

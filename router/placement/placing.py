@@ -1,0 +1,122 @@
+"""How an attempt gets its placement: at once, or when the replica that is best for it is nearly free.
+
+The asyncio side of `held.py`: one future per waiting request, one timer for all of them, and a poll after
+whatever may free a replica. Knows futures; decides nothing. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from cache.types import RequestId
+from router.config import RouterConfig
+from router.placement.decision import Placement, RouteQuery
+from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.routing import Routing
+
+
+class Placer(Protocol):
+    """Finds a replica for an attempt."""
+
+    async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
+        """A booked placement. Whoever asked must `release` it, also if it was cancelled: it may just have
+        been booked then.
+
+        since: when the request began to wait; deadline: when to give it up; both by the router's clock.
+        Raises RoutingError, DeadlineExceeded, or ConfigError for an unknown policy.
+        """
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for a replica here."""
+
+    def close(self) -> None:
+        """Wait for nothing any more. Idempotent."""
+
+
+def make_placer(config: RouterConfig, routing: Routing, clock: Callable[[], float]) -> Placer:
+    """The one `config.binding` names."""
+    if config.binding == "late":
+        return LatePlacer(routing, HeldRequests(routing, HoldOptions.of(config), clock), clock)
+    return PromptPlacer(routing)
+
+
+class PromptPlacer:
+    """Dispatch at once: requests wait in the engines' queues."""
+
+    num_held = 0
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+
+    async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
+        return self._routing.choose(query)
+
+    def close(self) -> None:
+        pass
+
+
+class LatePlacer:
+    """Late binding: requests wait here. Build and use it on the event loop."""
+
+    def __init__(self, routing: Routing, held: HeldRequests, clock: Callable[[], float]) -> None:
+        self._held = held
+        self._clock = clock
+        self._futures: dict[RequestId, asyncio.Future[Placement]] = {}
+        self._soon: asyncio.Handle | None = None  # a poll in this turn of the loop
+        self._timer: asyncio.TimerHandle | None = None  # a poll when somebody will be free
+        routing.watch_load(self._wake)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
+        self._held.submit(query, since=since, deadline=deadline)
+        future: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+        self._futures[query.request_id] = future
+        self._poll()
+        try:
+            return await future
+        finally:  # placed, or its client has gone
+            self._futures.pop(query.request_id, None)
+            self._held.withdraw(query.request_id)
+
+    def close(self) -> None:
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._soon = self._timer = None
+        for request_id, future in self._futures.items():
+            self._held.withdraw(request_id)
+            future.cancel()
+        self._futures.clear()
+
+    def _wake(self) -> None:
+        """Something has changed. Reports come by the thousand: one poll a turn answers all of them."""
+        if self._soon is None and len(self._held):
+            self._soon = asyncio.get_running_loop().call_soon(self._poll)
+
+    def _poll(self) -> None:
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._soon = self._timer = None
+        for departure in self._held.poll():
+            self._settle(departure)
+        poll_at = self._held.next_poll_at()
+        if poll_at is not None:
+            wait_s = max(0.0, poll_at - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._poll)
+
+    def _settle(self, departure: Departure) -> None:
+        future = self._futures[departure.request_id]
+        if future.done():
+            return  # cancelled in this turn of the loop: its caller releases what was booked
+        if departure.placement is not None:
+            future.set_result(departure.placement)
+        else:
+            assert departure.error is not None, "a departure is one or the other"
+            future.set_exception(departure.error)

@@ -1,0 +1,661 @@
+"""Which replica gets this request: one `Routing` per process and deployment, free of Ray.
+
+    choose = weigh: match -> cost -> pick;  book: reserve -> predict
+
+Knows block hashes, load and replica names; knows neither text, HTTP, sockets nor Ray. Every public
+method belongs to the router's event loop, returns without waiting, and is called from nowhere else.
+Life of one request: `choose` books it (or `weigh` and then, when it is to go, `book`), `routed` moves the
+booking to whoever accepted it, `release` (in the caller's `finally`) ends it. The registry at the end is
+what a process shares between its HTTP side and Serve's routing hook.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cache.block_hash import hint_view as to_hints
+from cache.events import Digest, EventBatch, Load, Snapshot
+from cache.messages import ReplicaInfo
+from cache.types import BlockHash, HashHint, ReplicaId, RequestId
+from router.config import RouterConfig
+from router.errors import AllBusy, NoReplica
+from router.events.event_stream import ResyncReason
+from router.events.snapshot_slices import replace_in_slices
+from router.index.hash_trie import HashTrie
+from router.placement.decision import (
+    Decision,
+    DecisionRecord,
+    Placement,
+    ReplicaStatistics,
+    RouteQuery,
+    RouteReason,
+    RoutingStatistics,
+)
+from router.placement.expectations import Expectations
+from router.placement.hot_prefixes import HotPrefixes
+from router.placement.observer import RoutingObserver
+from router.placement.ranking import Ranking, candidates_of, ranking_of
+from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
+from router.policies.base import alone
+from router.policies.expected_time import ExpectedTime
+from router.pricing.cost import RequestShape, prefill_s
+from router.pricing.load import FleetLoad, QueueAverage, ReplicaState, Reservation
+
+__all__ = [
+    "DecisionRecord",
+    "Placement",
+    "ReplicaStatistics",
+    "RouteQuery",
+    "RouteReason",
+    "Routing",
+    "RoutingStatistics",
+    "get_routing",
+    "register_routing",
+    "unregister_routing",
+]
+
+MAX_RECORDS = 1024  # decisions kept to be explained
+SILENCE_CHECK_S = 0.1  # between two looks for replicas that have fallen silent
+MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
+RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What is remembered of a request between `choose` and `release`."""
+
+    request: PolicyRequest
+    excluded: frozenset[ReplicaId]
+    policy: Policy
+    accepted_by: ReplicaId | None = None
+
+
+class Routing:
+    """Decides, books, and follows what replicas say. An `EventSink`."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        peers: Callable[[], tuple[int, int]] = alone,
+    ) -> None:
+        """peers: this router's place among the routers of the same replicas, and their number."""
+        self._config = config
+        self._clock = clock
+        self._rng = rng or random.Random(config.seed)
+        self._block_size = config.fingerprint.block_size
+        self._replicas: dict[ReplicaId, ReplicaInfo] = {}
+        self._policies: dict[str, Policy] = {}
+        self._peers = peers
+        # Its knobs shape every request, whoever ranks: what is hot, and what computing again costs.
+        self._priced = self._make_expected_time()
+        self._policy = self._policy_named(config.policy)
+        self._matched: set[ReplicaId] = set()  # those that carry this Router's fingerprint and keep prefixes
+        self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
+        self._unmatched: frozenset[ReplicaId] = frozenset()  # all others
+        self._silent: set[ReplicaId] = set()  # already warned about
+        self._silence_checked_at = -math.inf
+        self._least_model_len = 0  # tokens every replica has room for
+        self._num_held = 0  # requests that wait at this router
+        self._trie = HashTrie()
+        self._expectations = Expectations(self._trie, config.predicted_ttl_s)
+        self._loads = FleetLoad(
+            clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
+        )
+        self._hot = HotPrefixes(self._block_size)
+        self._queue = QueueAverage()
+        self._in_flight: dict[RequestId, _InFlight] = {}
+        self._observers: list[RoutingObserver] = []
+        self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
+        self._load_listeners: list[Callable[[], None]] = []
+        self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
+        self._decisions: Counter[RouteReason] = Counter()
+        self._resyncs: Counter[ResyncReason] = Counter()
+        self._num_no_replica = 0
+        self._num_all_busy = 0
+        self._num_degraded = 0
+        self._num_expired = 0
+        self._num_malformed = 0
+
+    # --- membership ---------------------------------------------------------------------------
+
+    def update_replicas(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
+        """These replicas are running, and no others. O(changes + entries of replicas that left)."""
+        self._lost &= replicas.keys()
+        for replica_id in self._replicas.keys() - replicas.keys():
+            self._remove(replica_id)
+        for replica_id, info in replicas.items():
+            if replica_id not in self._replicas and replica_id not in self._lost:
+                self._add(replica_id, info)
+        self._tell_membership()
+
+    def replica_lost(self, replica_id: ReplicaId) -> None:
+        """The replica died: forget it at once, and ignore it until the membership has let go of it."""
+        self._lost.add(replica_id)
+        if replica_id in self._replicas:
+            self._remove(replica_id)
+            self._tell_membership()
+
+    def watch_membership(self, listener: Callable[[Mapping[ReplicaId, ReplicaInfo]], None]) -> None:
+        """Call `listener` with the replicas after every change; it must not block."""
+        self._membership_listeners.append(listener)
+
+    def watch_load(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after whatever may free a replica: a report, a release, a change of membership.
+
+        Often, and before that is acted on: it must only take note.
+        """
+        self._load_listeners.append(listener)
+
+    def watch(self, observer: RoutingObserver) -> None:
+        """Tell `observer` of every decision from now on, and of what comes of it."""
+        self._observers.append(observer)
+        for replica_id, info in self._replicas.items():
+            observer.replica_added(replica_id, info)
+
+    @property
+    def replicas(self) -> Mapping[ReplicaId, ReplicaInfo]:
+        """The replicas that may be chosen, draining and busy ones included."""
+        return self._replicas
+
+    # --- deciding -----------------------------------------------------------------------------
+
+    def choose(self, query: RouteQuery) -> Placement:
+        """Pick a replica, book the request there, and expect its blocks there.
+
+        A second call for a request in flight replaces its booking (a retry). O(replicas + log(blocks)) and
+        the blocks nobody is known to hold yet. Raises NoReplica, AllBusy, or ConfigError for an unknown
+        policy; then nothing is booked.
+        """
+        return self.book(self.weigh(query))
+
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
+        """Where the request should go as things are; books nothing. Raises as `choose` does.
+
+        earlier: what was decided about the same query before, to save work.
+        """
+        now = self._clock()
+        policy = self._policy_named(query.policy) if query.policy else self._policy
+        hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
+        held = self._match(hints, now)
+        states = self._admissible(query, now)
+        cached = self._cached(states, held, query.num_prompt_tokens)
+        shape = self._shape(hints, query.num_prompt_tokens, states, cached, now)
+        request = PolicyRequest(query.request_id, shape, hints, query.prompt)
+        ranking = self._rank(policy, states, cached, request, now)
+        # A snapshot on its way in is in the index under a name that is no replica's.
+        most_held = max([held[name] for name in held if name in self._replicas], default=0)
+        available = self._usable_tokens(most_held, query.num_prompt_tokens)
+        price = ranking.best.price
+        own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
+        return Decision(query, request, policy, ranking, available, own_s)
+
+    def book(self, decision: Decision) -> Placement:
+        """Act on a decision just taken: reserve, and expect its blocks there."""
+        query, request, policy, ranking = decision.query, decision.request, decision.policy, decision.ranking
+        now, hints, best_id = ranking.decided_at, request.hints, ranking.best.replica_id
+        reason = _reason(policy, ranking)
+        record = self._record(decision, reason)
+        reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
+        self._loads.reserve(best_id, reservation)
+        if ranking.is_best_matched:
+            self._expectations.expect(query.request_id, best_id, hints, now)
+        else:
+            self._expectations.drop(query.request_id)
+        self._hot.record(hints, query.num_prompt_tokens, now)
+        policy.routed(best_id, request)
+        self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
+        for observer in self._observers:
+            observer.decided(record, query, hints)
+        return self._placement(decision, reason)
+
+    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
+        """How many replicas may be chosen, now or in time; and those that would start so soon on new work.
+
+        Draining ones are neither, full ones may be chosen in time. O(replicas).
+        """
+        states, limit = self._loads.states(), self._clock() + within_s
+        num_open = sum([not state.load.is_draining for state in states])
+        return num_open, [s for s in states if s.busy_until <= limit and not s.is_shut]
+
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
+        """Whether weighing it anew might choose one of these. O(these).
+
+        False is certain but for what time alone changes and what has become cached in the meantime: weigh
+        anew now and then.
+        """
+        best_id, policy = earlier.ranking.best.replica_id, earlier.policy
+        rivals = [state for state in free if state.replica_id not in earlier.query.excluded]
+        if not rivals:
+            return False
+        if best_id not in self._loads or not isinstance(policy, ExpectedTime):
+            return True
+        best = self._loads[best_id].state()
+        if best.is_shut or any([state.replica_id == best_id for state in rivals]):
+            return True
+        states = [best, *rivals]
+        cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
+        return policy.is_beaten(states, cached, earlier.request.shape, self._clock())
+
+    def note_held(self, num_held: int) -> None:
+        """So many requests wait at this router for a replica: they count as queued."""
+        self._num_held = num_held
+
+    def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
+        """Order these replicas for a request already chosen for, under the same reservation.
+
+        For when nobody in the first ranks accepted. Excluded replicas are left out; draining and full
+        ones come last, unknown ones behind them: whoever is asked may still say no.
+        """
+        now = self._clock()
+        flight = self._in_flight.get(request_id)
+        if flight is None:
+            flight = _InFlight(PolicyRequest(request_id, RequestShape(1)), frozenset(), self._policy)
+        request = flight.request
+        wanted = [replica_id for replica_id in candidates if replica_id not in flight.excluded]
+        held = self._match(request.hints, now)
+        known = [state for state in self._loads.states() if state.replica_id in wanted]
+        open_ = [s for s in known if not (s.load.is_draining or s.is_full(now))]
+        shut = [s for s in known if s.load.is_draining or s.is_full(now)]
+        ranks: list[ReplicaId] = []
+        if open_:
+            cached = self._cached(open_, held, request.shape.num_prompt_tokens)
+            ranks += self._rank(flight.policy, open_, cached, request, now).replica_ids(len(open_))
+        shut.sort(key=lambda state: (state.load.is_draining, state.num_requests_at(now)))
+        ranks += [state.replica_id for state in shut]
+        placed = set(ranks)
+        return ranks + [replica_id for replica_id in wanted if replica_id not in placed]
+
+    def routed(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        """This replica accepted the request: the booking moves there if it is elsewhere."""
+        flight = self._in_flight.get(request_id)
+        if flight is None:
+            return
+        flight.accepted_by = replica_id
+        if replica_id not in self._replicas or self._loads.placed(request_id) == replica_id:
+            return
+        now = self._clock()
+        hints, shape = flight.request.hints, flight.request.shape
+        overlap = self._trie.match(hints).get(replica_id, 0) if replica_id in self._matched else 0
+        cached = self._usable_tokens(overlap, shape.num_prompt_tokens)
+        self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
+        flight.policy.routed(replica_id, flight.request)
+        if replica_id in self._matched:
+            self._expectations.expect(request_id, replica_id, hints, now)
+        else:
+            self._expectations.drop(request_id)
+
+    def accepted_by(self, request_id: RequestId) -> ReplicaId | None:
+        """Who accepted the request in flight, also after that replica was lost; None: nobody has yet."""
+        flight = self._in_flight.get(request_id)
+        return flight.accepted_by if flight is not None else None
+
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        """That replica has computed the first token, with so much of the prompt from its cache."""
+        self._expectations.keep(request_id)
+        for observer in self._observers:
+            observer.first_token(request_id, replica_id, cached_tokens)
+
+    def release(self, request_id: RequestId) -> bool:
+        """The attempt is over, however it ended; whether there was one. Idempotent."""
+        if self._in_flight.pop(request_id, None) is None:
+            return False
+        self._expectations.drop(request_id)
+        self._loads.release(request_id)
+        self._tell_load()
+        return True
+
+    def finish(
+        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), num_output_tokens: int = 0
+    ) -> None:
+        """The request is over, after all its attempts; once per request.
+
+        block_hashes: chain of the full blocks of prompt and output, () if unknown.
+        """
+        self.release(request_id)
+        hints = to_hints(block_hashes)
+        for policy in self._policies.values():
+            policy.finished(request_id, hints)
+        for observer in self._observers:
+            observer.finished(request_id, hints, num_output_tokens)
+
+    # --- what replicas say (EventSink) --------------------------------------------------------
+
+    def on_events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
+        """Apply a batch or a snapshot. The digest of what is now indexed; None if it is not indexed."""
+        if replica_id not in self._replicas:
+            return None
+        self._report(replica_id, events.load)
+        if replica_id not in self._matched:
+            return None
+        if isinstance(events, Snapshot):
+            self._trie.replace(replica_id, events.hashes)
+        else:
+            self._trie.remove(replica_id, events.removed)
+            self._trie.store(replica_id, events.stored)
+        for observer in self._observers:
+            observer.events(replica_id, events)
+        return self._trie.digest(replica_id)
+
+    def on_snapshot(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, Digest | None]:
+        """Apply a snapshot's hashes in slices, one with each step; its load is not reported here."""
+        info = self._replicas.get(replica_id)
+        if info is None or replica_id not in self._matched:
+            return None
+        with closing(replace_in_slices(self._trie, replica_id, snapshot)) as slices:
+            for _ in slices:
+                yield
+                if self._replicas.get(replica_id) is not info:
+                    return None  # it has left, and perhaps another one has its name
+        for observer in self._observers:
+            observer.events(replica_id, snapshot)
+        return self._trie.digest(replica_id)
+
+    def on_load(self, replica_id: ReplicaId, load: Load) -> None:
+        if replica_id in self._replicas:
+            self._report(replica_id, load)
+
+    def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
+        self._resyncs[reason] += 1
+        if reason is not ResyncReason.JOIN:
+            logger.warning("resyncing", extra={"replica_id": replica_id, "reason": reason.value})
+        if reason in (ResyncReason.EPOCH, ResyncReason.DRIFT) and replica_id in self._replicas:
+            # Better to know nothing for the moment of a snapshot than something wrong.
+            self._trie.remove_replica(replica_id)
+            self._trie.add_replica(replica_id)
+
+    def on_malformed(self, replica_id: ReplicaId) -> None:
+        self._num_malformed += 1
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def statistics(self) -> RoutingStatistics:
+        """O(replicas)."""
+        return RoutingStatistics(
+            replicas=tuple(map(self._replica_statistics, self._replicas)),
+            in_flight=len(self._in_flight),
+            index_entries=self._trie.num_entries,
+            index_bytes=self._trie.num_bytes(),
+            decisions=dict(self._decisions),
+            resyncs=dict(self._resyncs),
+            no_replica=self._num_no_replica,
+            all_busy=self._num_all_busy,
+            degraded=self._num_degraded,
+            expired_reservations=self._num_expired,
+            malformed_events=self._num_malformed,
+        )
+
+    def records(self) -> tuple[DecisionRecord, ...]:
+        """The latest decisions, oldest first."""
+        return tuple(self._records)
+
+    # --- the steps of `choose` ----------------------------------------------------------------
+
+    def _match(self, hints: Sequence[HashHint], now: float) -> Mapping[ReplicaId, int]:
+        """Leading blocks of the prompt each replica holds; those that hold none, or are silent, left out."""
+        self._trie.expire(now)
+        self._num_expired += self._loads.expire()
+        self._note_silences(now)
+        held = self._trie.match(hints) if hints else {}
+        if self._silent and held:
+            return {name: overlap for name, overlap in held.items() if name not in self._silent}
+        return held
+
+    def _admissible(self, query: RouteQuery, now: float) -> list[ReplicaState]:
+        """Those that are alive, not draining and have room. Raises NoReplica or AllBusy."""
+        known = self._loads.states()
+        if self._silent or query.excluded:
+            states = [s for s in known if s.replica_id not in query.excluded]
+            states = [s for s in states if not (s.load.is_draining or s.is_full(now))]
+        else:
+            states = [state for state in known if not state.is_shut]
+        if not states:
+            self._refuse(known, query, now)
+        length = query.num_prompt_tokens + query.max_tokens
+        if length > self._least_model_len:
+            # While limits differ between replicas; where nobody's fits, the replica says so with its numbers.
+            return [state for state in states if state.info.max_model_len >= length] or states
+        return states
+
+    def _refuse(self, known: Sequence[ReplicaState], query: RouteQuery, now: float) -> NoReturn:
+        alive = [s for s in known if not (s.load.is_draining or s.replica_id in query.excluded)]
+        if not alive:
+            self._num_no_replica += 1
+            raise NoReplica(len(known), len(query.excluded & self._replicas.keys()))
+        self._num_all_busy += 1
+        least, most = RETRY_AFTER_RANGE_S
+        backlog_s = min(state.backlog_s(now) for state in alive)
+        raise AllBusy(len(alive), retry_after_s=min(max(backlog_s, least), most))
+
+    def _cached(
+        self, states: Sequence[ReplicaState], held: Mapping[ReplicaId, int], num_prompt_tokens: int
+    ) -> list[int]:
+        """Usable tokens of the prompt each of these holds."""
+        if not held:
+            return [0] * len(states)
+        size = self._block_size
+        usable = max(0, (num_prompt_tokens - 1) // size)
+        if max(held.values()) > usable:
+            held = {replica_id: min(overlap, usable) for replica_id, overlap in held.items()}
+        overlap_of = held.get
+        return [overlap_of(state.replica_id, 0) * size for state in states]
+
+    def _shape(
+        self,
+        hints: Sequence[HashHint],
+        num_prompt_tokens: int,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        now: float,
+    ) -> RequestShape:
+        waiting = sum([state.num_waiting for state in states]) + self._num_held
+        mean_queued = self._queue.update(waiting / len(states), now)
+        weight = self._priced.charge.weight(mean_queued)
+        least_uses = self._priced.uses_of_a_copy(mean_queued)
+        hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
+        hot_tokens = self._usable_tokens(hot_blocks, num_prompt_tokens) if hot_blocks else 0
+        if hot_tokens:
+            # Each copy gets its part of the uses: with one more, would each still be used enough?
+            num_copies = sum([held >= hot_tokens for held in cached]) + 1
+            share = num_copies / self._hot.num_uses(hints, hot_blocks)
+            if share * least_uses <= 1.0:
+                return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
+        return RequestShape(num_prompt_tokens, recompute_weight=weight)
+
+    def _rank(
+        self,
+        policy: Policy,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        request: PolicyRequest,
+        now: float,
+    ) -> Ranking:
+        unmatched = self._unmatched | self._silent if self._silent else self._unmatched
+        if isinstance(policy, ExpectedTime):
+            order, costs = policy.order(states, cached, request.shape, now)
+            return Ranking(states, cached, costs, order, unmatched, now)
+        scored = policy.rank(candidates_of(states, cached, unmatched, now), request)
+        return ranking_of(scored, states, cached, unmatched, now)
+
+    def _placement(self, decision: Decision, reason: RouteReason) -> Placement:
+        query, ranking = decision.query, decision.ranking
+        # Anybody may end up with the request, so all of them must be able to read the hashes.
+        shares_hashes = self._unmatched <= query.excluded
+        return Placement(
+            request_id=query.request_id,
+            ranks=ranking.replica_ids(MAX_RANKS),
+            overlap_blocks=ranking.best_cached // self._block_size,
+            block_hashes=tuple(query.block_hashes) if shares_hashes else (),
+            reason=reason,
+            policy=decision.policy.name,
+        )
+
+    def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:
+        query, ranking = decision.query, decision.ranking
+        self._decisions[reason] += 1
+        if ranking.unmatched and any([s.replica_id in ranking.unmatched for s in ranking.states]):
+            self._num_degraded += 1
+        num_exact = 0
+        if ranking.best_cached:
+            num_exact = self._trie.num_exact(ranking.best.replica_id, decision.request.hints)
+        record = DecisionRecord(
+            query.request_id,
+            ranking.decided_at,
+            decision.policy.name,
+            decision.request.shape,
+            ranking,
+            query.excluded,
+            reason,
+            decision.available_tokens,
+            self._usable_tokens(num_exact, query.num_prompt_tokens) if num_exact else 0,
+        )
+        self._records.append(record)
+        return record
+
+    # --- small parts --------------------------------------------------------------------------
+
+    def _make_expected_time(self) -> ExpectedTime:
+        policy = self._policy_named(ExpectedTime.name)
+        assert isinstance(policy, ExpectedTime)
+        return policy
+
+    def _policy_named(self, name: str) -> Policy:
+        policy = self._policies.get(name)
+        if policy is None:
+            # The options belong to the configured policy; another one, asked for by name, has its defaults.
+            options = self._config.policy_options if name == self._config.policy else {}
+            context = PolicyContext(self._block_size, self._clock, self._rng, self._peers)
+            policy = make_policy(name, options, context=context)
+            for replica_id, info in self._replicas.items():
+                policy.replica_added(replica_id, info)
+            self._policies[name] = policy
+        return policy
+
+    def _add(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        self._replicas[replica_id] = info
+        self._loads.add_replica(replica_id, info)
+        self._trie.add_replica(replica_id)
+        for policy in self._policies.values():
+            policy.replica_added(replica_id, info)
+        for observer in self._observers:
+            observer.replica_added(replica_id, info)
+        self._least_model_len = min(i.max_model_len for i in self._replicas.values())
+        if info.has_prefix_cache and info.fingerprint == self._config.fingerprint:
+            self._matched.add(replica_id)
+            return
+        self._unmatched |= {replica_id}
+        if info.has_prefix_cache:  # else it is routed by load alone by its own choice
+            logger.warning("fingerprint differs, routing by load alone", extra={"replica_id": replica_id})
+
+    def _tell_membership(self) -> None:
+        for listener in self._membership_listeners:
+            listener(self._replicas)
+        self._tell_load()
+
+    def _tell_load(self) -> None:
+        for listener in self._load_listeners:
+            listener()
+
+    def _remove(self, replica_id: ReplicaId) -> None:
+        del self._replicas[replica_id]
+        self._matched.discard(replica_id)
+        self._unmatched -= {replica_id}
+        self._least_model_len = min([i.max_model_len for i in self._replicas.values()], default=0)
+        self._loads.remove_replica(replica_id)
+        self._trie.remove_replica(replica_id)
+        for policy in self._policies.values():
+            policy.replica_removed(replica_id)
+        for observer in self._observers:
+            observer.replica_removed(replica_id)
+        self._silent.discard(replica_id)
+
+    def _note_silences(self, now: float) -> None:
+        """One line per replica that falls silent."""
+        if now < self._silence_checked_at + SILENCE_CHECK_S:
+            return
+        self._silence_checked_at = now
+        for state in self._loads.states():
+            if now > state.silent_at and state.replica_id not in self._silent:
+                self._silent.add(state.replica_id)
+                extra = {"replica_id": state.replica_id}
+                logger.warning("replica is silent, routing by load alone", extra=extra)
+
+    def _report(self, replica_id: ReplicaId, load: Load) -> None:
+        self._loads.report(replica_id, load)
+        if replica_id in self._silent:
+            self._silent.discard(replica_id)
+            logger.info("replica is heard again", extra={"replica_id": replica_id})
+        self._tell_load()
+
+    def _usable_tokens(self, overlap_blocks: int, num_prompt_tokens: int) -> int:
+        """Tokens of a prefix hit; at least one token of a prompt is always computed."""
+        usable = max(0, (num_prompt_tokens - 1) // self._block_size)
+        return min(overlap_blocks, usable) * self._block_size
+
+    def _reservation(
+        self, request_id: RequestId, cached_tokens: int, shape: RequestShape, now: float
+    ) -> Reservation:
+        uncached = shape.num_prompt_tokens - cached_tokens
+        return Reservation(request_id, uncached, cached_tokens, -(-uncached // self._block_size), now)
+
+    def _replica_statistics(self, replica_id: ReplicaId) -> ReplicaStatistics:
+        view, load = self._loads.view(replica_id), self._loads[replica_id]
+        return ReplicaStatistics(
+            replica_id=replica_id,
+            is_matched=replica_id in self._matched,
+            is_silent=view.is_silent,
+            is_draining=view.is_draining,
+            in_flight=load.num_in_flight,
+            unseen=load.num_unseen,
+            backlog_s=view.backlog_s,
+            num_running=load.load.num_running,
+            num_waiting=load.load.num_waiting,
+            num_blocks=self._trie.num_blocks(replica_id),
+        )
+
+
+def _reason(policy: Policy, ranking: Ranking) -> RouteReason:
+    if not policy.uses_prefix:
+        return RouteReason.TURN
+    if not ranking.is_best_matched:
+        return RouteReason.BLIND
+    most = max(ranking.cached)
+    if not most:
+        return RouteReason.COLD
+    return RouteReason.PREFIX if ranking.best_cached == most else RouteReason.LOAD
+
+
+# One Routing per process and deployment. Serve ships the module of a routing hook by value but imports
+# this one by reference, so both sides of a process find the same object here. Event loop only.
+_routings: dict[str, Routing] = {}
+
+
+def register_routing(key: str, routing: Routing) -> None:
+    """Make `routing` findable under `key`. Raises ValueError if another one is registered there."""
+    if _routings.setdefault(key, routing) is not routing:
+        raise ValueError(f"another Routing is registered as {key!r}")
+
+
+def unregister_routing(key: str) -> None:
+    """Inverse of `register_routing`. Idempotent."""
+    _routings.pop(key, None)
+
+
+def get_routing(key: str) -> Routing:
+    """The registered Routing. Raises LookupError: whoever opens the handle must register first."""
+    try:
+        return _routings[key]
+    except KeyError:
+        raise LookupError(f"no Routing is registered as {key!r} in this process") from None

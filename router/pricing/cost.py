@@ -1,0 +1,246 @@
+"""What a request would cost on each replica: pure functions of values, in seconds.
+
+    cost_r = backlog_r + prefill_r(uncached | cached)           until its first token
+           + (w - 1) * prefill_r(uncached - hot)                the fleet's time, spent again
+           - (1 - 1 / uses) * prefill_r(hot, where not cached)  later requests' share of a copy
+           + memory_pressure_r
+
+The first line is the time to the first token, beside the sequences that decode: each step also computes one
+token for each of them, and a request that finds nobody queued still waits for the step in progress. The
+second charges for computing again what somebody else holds: near saturation the greedy choice wastes
+the fleet's time, so `w` grows with the queues. What is *hot* is not charged: one more copy of it will be
+used by others, who bear its cost with the one that makes it. The last keeps sequences from pushing each
+other out. While a replica's speed can neither be known nor be assumed (`load.py`), seconds cannot be
+compared, and `tuning_free` orders all of them by uncached tokens times requests instead.
+
+Knows tokens and seconds; knows neither hashes nor how ties are broken (`policies/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from cache.events import StepTimeModel
+from cache.types import ReplicaId
+
+if TYPE_CHECKING:
+    from router.pricing.load import LoadView
+
+MEMORY_PRESSURE_S = 0.15  # lambda: costs as much at half full as 0.15 s of waiting
+MAX_USED_FRACTION = 0.99  # keeps k / (1 - k) finite
+MIN_CHUNK_FRACTION = 1 / 8  # of a step's tokens that prefill gets at least, however many sequences decode
+
+
+class Price(NamedTuple):
+    """What a replica's time costs at one moment: all that `expected_times` asks of it.
+
+    Derived when the replica reports, so that a decision among many replicas is one short loop.
+    """
+
+    busy_until: float  # when the prefill ahead of a new request will be done, seconds of the clock
+    chunk_s: float  # fixed seconds of each step that a prefill takes, alone
+    decode_s: float  # more of them, for the tokens that its running sequences get in each step
+    token_s: float
+    attention_s: float  # per (query token x key token)
+    room: int  # prompt tokens a step has room for beside the running sequences
+    step_left_s: float  # until the step in progress is over, on average, when nothing is queued
+    memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
+
+
+class Candidate(NamedTuple):
+    """One replica as a decision sees it."""
+
+    replica_id: ReplicaId
+    load: LoadView
+    cached_tokens: int  # of this prompt, usable: at least one token is left to compute
+    is_matched: bool  # False: its cache is unknown to this router, so `cached_tokens` is 0
+
+
+class RequestShape(NamedTuple):
+    """One request as a decision sees it."""
+
+    num_prompt_tokens: int
+    hot_tokens: int = 0  # leading tokens used so often that another copy is an investment
+    recompute_weight: float = 2.0  # w
+    hot_share: float = 1.0  # of computing the hot tokens, what this request bears: 1 / uses of a copy
+
+
+class CostTerms(NamedTuple):
+    """The parts of one replica's cost, all in seconds but the slowdown."""
+
+    backlog_s: float  # until it starts: behind other prefills, or the step in progress
+    prefill_s: float  # alone
+    decode_slowdown: float  # >= 1: how much longer both take beside the sequences that decode
+    recompute_s: float  # for computing again what others hold; negative for a copy that others will use
+    memory_pressure_s: float
+
+    @property
+    def total_s(self) -> float:
+        return (
+            (self.backlog_s + self.prefill_s) * self.decode_slowdown
+            + self.recompute_s
+            + self.memory_pressure_s
+        )
+
+
+def expected_times(
+    prices: Sequence[Price],
+    cached: Sequence[int],
+    shape: RequestShape,
+    now: float,
+    memory_pressure_s: float = MEMORY_PRESSURE_S,
+) -> list[float]:
+    """The cost on each replica, seconds: the sum of `cost_terms`, written for speed.
+
+    cached: usable tokens of the prompt that each holds.
+    """
+    total, hot, weight, hot_share = shape
+    surcharge, invested = weight - 1.0, 1.0 - hot_share
+    square, half_square = total * total, total * total / 2.0
+    found = []
+    for price, held in zip(prices, cached, strict=True):
+        busy_until, chunk_s, decode_s, token_s, attention_s, room, step_left_s, pressure = price
+        # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
+        if held:
+            uncached, pairs = total - held, (square - held * held) / 2.0
+        else:
+            uncached, pairs = total, half_square
+        chunks = -(-uncached // room)
+        prefill_s = chunks * chunk_s + uncached * token_s + pairs * attention_s
+        recompute_s = surcharge * prefill_s
+        if hot > held:
+            cold = total - hot
+            cold_pairs = (square - hot * hot) / 2.0
+            cold_s = -(-cold // room) * chunk_s + cold * token_s + cold_pairs * attention_s
+            recompute_s = surcharge * cold_s - invested * (prefill_s - cold_s)
+        wait_s = busy_until - now
+        if wait_s < step_left_s:
+            wait_s = step_left_s
+        found.append(wait_s + prefill_s + chunks * decode_s + recompute_s + memory_pressure_s * pressure)
+    return found
+
+
+def prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
+    """Seconds to prefill what is left of a prompt in chunks, without what decodes add to them."""
+    uncached = num_prompt_tokens - cached
+    if uncached <= 0:
+        return 0.0
+    pairs = uncached * (cached + uncached / 2.0)
+    chunks = -(-uncached // price.room)
+    return chunks * price.chunk_s + uncached * price.token_s + pairs * price.attention_s
+
+
+def cost_terms(
+    price: Price,
+    cached: int,
+    shape: RequestShape,
+    now: float,
+    memory_pressure_s: float = MEMORY_PRESSURE_S,
+) -> CostTerms:
+    """The cost in seconds, term by term, for whoever wants to explain it."""
+    total = shape.num_prompt_tokens
+    backlog_s = max(price.step_left_s, price.busy_until - now)
+    own_s = prefill_s(price, total, cached)
+    cold_s = prefill_s(price, total, max(cached, shape.hot_tokens))
+    decode_s = -(-(total - cached) // price.room) * price.decode_s
+    return CostTerms(
+        backlog_s=backlog_s,
+        prefill_s=own_s,
+        decode_slowdown=(backlog_s + own_s + decode_s) / (backlog_s + own_s) if own_s else 1.0,
+        recompute_s=(shape.recompute_weight - 1.0) * cold_s - (1.0 - shape.hot_share) * (own_s - cold_s),
+        memory_pressure_s=memory_pressure_s * price.memory_pressure,
+    )
+
+
+def expected_time(candidate: Candidate, shape: RequestShape) -> CostTerms:
+    """`cost_terms` of a candidate. Its step time must be known."""
+    price = price_of(candidate.load)
+    assert price is not None, "priced a replica that has not measured itself"
+    return cost_terms(price, candidate.cached_tokens, shape, now=0.0)
+
+
+def tuning_free(uncached_tokens: int, num_requests: int) -> float:
+    """Uncached tokens times requests after this one: needs no calibration. Not seconds."""
+    return float(uncached_tokens * (num_requests + 1))
+
+
+def costs(
+    candidates: Sequence[Candidate], shape: RequestShape, *, memory_pressure_s: float = MEMORY_PRESSURE_S
+) -> list[float]:
+    """One cost per candidate, all in one unit: seconds, or tokens times requests if one is uncalibrated."""
+    prices = [price_of(candidate.load) for candidate in candidates]
+    cached = [candidate.cached_tokens for candidate in candidates]
+    known = [price for price in prices if price is not None]
+    if len(known) == len(candidates):
+        return expected_times(known, cached, shape, 0.0, memory_pressure_s)
+    return [
+        tuning_free(shape.num_prompt_tokens - candidate.cached_tokens, candidate.load.num_requests)
+        for candidate in candidates
+    ]
+
+
+def price_of(load: LoadView) -> Price | None:
+    """The price of a replica under that load, at time 0; None while its speed is unknown."""
+    if load.step_time is None:
+        return None
+    return price(
+        load.backlog_s,
+        load.step_time,
+        load.max_batched_tokens,
+        load.num_running,
+        load.context_tokens,
+        load.used_fraction,
+    )
+
+
+def price(
+    busy_until: float,
+    model: StepTimeModel,
+    max_batched_tokens: int,
+    num_running: int,
+    context_tokens: int,
+    used_fraction: float,
+) -> Price:
+    decode_s = decode_step_s(model, num_running, context_tokens)
+    return Price(
+        busy_until,
+        model.base_s + model.per_sequence_s,
+        decode_s,
+        model.per_token_s,
+        model.per_attention_s,
+        prefill_room(max_batched_tokens, num_running),
+        (model.base_s + decode_s) / 2.0 if num_running else 0.0,
+        memory_pressure(used_fraction),
+    )
+
+
+def decode_step_s(model: StepTimeModel, num_running: int, context_tokens: int) -> float:
+    """What so many sequences add to a step in which each gets a token, seconds."""
+    if not num_running:
+        return 0.0
+    return model.step_s(num_running, float(context_tokens), num_running) - model.base_s
+
+
+def prefill_room(max_batched_tokens: int, num_running: int) -> int:
+    """Prompt tokens in a full step: each running sequence takes one token of it."""
+    return max(1, max_batched_tokens - num_running, int(max_batched_tokens * MIN_CHUNK_FRACTION))
+
+
+def memory_pressure(used_fraction: float) -> float:
+    """k / (1 - k), k = fraction of blocks that running sequences use: the seconds are the policy's."""
+    used = min(used_fraction, MAX_USED_FRACTION)
+    return used / (1.0 - used)
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeCharge:
+    """w of the cost: how much dearer than waiting it is to compute again what somebody else holds."""
+
+    idle: float = 2.0  # with nobody queued
+    per_queued: float = 2.0  # more of it per queued request and replica
+    most: float = 8.0  # beyond it, holding on to a prefix starves idle replicas
+
+    def weight(self, mean_queued: float) -> float:
+        return min(self.idle + self.per_queued * mean_queued, self.most)

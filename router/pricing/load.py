@@ -1,0 +1,477 @@
+"""How busy each replica is, as one router knows it: what the engine last said, and what this router has
+sent it since.
+
+An engine names the requests it has taken in with every batch, so a reservation counts only until then:
+each router adds what the engine has not seen yet, and many routers agree without talking. Between
+reports the backlog is a clock that runs down.
+
+    reserve ──> unseen ──(named in `admitted`, or moved on, or too old)──> seen ──> release
+                  └────────────────────────(call ended first)─────────────────────────┘
+
+Knows tokens, seconds and replica names; knows neither hashes nor which replica is best.
+Owner: the router's event loop; not thread-safe. Time comes in by the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cache.events import Load, StepTimeModel
+from cache.messages import ReplicaInfo
+from cache.types import ReplicaId, RequestId
+from router.pricing.cost import Price, decode_step_s, prefill_room, price
+
+
+class LoadView(NamedTuple):
+    """One replica's load at one moment: everything a decision may look at."""
+
+    backlog_s: float  # prefill ahead of a new request; 0 while `step_time` is unknown
+    num_requests: int  # running, waiting, and sent but not yet seen by the engine
+    num_running: int
+    num_waiting: int  # in the engine's queue, or sent and not yet seen
+    context_tokens: int  # of all running sequences
+    used_fraction: float  # of blocks, by running sequences and by what was sent; 0..1
+    max_batched_tokens: int
+    # None while unknown: the engine has not measured itself, and there are too few others to go by.
+    step_time: StepTimeModel | None
+    is_full: bool  # it would refuse one more request
+    is_draining: bool
+    is_silent: bool  # nothing heard for too long: its cache is unknown, its load a guess
+    last_chosen: int  # number of the decision that last chose it; 0 = never. Spreads ties evenly
+    queued_tokens: int  # uncached prompt tokens in the engine's queue, or sent and not yet seen
+    total_blocks: int  # of its cache
+    num_in_flight: int  # sent by this router and not over
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One request's claim on one replica, until the engine itself counts it."""
+
+    request_id: RequestId
+    uncached_tokens: int
+    cached_tokens: int
+    num_blocks: int  # blocks its uncached tokens will take
+    made_at: float  # seconds, the clock's
+
+
+class ReplicaState(NamedTuple):
+    """One replica between two changes: what a decision reads, and what a `LoadView` is made from.
+
+    Immutable, so that a decision can keep it as the record of what it saw.
+    """
+
+    replica_id: ReplicaId
+    price: Price | None  # None while its speed is unknown
+    silent_at: float  # from then on, unless it is heard before
+    is_shut: bool  # full or draining, as long as it is not silent
+    num_waiting: int  # in the engine's queue, or sent and not yet seen
+    num_requests: int
+    last_chosen: int
+    num_in_flight: int
+    queued_tokens: int
+    used_fraction: float
+    busy_until: float
+    step_time: StepTimeModel | None
+    load: Load
+    info: ReplicaInfo
+
+    def backlog_s(self, now: float) -> float:
+        return max(0.0, self.busy_until - now)
+
+    def num_requests_at(self, now: float) -> int:
+        # A silent one's report is stale: what this router has there now is the better guess.
+        return self.num_requests if now <= self.silent_at else self.num_in_flight
+
+    def view(self, now: float) -> LoadView:
+        load, info = self.load, self.info
+        return LoadView(
+            backlog_s=self.backlog_s(now),
+            num_requests=self.num_requests_at(now),
+            num_running=load.num_running,
+            num_waiting=self.num_waiting,
+            context_tokens=load.context_tokens,
+            used_fraction=self.used_fraction,
+            max_batched_tokens=info.max_batched_tokens,
+            step_time=self.step_time,
+            is_full=self.is_full(now),
+            is_draining=load.is_draining,
+            is_silent=now > self.silent_at,
+            last_chosen=self.last_chosen,
+            queued_tokens=self.queued_tokens,
+            total_blocks=load.total_blocks,
+            num_in_flight=self.num_in_flight,
+        )
+
+    def is_full(self, now: float) -> bool:
+        if now > self.silent_at:
+            return self.num_in_flight >= self.info.max_running + self.info.max_waiting
+        return _is_full(self.load, self.info, self.num_requests)
+
+
+class ReplicaLoad:
+    """One replica's latest report and this router's reservations it does not contain yet."""
+
+    def __init__(self, replica_id: ReplicaId, info: ReplicaInfo, now: float, silent_after_s: float) -> None:
+        self.replica_id = replica_id
+        self.info = info
+        self.silent_at = now + silent_after_s  # a new replica has the benefit of the doubt
+        self._silent_after_s = silent_after_s
+        self._last_chosen = 0
+        self._num_in_flight = 0  # of this router
+        self._load = Load(free_blocks=info.num_blocks, total_blocks=info.num_blocks)
+        self._measured: StepTimeModel | None = None
+        self._assumed: StepTimeModel | None = None
+        self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
+        self._decode_s = 0.0  # what those add to each step
+        self._unseen: dict[RequestId, Reservation] = {}  # oldest first
+        self._unseen_blocks = 0
+        self._unseen_tokens = 0
+        self._busy_until = now  # when today's backlog will have been prefilled
+        self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
+
+    @property
+    def load(self) -> Load:
+        return self._load
+
+    @property
+    def num_unseen(self) -> int:
+        return len(self._unseen)
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._num_in_flight
+
+    @property
+    def oldest_unseen_at(self) -> float:
+        """When the oldest reservation the engine has not seen was made; inf: there is none."""
+        return next(iter(self._unseen.values())).made_at if self._unseen else math.inf
+
+    @property
+    def measured(self) -> StepTimeModel | None:
+        """The engine's own fit; None until it has one."""
+        return self._measured
+
+    def report(self, load: Load, now: float) -> None:
+        """The engine's own account replaces ours; reservations it does not name stay on top of it."""
+        self.silent_at = now + self._silent_after_s
+        self._load = load
+        self._measured = _sane(load.step_time)
+        for request_id in load.admitted:
+            self._forget(request_id)
+        self._reprice(now)
+
+    def assume(self, model: StepTimeModel | None, now: float) -> None:
+        """Until it has measured itself, it is taken to be as fast as that; None: unknown."""
+        if model != self._assumed:
+            self._assumed = model
+            if self._measured is None:
+                self._reprice(now)
+
+    def reserve(self, reservation: Reservation, now: float) -> None:
+        self._unseen[reservation.request_id] = reservation
+        self._unseen_blocks += reservation.num_blocks
+        self._unseen_tokens += reservation.uncached_tokens
+        self._busy_until = max(now, self._busy_until) + self._prefill_s(reservation)
+        self._state = None
+
+    def drop(self, request_id: RequestId) -> None:
+        """The request did not come after all, or is over. Nothing happens if the engine has seen it."""
+        reservation = self._forget(request_id)
+        if reservation is not None:
+            self._busy_until -= self._prefill_s(reservation)
+
+    def expire(self, made_before: float) -> int:
+        """Drop reservations older than that; how many. The oldest come first, so this stops early."""
+        dropped = 0
+        while self.oldest_unseen_at < made_before:
+            self.drop(next(iter(self._unseen)))
+            dropped += 1
+        return dropped
+
+    def enter(self) -> None:
+        """One more of this router's requests is in flight there."""
+        self._num_in_flight += 1
+        self._state = None
+
+    def leave(self) -> None:
+        self._num_in_flight -= 1
+        self._state = None
+
+    def choose(self, number: int) -> None:
+        """The decision of that number chose it."""
+        self._last_chosen = number
+        self._state = None
+
+    def state(self) -> ReplicaState:
+        """As of the last change. O(1)."""
+        return self._state or self._remake()
+
+    def _remake(self) -> ReplicaState:
+        load, info, unseen, model = self._load, self.info, len(self._unseen), self._step_time
+        num_requests, used = load.num_running + load.num_waiting + unseen, self._used_fraction()
+        self._state = ReplicaState(
+            replica_id=self.replica_id,
+            price=None if model is None else self._price(model, used),
+            silent_at=self.silent_at,
+            is_shut=load.is_draining or _is_full(load, info, num_requests),
+            num_waiting=load.num_waiting + unseen,
+            num_requests=num_requests,
+            last_chosen=self._last_chosen,
+            num_in_flight=self._num_in_flight,
+            queued_tokens=load.queued_uncached_tokens + self._unseen_tokens,
+            used_fraction=used,
+            busy_until=self._busy_until,
+            step_time=model,
+            load=load,
+            info=info,
+        )
+        return self._state
+
+    def _price(self, model: StepTimeModel, used_fraction: float) -> Price:
+        load, budget = self._load, self.info.max_batched_tokens
+        return price(self._busy_until, model, budget, load.num_running, load.context_tokens, used_fraction)
+
+    @property
+    def _step_time(self) -> StepTimeModel | None:
+        return self._measured or self._assumed
+
+    def _reprice(self, now: float) -> None:
+        """Everything that follows from report and speed; done now, so that decisions find it ready."""
+        load, model = self._load, self._step_time
+        self._room = prefill_room(self.info.max_batched_tokens, load.num_running)
+        if model is not None:
+            self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
+        self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
+        self._remake()
+
+    def _forget(self, request_id: RequestId) -> Reservation | None:
+        reservation = self._unseen.pop(request_id, None)
+        if reservation is not None:
+            self._unseen_blocks -= reservation.num_blocks
+            self._unseen_tokens -= reservation.uncached_tokens
+            self._state = None
+        return reservation
+
+    def _used_fraction(self) -> float:
+        total = self._load.total_blocks
+        if not total:
+            return 0.0
+        used = total - self._load.free_blocks + self._unseen_blocks
+        return used / total if 0 < used < total else float(used > 0)
+
+    def _prefill_s(self, reservation: Reservation) -> float:
+        uncached, cached = reservation.uncached_tokens, reservation.cached_tokens
+        return self._share_s(uncached, uncached * (cached + uncached / 2), 1)
+
+    def _queued_s(self) -> float:
+        """Seconds to prefill what the engine has queued; as prompts of equal length if it does not say."""
+        load = self._load
+        tokens, prompts = load.queued_uncached_tokens, max(1, load.num_waiting)
+        if not tokens:
+            return 0.0
+        pairs = load.queued_attention
+        return self._share_s(tokens, tokens * tokens / (2 * prompts) if pairs is None else pairs, prompts)
+
+    def _share_s(self, tokens: int, attention: float, sequences: int) -> float:
+        """Seconds of engine time for so much prefill among other work; 0 while its speed is unknown.
+
+        Of what each step costs anyway, running sequences included, it takes the share of its tokens: small
+        prompts run together in one step, and to charge each of them a whole one would drive twins away from
+        where their prefix is.
+        """
+        model = self._step_time
+        if model is None:
+            return 0.0
+        steps = tokens / self._room
+        return (
+            model.step_s(tokens, attention, sequences)
+            - model.base_s
+            + steps * (model.base_s + self._decode_s)
+        )
+
+
+class FleetLoad:
+    """Every replica's load, and where each of this router's requests is booked."""
+
+    def __init__(
+        self, clock: Callable[[], float], *, reservation_ttl_s: float, silent_after_s: float
+    ) -> None:
+        self._clock = clock
+        self._reservation_ttl_s = reservation_ttl_s
+        self._silent_after_s = silent_after_s
+        self._replicas: dict[ReplicaId, ReplicaLoad] = {}
+        # In-flight requests and where they are; the value may be a replica that has gone since.
+        self._placed: dict[RequestId, ReplicaLoad] = {}
+        self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
+        self._num_chosen = 0
+        self._expires_at = -math.inf  # no reservation is too old before
+        self._unmeasured: set[ReplicaId] = set()  # those without a fit of their own
+
+    def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        now = self._clock()
+        self._replicas[replica_id] = ReplicaLoad(replica_id, info, now, self._silent_after_s)
+        self._unmeasured.add(replica_id)
+        self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
+
+    def remove_replica(self, replica_id: ReplicaId) -> None:
+        """Its requests stay in flight until they are released or routed elsewhere."""
+        if self._replicas.pop(replica_id, None) is not None:
+            self._unmeasured.discard(replica_id)
+            self._assume(self._clock())
+
+    def __contains__(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self._replicas
+
+    def __getitem__(self, replica_id: ReplicaId) -> ReplicaLoad:
+        return self._replicas[replica_id]
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._placed)
+
+    def report(self, replica_id: ReplicaId, load: Load) -> None:
+        """A replica's account of itself. Ids it names are booked nowhere any more, whoever took them."""
+        for request_id in load.admitted:
+            placed = self._placed.get(request_id)
+            if placed is None:
+                continue  # another router's, or over already
+            self._seen_by[request_id] = replica_id
+            placed.drop(request_id)
+        now, replica = self._clock(), self._replicas[replica_id]
+        replica.report(load, now)
+        self._note_measured(replica, now)
+
+    def reserve(self, replica_id: ReplicaId, reservation: Reservation) -> None:
+        """Book a request on a replica, instead of wherever it was booked before."""
+        self.release(reservation.request_id)
+        self._num_chosen += 1
+        self._replicas[replica_id].choose(self._num_chosen)
+        self._book(replica_id, reservation)
+
+    def move(self, replica_id: ReplicaId, reservation: Reservation) -> None:
+        """The request went to this replica: book it there, unless its engine has named it already."""
+        request_id = reservation.request_id
+        placed = self._placed.get(request_id)
+        if placed is None or placed.replica_id == replica_id or replica_id not in self._replicas:
+            return
+        if self._seen_by.get(request_id) == replica_id:
+            self._leave(request_id)
+            self._enter(request_id, replica_id)
+            return
+        self.release(request_id)
+        self._book(replica_id, reservation)
+
+    def release(self, request_id: RequestId) -> None:
+        """The request is over. Idempotent."""
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        placed.drop(request_id)
+        self._leave(request_id)
+        self._seen_by.pop(request_id, None)
+
+    def expire(self) -> int:
+        """Drop reservations nobody released in time; how many. They stay in flight.
+
+        O(1) until the oldest reservation there was at the last look may be too old.
+        """
+        now = self._clock()
+        if now <= self._expires_at:
+            return 0
+        replicas = self._replicas.values()
+        dropped = sum([replica.expire(now - self._reservation_ttl_s) for replica in replicas])
+        oldest = min([replica.oldest_unseen_at for replica in replicas], default=now)
+        self._expires_at = min(oldest, now) + self._reservation_ttl_s
+        return dropped
+
+    def view(self, replica_id: ReplicaId) -> LoadView:
+        return self._replicas[replica_id].state().view(self._clock())
+
+    def states(self) -> list[ReplicaState]:
+        """Every replica, in order of joining."""
+        return [replica._state or replica._remake() for replica in self._replicas.values()]
+
+    def placed(self, request_id: RequestId) -> ReplicaId | None:
+        """Where a request is in flight; None if it is not."""
+        placed = self._placed.get(request_id)
+        return placed.replica_id if placed is not None else None
+
+    def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
+        self._replicas[replica_id].reserve(reservation, self._clock())
+        self._enter(reservation.request_id, replica_id)
+
+    def _enter(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        replica = self._replicas[replica_id]
+        self._placed[request_id] = replica
+        replica.enter()
+
+    def _leave(self, request_id: RequestId) -> None:
+        self._placed.pop(request_id).leave()
+
+    def _note_measured(self, replica: ReplicaLoad, now: float) -> None:
+        was_measured = replica.replica_id not in self._unmeasured
+        if was_measured is not (replica.measured is not None):
+            (self._unmeasured.add if was_measured else self._unmeasured.discard)(replica.replica_id)
+            self._assume(now)
+        elif not was_measured:
+            replica.assume(self._typical(), now)
+
+    def _assume(self, now: float) -> None:
+        """Who has measured itself has changed: the others are taken to be like those."""
+        if self._unmeasured:
+            typical = self._typical()
+            for replica_id in self._unmeasured:
+                self._replicas[replica_id].assume(typical, now)
+
+    def _typical(self) -> StepTimeModel | None:
+        """The median of the measured; None while they are fewer than half.
+
+        One early fit should not speak for a fleet that is still starting; later, a replica that is new, or
+        never gets a sound fit, should not keep everybody's cost in tokens.
+        """
+        measured = [r.measured for r in self._replicas.values() if r.measured is not None]
+        return _median(measured) if measured and 2 * len(measured) >= len(self._replicas) else None
+
+
+class QueueAverage:
+    """Exponentially weighted mean of queued requests per replica: how saturated the fleet is."""
+
+    def __init__(self, time_constant_s: float = 5.0) -> None:
+        self._time_constant_s = time_constant_s
+        self._mean = 0.0
+        self._updated_at: float | None = None
+
+    def update(self, queued_per_replica: float, now: float) -> float:
+        """The mean after this observation, held since the last one."""
+        if self._updated_at is None:
+            self._mean = queued_per_replica
+        else:
+            kept = math.exp(-max(0.0, now - self._updated_at) / self._time_constant_s)
+            self._mean = kept * self._mean + (1.0 - kept) * queued_per_replica
+        self._updated_at = now
+        return self._mean
+
+
+def _is_full(load: Load, info: ReplicaInfo, num_requests: int) -> bool:
+    """It would refuse one more request."""
+    return load.num_waiting >= max(1, info.max_waiting) or num_requests >= info.max_running + info.max_waiting
+
+
+def _median(models: Iterable[StepTimeModel]) -> StepTimeModel:
+    """Term by term."""
+    terms = zip(
+        *((m.base_s, m.per_token_s, m.per_attention_s, m.per_sequence_s) for m in models), strict=True
+    )
+    return StepTimeModel(*map(statistics.median, terms))
+
+
+def _sane(model: StepTimeModel | None) -> StepTimeModel | None:
+    """The model if its terms are finite and not negative: a bad fit must not price work below zero."""
+    if model is None:
+        return None
+    terms = (model.base_s, model.per_token_s, model.per_attention_s, model.per_sequence_s)
+    return model if all(math.isfinite(term) and term >= 0 for term in terms) and any(terms) else None

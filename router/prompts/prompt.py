@@ -1,0 +1,365 @@
+"""From what a client sent to the token ids the engine will see: chat, text or ids.
+
+One path for all: what comes out is exactly what transformers' `apply_chat_template(messages,
+add_generation_prompt=True)` and `tokenizer(text)` give, so the router's block hashes are the engine's.
+A chat's template writes its own special tokens, a text gets the tokenizer's default ones; never both.
+What was tokenized before is not tokenized again: segments between special tokens are looked up first
+(`segment_cache.py`), unless the tokenizer is one whose segments do not make the whole (`segments.py`).
+Tokenizers load without remote code and without torch, which this process never needs (`hide_torch`).
+
+Knows tokenizers and templates; knows neither HTTP, blocks nor replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from cache.errors import ConfigError
+from cache.fingerprint import ChatTemplate, template_digest
+from cache.types import pack_tokens
+from router.errors import InvalidField, NoChatTemplate
+from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
+from router.prompts.segments import WholeOnly, segment_rule
+
+Message = Mapping[str, Any]
+
+OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
+RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
+_WORKERS = 2  # tokenizers release the GIL while they encode
+
+logger = logging.getLogger(__name__)
+
+
+def hide_torch() -> None:
+    """Keep torch out of this process's transformers: 180 MB and a second less for every Router.
+
+    For processes that run no model, before anything imports transformers; later, or where torch is
+    already in, nothing happens. transformers decides once, at its import, and remembers.
+    """
+    if "transformers" in sys.modules or "torch" in sys.modules:
+        return
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
+    sys.modules["torch"] = None  # type: ignore[assignment]  # the documented way to say "not importable"
+    try:
+        import transformers.utils  # noqa: F401
+    finally:
+        del sys.modules["torch"]
+
+
+def chat_template_of(source: str, revision: str | None = None) -> ChatTemplate:
+    """The chat template of the tokenizer in a folder or hub repository; None if it has none.
+
+    Raises ConfigError when there is no tokenizer to load.
+    """
+    template: ChatTemplate = _load(source, revision).chat_template
+    return template
+
+
+class PromptEncoder:
+    """Encodes prompts with one tokenizer. Safe to call from several threads.
+
+    The plain methods work where they are called; the `encode_*` ones are for an event loop and move
+    long prompts to a thread. `close` when done.
+    """
+
+    def __init__(self, tokenizer: Any, *, name: str, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        """tokenizer: a transformers tokenizer; name: for error messages. Prefer `load`.
+
+        cache_bytes: room for segments tokenized before; 0 = tokenize everything every time.
+        """
+        self._tokenizer = tokenizer
+        self._name = name
+        self._template: ChatTemplate = tokenizer.chat_template
+        self.template_digest = template_digest(self._template)
+        self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have holes: the largest counts
+        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
+            tokenizer.special_tokens_map
+        )
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prompt")
+        # A first call settles truncation and padding inside the tokenizer; after it calls only read, and
+        # may overlap ("Already borrowed" otherwise).
+        tokenizer("", verbose=False)
+        self._cache: SegmentCache | None = None
+        self.whole_reason: str | None = None  # why prompts are tokenized whole; None = by segment
+        if not cache_bytes:
+            self.whole_reason = "the segment cache is switched off"
+        elif isinstance(rule := segment_rule(tokenizer), WholeOnly):
+            self.whole_reason = rule.reason
+            logger.warning("tokenizing whole prompts", extra={"tokenizer": name, "reason": rule.reason})
+        else:
+            self._cache = SegmentCache(rule, cache_bytes)
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        revision: str | None = None,
+        *,
+        name: str | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> PromptEncoder:
+        """The tokenizer of a local folder or hub repository. Blocks for seconds. Raises ConfigError.
+
+        name: what clients call the model, for error messages: a folder's path is not their business.
+        """
+        return cls(_load(source, revision), name=name or source, cache_bytes=cache_bytes)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._template)
+
+    def chat_template(self, *, has_tools: bool) -> str | None:
+        """The template that renders a chat: of several, the one for tools if there are some."""
+        if self._template is None or isinstance(self._template, str):
+            return self._template
+        default = self._template.get("default")
+        return self._template.get("tool_use", default) if has_tools else default
+
+    def close(self) -> None:
+        """Stop the threads; prompts on them finish. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def statistics(self) -> CacheStatistics | None:
+        """The segment cache's; None where prompts are tokenized whole. Any thread."""
+        return self._cache.statistics() if self._cache is not None else None
+
+    # --- where they are called ----------------------------------------------------------------
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A chat as the model reads it, up to where the assistant speaks.
+
+        Content given as a list of text parts counts as their concatenation.
+        Raises NoChatTemplate, or InvalidField when the template refuses the messages.
+        """
+        rendered: str = self._apply_template(messages, tools, template_kwargs, tokenize=False)
+        return rendered
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        salt: str = "",
+    ) -> array[int]:
+        """Token ids of a chat, up to where the assistant speaks: those of `render`'s text.
+
+        salt: whose prompt it is; what was tokenized under another salt is tokenized again.
+        Raises what `render` raises.
+        """
+        if self._cache is None:
+            ids = self._apply_template(messages, tools, template_kwargs, tokenize=True)
+            return self._packed(ids, "messages")
+        return self._finish_chat(
+            self._cache.begin(
+                self.render(messages, tools=tools, template_kwargs=template_kwargs),
+                salt,
+            )
+        )
+
+    def text(
+        self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
+    ) -> array[int]:
+        """Token ids of a text, with the special tokens its tokenizer adds by default, or without.
+
+        salt: as in `chat`. Raises InvalidField.
+        """
+        if self._cache is not None:
+            return self._finish_text(self._cache.begin(text, salt), param, add_special_tokens)
+        with _only_unicode(param):
+            ids = self._tokenizer(text, verbose=False, add_special_tokens=add_special_tokens)["input_ids"]
+        return self._packed(ids, param)
+
+    def ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
+        """Token ids given as such, checked against the vocabulary. Raises InvalidField."""
+        for index, token_id in enumerate(token_ids):
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                raise InvalidField(
+                    f"{param}[{index}]",
+                    f"'{param}[{index}]' must be a token id from 0 to {self.vocab_size - 1}.",
+                )
+        return self._packed(token_ids, param)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids below `vocab_size`, special tokens included, nothing cleaned up."""
+        text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
+        return text
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id as the vocabulary spells it; "" where it has a hole."""
+        return [token or "" for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
+
+    # --- in an event loop ---------------------------------------------------------------------
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        salt: str = "",
+    ) -> array[int]:
+        """`chat`, on a thread if it is long or much of it is new."""
+        size = sum(_content_size(message) for message in messages) + 64 * len(messages)
+        size += len(json.dumps(tools, default=str)) if tools else 0
+        if self._cache is None or size > RENDER_OFFLOAD_CHARS:
+            return await self._run(
+                size, lambda: self.chat(messages, tools=tools, template_kwargs=template_kwargs, salt=salt)
+            )
+        begun = self._cache.begin(self.render(messages, tools=tools, template_kwargs=template_kwargs), salt)
+        return await self._run(begun.missing_chars, lambda: self._finish_chat(begun))
+
+    async def encode_text(
+        self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
+    ) -> array[int]:
+        """`text`, on a thread if it is long or much of it is new."""
+        if self._cache is None or len(text) > RENDER_OFFLOAD_CHARS:
+            return await self._run(
+                len(text),
+                lambda: self.text(text, param=param, salt=salt, add_special_tokens=add_special_tokens),
+            )
+        begun = self._cache.begin(text, salt)
+        return await self._run(
+            begun.missing_chars, lambda: self._finish_text(begun, param, add_special_tokens)
+        )
+
+    async def encode_ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
+        """`ids`, on a thread if they are many."""
+        return await self._run(len(token_ids) // 8, lambda: self.ids(token_ids, param=param))
+
+    # --- the parts ----------------------------------------------------------------------------
+
+    async def _run(self, size: int, encode: Callable[[], array[int]]) -> array[int]:
+        if size <= OFFLOAD_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+
+    def _apply_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_kwargs: Mapping[str, Any] | None,
+        *,
+        tokenize: bool,
+    ) -> Any:
+        """The chat's text, or its token ids."""
+        if not self._template:
+            raise NoChatTemplate(self._name)
+        self._check_template_kwargs(template_kwargs or {})
+        with _only_what_renders():
+            return self._tokenizer.apply_chat_template(
+                [_flattened(message, index) for index, message in enumerate(messages)],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=tokenize,
+                return_dict=False,
+                tokenizer_kwargs={"verbose": False},
+                **(template_kwargs or {}),
+            )
+
+    def _finish_chat(self, begun: PartlyTokenized) -> array[int]:
+        assert self._cache is not None
+        with _only_what_renders():  # lone surrogates go through a template, but not through a tokenizer
+            ids = self._cache.finish(begun, add_special_tokens=False)
+        return self._not_empty(ids, "messages")
+
+    def _finish_text(self, begun: PartlyTokenized, param: str, add_special_tokens: bool = True) -> array[int]:
+        assert self._cache is not None
+        with _only_unicode(param):
+            ids = self._cache.finish(begun, add_special_tokens=add_special_tokens)
+        return self._not_empty(ids, param)
+
+    def _packed(self, ids: Any, param: str) -> array[int]:
+        return self._not_empty(pack_tokens(ids), param)
+
+    def _not_empty(self, ids: array[int], param: str) -> array[int]:
+        if not ids:
+            raise InvalidField(param, f"{param!r} must hold at least one token.")
+        return ids
+
+    def _check_template_kwargs(self, template_kwargs: Mapping[str, Any]) -> None:
+        """Only the template's own variables: not another template, nor how to tokenize."""
+        for key in template_kwargs:
+            if key in self._reserved or key in ("messages", "self", "kwargs"):
+                raise InvalidField(
+                    f"chat_template_kwargs.{key}", f"'chat_template_kwargs.{key}' cannot be set."
+                )
+
+
+@contextmanager
+def _only_what_renders() -> Iterator[None]:
+    """The template is code over the client's messages: what it chokes on is theirs to change."""
+    try:
+        yield
+    except jinja2.TemplateError as error:  # the template's own words, such as "roles must alternate"
+        raise InvalidField("messages", f"The chat template refuses these messages: {error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # The error's text may quote the messages, and error messages never do.
+        raise InvalidField(
+            "messages", f"The chat template cannot render these messages ({type(error).__name__})."
+        ) from error
+
+
+@contextmanager
+def _only_unicode(param: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:  # lone surrogates, which JSON can spell
+        raise InvalidField(param, f"{param!r} is not valid Unicode text.") from error
+
+
+def _load(source: str, revision: str | None) -> Any:
+    if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
+        raise ConfigError("tokenizer", source, "no such folder")  # rather than asking the hub for it
+    from transformers import AutoTokenizer  # seconds; only where a tokenizer is really loaded
+
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        detail = str(error).strip().splitlines()
+        raise ConfigError(
+            "tokenizer", source, f"no tokenizer can be loaded from it ({detail[0] if detail else error!r})"
+        ) from error
+
+
+def _flattened(message: Message, index: int) -> dict[str, Any]:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return dict(message)
+    at = f"messages[{index}].content"
+    if not isinstance(content, Sequence):
+        raise InvalidField(at, f"{at!r} must be a string or a list of text parts.")
+    texts = []
+    for number, part in enumerate(content):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidField(f"{at}[{number}]", f"'{at}[{number}]' must be a text part.")
+        texts.append(text)
+    return {**message, "content": "".join(texts)}
+
+
+def _content_size(message: Message) -> int:
+    content, calls = message.get("content"), message.get("tool_calls")
+    size = len(json.dumps(calls, default=str)) if calls else 0
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return size + sum(len(str(part)) for part in content)
+    return size + (len(content) if isinstance(content, str) else 0)

@@ -1,0 +1,156 @@
+"""Explanations say what the numbers say: one request worked out by hand, then what changes the words."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.insight.accounting import UncachedReason
+from router.insight.debug_view import CandidateView, CostView, OutcomeView, RequestView, ShadowView
+from router.insight.explanation import REASONS, explain, seconds, tokens
+from router.placement.decision import RouteReason
+
+
+def cost(backlog_s: float, prefill_s: float, recompute_s: float = 0.0, slowdown: float = 1.0) -> CostView:
+    total_s = (backlog_s + prefill_s) * slowdown + recompute_s
+    return CostView(backlog_s, prefill_s, slowdown, recompute_s, 0.0, total_s)
+
+
+def candidate(replica: str, cached: int, terms: CostView | None) -> CandidateView:
+    return CandidateView(replica, cached, True, 1, 0, 0, terms.total_s if terms else None, terms)
+
+
+# The example of README.md, "How routing decides".
+HOLDER = candidate("A", 1952, cost(0.40, 0.01, 0.01))
+IDLE = candidate("B", 0, cost(0.0, 0.59, 0.59))
+FOUND = OutcomeView("A", 1952, 1952, 1952, {"partial_block": 12, "cold": 16}, None)
+REQUEST = RequestView(
+    request_id="r",
+    policy="expected_time",
+    reason="prefix",
+    prompt_tokens=1980,
+    block_size=16,
+    hot_tokens=0,
+    recompute_weight=2.0,
+    held_s=0.0,
+    num_attempts=1,
+    excluded=[],
+    num_candidates=2,
+    candidates=[HOLDER, IDLE],
+    available_tokens=1952,
+    exact_tokens=1952,
+    outcome=FOUND,
+    first_token_s=0.43,
+    total_s=1.31,
+    output_tokens=8,
+    shadow=None,
+)
+
+
+def text(**changes: object) -> str:
+    return "\n".join(explain(msgspec.structs.replace(REQUEST, **changes)))
+
+
+def test_a_prefix_hit_is_told_from_arrival_to_end() -> None:
+    assert explain(REQUEST) == [
+        "A prompt of 1,980 tokens: 123 full blocks of 16 and 12 behind them.",
+        "expected_time sent it to A, which was expected to hold 1,952 tokens of it (99%). Nobody held more.",
+        "Expected cost there: 420 ms (400 ms behind other work; 10 ms of prefill; 10 ms charged for "
+        "computing what caches could keep). The next best, B, would have cost 760 ms more.",
+        "The engine found 1,952 tokens in its cache, as expected. It computed 28 tokens: "
+        f"16 because {REASONS['cold']}; 12 because {REASONS['partial_block']}. "
+        "First token after 430 ms. 8 tokens out, over after 1.31 s.",
+    ]
+
+
+def test_a_load_decision_says_what_waiting_would_have_cost() -> None:
+    busy = candidate("A", 1952, cost(1.30, 0.01, 0.01))
+    told = text(reason="load", candidates=[IDLE, busy], exact_tokens=0)
+    assert "although others held more" in told
+    assert "A held 1,952 tokens and had 1.30 s of other work ahead: it would have cost 140 ms more." in told
+
+
+def test_a_draining_holder_is_not_among_the_candidates() -> None:
+    told = text(candidates=[candidate("C", 160, cost(0.0, 0.5))], available_tokens=1952, exact_tokens=160)
+    assert "Some other replica held 1,952 tokens, but could not be chosen" in told
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("cold", "Nobody held any of it"), ("blind", "by load alone"), ("turn", "does not look at caches")],
+)
+def test_other_reasons_have_words_of_their_own(reason: str, words: str) -> None:
+    assert words in text(reason=reason, candidates=[IDLE, HOLDER], exact_tokens=0)
+
+
+def test_every_reason_of_a_decision_and_of_a_token_is_worded() -> None:
+    assert set(REASONS) == {reason.value for reason in UncachedReason}
+    for reason in RouteReason:
+        assert f"({reason.value})" not in text(reason=reason.value)
+
+
+def test_a_guess_is_told_from_an_announcement() -> None:
+    assert "1,936 tokens of that the replica had not yet announced" in text(exact_tokens=16)
+
+
+def test_a_broken_expectation_is_said() -> None:
+    outcome = OutcomeView("A", 1952, 1952, 0, {"stale_index": 1952, "partial_block": 28}, None)
+    told = text(outcome=outcome)
+    assert "found 0 tokens in its cache, 1,952 tokens fewer than expected" in told
+    more = OutcomeView("B", 1952, 0, 1952, {"partial_block": 28}, None)
+    assert "B took it instead. The engine found 1,952 tokens in its cache, 1,952 tokens more" in text(
+        outcome=more
+    )
+
+
+def test_a_diverging_prompt_names_the_tokens_to_look_at() -> None:
+    outcome = OutcomeView("A", 0, 0, 0, {"diverged": 1936, "cold": 32, "partial_block": 12}, 2)
+    assert "At tokens 32 to 47 (block 2) it parts" in text(outcome=outcome)
+
+
+def test_what_has_not_happened_is_not_told() -> None:
+    assert "It has no token yet." in text(outcome=None, first_token_s=None, total_s=None)
+    assert "It ended after 1.31 s without a token." in text(outcome=None, first_token_s=None)
+    assert "It is still running." in text(total_s=None)
+
+
+def test_waiting_and_retries_come_first() -> None:
+    assert "It waited 250 ms at the router" in text(held_s=0.25)
+    assert "This is attempt 3; C and D had refused or lost it." in text(num_attempts=3, excluded=["C", "D"])
+
+
+def test_the_shadow_speaks_last() -> None:
+    shadow = ShadowView("round_robin", "B", 0, False, 0.76)
+    assert explain(msgspec.structs.replace(REQUEST, shadow=shadow))[-1] == (
+        "The shadow policy round_robin would have sent it to B, which held 0 tokens: 760 ms dearer by the "
+        "live cost model."
+    )
+    same = ShadowView("round_robin", "A", 1952, True, 0.0)
+    assert text(shadow=same).endswith("would have done the same.")
+    assert text(shadow=ShadowView("x", "B", 0, False, None)).endswith("to B, which held 0 tokens.")
+    assert text(shadow=ShadowView("x", "B", 0, False, 0.0)).endswith("at the same cost.")
+    assert "cheaper" in text(shadow=ShadowView("x", "B", 0, False, -0.2))
+
+
+def test_other_policies_costs_are_not_passed_off_as_theirs() -> None:
+    told = text(policy="power_of_two")
+    assert "By the default cost model it would cost 420 ms" in told
+    assert "next best" not in told
+
+
+def test_unknown_speeds_are_said() -> None:
+    told = text(candidates=[candidate("A", 1952, None), candidate("B", 0, None)])
+    assert "Its speed was not known yet" in told
+
+
+def test_near_ties_are_explained() -> None:
+    twin = candidate("B", 1952, cost(0.40, 0.01, 0.01))
+    assert "B would have cost the same" in text(candidates=[HOLDER, twin])
+    cheaper = candidate("B", 1952, cost(0.39, 0.01, 0.01))
+    assert "less by these terms" in text(candidates=[HOLDER, cheaper])
+
+
+def test_numbers_read_well() -> None:
+    assert [tokens(1), tokens(0), tokens(1980)] == ["1 token", "0 tokens", "1,980 tokens"]
+    assert [seconds(0.0), seconds(0.0004), seconds(0.0242)] == ["0 ms", "0.4 ms", "24 ms"]
+    assert seconds(1.314) == "1.31 s"

@@ -1,0 +1,106 @@
+"""The journal: requests by any of their names, attempts, times, and how much it keeps."""
+
+from __future__ import annotations
+
+from cache.types import ReplicaId, RequestId
+from router.insight.accounting import Accounting
+from router.insight.content_sketch import ContentSketch
+from router.insight.held_memory import HeldMemory
+from router.insight.journal import MAX_ATTEMPTS_KEPT, Journal
+from router.insight.shadow import ShadowVerdict
+from router.placement.routing import Routing
+from tests.fakes_router import FakeClock, config, info, load, query, replica_id
+
+A = replica_id(0)
+
+
+class Bench:
+    def __init__(self, max_requests: int = 10) -> None:
+        self.clock = FakeClock()
+        self.routing = Routing(config(), clock=self.clock)
+        self.journal = Journal(max_requests, clock=self.clock)
+        accounting = Accounting(16, held=HeldMemory(1 << 8), sketch=ContentSketch(16, num_slots=1 << 8))
+        accounting.listen(self.journal.accounted)
+        self.routing.watch(self.journal)
+        self.routing.watch(accounting)
+        self.routing.update_replicas({A: info()})
+        self.routing.on_load(A, load())
+
+
+def test_a_life_with_its_times() -> None:
+    bench = Bench()
+    asked_at = bench.clock.now
+    bench.clock.advance(0.5)
+    bench.routing.choose(query("r", asked_at=asked_at))
+    entry = bench.journal.find("r")
+    assert entry is not None
+    assert (entry.asked_at, entry.record.decided_at) == (asked_at, asked_at + 0.5)
+    assert entry.first_token_at is entry.account is entry.finished_at is None
+    bench.clock.advance(0.25)
+    bench.routing.first_token(RequestId("r"), A, 0)
+    bench.clock.advance(1.0)
+    bench.routing.finish(RequestId("r"), num_output_tokens=7)
+    assert entry.first_token_at == asked_at + 0.75
+    assert entry.finished_at == asked_at + 1.75
+    assert entry.num_output_tokens == 7
+    assert entry.account is not None
+    assert entry.account.record is entry.record
+
+
+def test_names_are_forgiving() -> None:
+    bench = Bench()
+    for name in ("mine-1", "mine-2", "min-3"):
+        bench.routing.choose(query(name))
+    for asked, found in (
+        ("mine-1", "mine-1"),
+        ("cmpl-mine-1", "mine-1"),
+        ("chatcmpl-mine-2", "mine-2"),
+        ("mine", "mine-2"),  # the newest of that name
+        ("min", "min-3"),
+    ):
+        entry = bench.journal.find(asked)
+        assert entry is not None
+        assert entry.request_id == found
+    assert bench.journal.find("mi") is None
+    assert bench.journal.find("") is None
+
+
+def test_many_attempts_are_counted_and_the_latest_kept() -> None:
+    bench = Bench()
+    for _ in range(MAX_ATTEMPTS_KEPT + 3):
+        bench.routing.choose(query("r"))
+    entry = bench.journal.find("r")
+    assert entry is not None
+    assert (entry.num_attempts, len(entry.records)) == (MAX_ATTEMPTS_KEPT + 3, MAX_ATTEMPTS_KEPT)
+
+
+def test_the_oldest_requests_go_first() -> None:
+    bench = Bench(max_requests=3)
+    for number in range(5):
+        bench.routing.choose(query(str(number)))
+        bench.routing.finish(RequestId(str(number)))
+    assert [entry.request_id for entry in bench.journal.latest(10)] == ["4", "3", "2"]
+    assert [entry.request_id for entry in bench.journal.latest(1)] == ["4"]
+    assert bench.journal.latest(0) == bench.journal.latest(-1) == []
+    assert len(bench.journal) == 3
+    bench.journal.first_token(RequestId("0"), A, 0)  # forgotten ones are ignored
+    bench.journal.finished(RequestId("0"), (), 1)
+
+
+def test_a_verdict_is_of_the_attempt_that_answered() -> None:
+    bench = Bench()
+
+    def verdict(replica: str) -> ShadowVerdict:
+        return ShadowVerdict(RequestId("r"), "shadow", ReplicaId(replica), 0, False, None)
+
+    bench.routing.choose(query("r"))
+    bench.journal.shadowed(verdict("first"))
+    bench.routing.choose(query("r"))
+    entry = bench.journal.find("r")
+    assert entry is not None
+    assert entry.verdict is None
+    bench.journal.shadowed(verdict("second"))
+    bench.routing.first_token(RequestId("r"), A, 0)
+    bench.journal.shadowed(verdict("after the first token"))
+    assert entry.verdict == verdict("second")
+    bench.journal.shadowed(ShadowVerdict(RequestId("unknown"), "shadow", A, 0, True, 0.0))

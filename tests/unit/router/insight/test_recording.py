@@ -1,0 +1,246 @@
+"""A recording: readable by the simulation, without text, bounded, and never in a request's way."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache.errors import ConfigError
+from cache.types import RequestId
+from loadtest.workloads.recording import read_recording
+from router.config import RecordConfig
+from router.insight.recording import FILE_PATTERN, TrafficRecorder
+from router.placement.decision import RouteQuery
+from router.placement.routing import Routing
+from tests.fakes_router import FakeClock, chain, config, hint_chain, info, load, replica_id
+
+SIZE = 16
+
+
+class Session:
+    """A prompt's text, as far as a recording may look."""
+
+    text = "do not record me"
+    first_user_text = "do not record me"
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+
+
+class Bench:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.recorder = TrafficRecorder(
+            RecordConfig(folder=str(folder), **settings),
+            block_size=SIZE,
+            model_name="paper",
+            clock=self.clock,
+            wall_clock=lambda: 1_750_000_000.0,
+        )
+        self.routing = Routing(config(), clock=self.clock)
+        self.routing.watch(self.recorder)
+        self.routing.update_replicas({replica_id(0): info()})
+        self.routing.on_load(replica_id(0), load())
+
+    def serve(self, name: str, num_blocks: int, *, of: str = "", output: int = 3, **changes: Any) -> None:
+        """One request from decision to end; `of`: whose prompt it repeats."""
+        query = RouteQuery(RequestId(name), chain(of or name, num_blocks), num_blocks * SIZE + 5, **changes)
+        self.routing.choose(query)
+        self.routing.first_token(query.request_id, replica_id(0), 0)
+        self.routing.finish(query.request_id, num_output_tokens=output)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for path in sorted(folder.glob(FILE_PATTERN))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_the_simulation_reads_what_was_recorded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    bench.clock.advance(1.5)
+    bench.serve("one", 3, output=7)
+    bench.clock.advance(2.0)
+    bench.serve("two", 5, of="one")
+    bench.recorder.close()
+    workload = read_recording(bench.recorder.path)
+    first, second = workload.requests
+    assert workload.block_tokens == SIZE
+    assert (first.arrival_s, first.input_tokens, first.output_tokens) == (0.0, 53, 7)
+    assert second.arrival_s == pytest.approx(2.0)
+    assert first.block_ids[:3] == second.block_ids[:3]
+    assert (len(first.block_ids), len(second.block_ids)) == (4, 6)
+    assert first.session == second.session
+    assert bench.recorder.totals.written == 2
+
+
+def test_the_header_says_what_it_is_and_the_key_is_nowhere(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, key="a secret of many letters")
+    bench.recorder.start()
+    bench.serve("one", 2, prompt=Session("customer 7"), token_ids=array("i", range(37)))
+    bench.recorder.close()
+    header, row = lines(tmp_path)
+    assert (header["format"], header["version"], header["block_size"]) == ("warmpath-trace", 1, SIZE)
+    assert set(row) == {"t", "input", "output", "blocks", "block_size", "session"}
+    content = bench.recorder.path.read_text()
+    for secret in ("a secret", "customer 7", "do not record", "one"):
+        assert secret not in content
+    for hint in hint_chain("one", 2):
+        assert f"{hint:x}" not in content
+        assert hint.to_bytes(8, "little").hex() not in content
+
+
+def test_ids_mean_something_only_under_one_key(tmp_path: Path) -> None:
+    found = []
+    for number, key in enumerate([None, None, "k" * 20, "k" * 20]):
+        folder = tmp_path / str(number)
+        bench = Bench(folder, key=key)
+        bench.recorder.start()
+        bench.serve("same prompt", 2)
+        bench.recorder.close()
+        found.append(lines(folder)[1]["blocks"])
+    assert found[0] != found[1]
+    assert found[2] == found[3]
+
+
+def test_coarser_blocks_are_every_nth(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, block_tokens=4 * SIZE)
+    bench.recorder.start()
+    bench.serve("one", 11)
+    bench.recorder.close()
+    _, row = lines(tmp_path)
+    assert (len(row["blocks"]), row["block_size"]) == (2, 64)
+    [request] = read_recording(bench.recorder.path).requests
+    assert len(request.block_ids) == 3
+
+
+def test_a_held_request_is_recorded_when_it_came(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    asked_at = bench.clock.now + 1.0
+    bench.clock.advance(4.0)
+    bench.serve("held", 1, asked_at=asked_at)
+    bench.recorder.close()
+    assert lines(tmp_path)[1]["t"] == 1.0
+
+
+def test_a_retry_is_one_request(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    name = RequestId("r")
+    bench.routing.choose(RouteQuery(name, chain("r", 2), 40))
+    bench.clock.advance(1.0)
+    bench.routing.choose(RouteQuery(name, chain("r", 3), 50))  # continued: its output so far goes along
+    bench.routing.finish(name, num_output_tokens=12)
+    bench.routing.finish(RequestId("never decided"))
+    bench.recorder.close()
+    _, row = lines(tmp_path)
+    assert (row["t"], row["input"], row["output"], len(row["blocks"])) == (0.0, 40, 12, 2)
+
+
+def test_files_are_rotated_and_their_total_bounded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_file_bytes=1 << 16, max_total_bytes=4 << 16)
+    bench.recorder.start()
+    for number in range(1500):
+        bench.serve(str(number), 40)
+        if number % 200 == 199:
+            time.sleep(0.02)  # let the thread breathe: this is about files, not about the queue
+    bench.recorder.close()
+    paths = sorted(tmp_path.glob(FILE_PATTERN))
+    sizes = [path.stat().st_size for path in paths]
+    assert bench.recorder.totals.written + bench.recorder.totals.dropped == 1500
+    assert bench.recorder.totals.written > 500
+    assert 2 <= len(paths) <= 5
+    assert sum(sizes) <= 4 << 16
+    assert max(sizes) <= 1 << 16
+    assert all(json.loads(path.read_text().split("\n", 1)[0])["format"] == "warmpath-trace" for path in paths)
+    assert read_recording(paths[-1]).requests
+
+
+def test_a_line_longer_than_a_file_gets_one_of_its_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_file_bytes=1 << 16, max_total_bytes=1 << 20)
+    bench.recorder.start()
+    for name in ("a", "b"):
+        bench.serve(name, 5000)
+    bench.recorder.close()
+    assert len(list(tmp_path.glob(FILE_PATTERN))) == 2
+    assert bench.recorder.totals.written == 2
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "traces")
+    bench.recorder.start()
+    bench.serve("one", 1)
+    bench.recorder.close()
+    assert bench.recorder.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_queue_drops_rows_and_counts_them(tmp_path: Path) -> None:
+    """Nobody reads the queue: the event loop must not wait for it."""
+    bench = Bench(tmp_path)
+    bench.recorder._thread = object()  # type: ignore[assignment]  # looks started
+    for number in range(1030):
+        bench.serve(str(number), 1)
+    assert bench.recorder.totals.dropped == 6
+
+
+def test_a_full_disk_loses_rows_not_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    is_full = True
+    files = bench.recorder._files
+    append = files._append
+
+    def fail(line: bytes) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(line)
+
+    monkeypatch.setattr(files, "_append", fail)
+    for number in range(5):
+        bench.serve(str(number), 1)
+    _until(lambda: bench.recorder.totals.failed == 5)
+    assert not list(tmp_path.glob(FILE_PATTERN)), "a file without a line was left behind"
+    is_full = False
+    bench.serve("too early", 1)
+    _until(lambda: bench.recorder.totals.failed == 6)
+    bench.clock.advance(11.0)
+    bench.serve("later", 1)
+    bench.recorder.close()
+    assert bench.recorder.totals.written == 1
+    assert len(lines(tmp_path)) == 2
+
+
+def test_a_folder_that_cannot_be_is_refused_at_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        Bench(tmp_path / "file" / "traces").recorder.start()
+    assert caught.value.field == "record.folder"
+
+
+def test_closing_twice_or_unstarted_is_fine(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.close()
+    bench.serve("before", 1)
+    bench.recorder.start()
+    bench.recorder.close()
+    bench.recorder.close()
+    bench.serve("after", 1)
+    assert not list(tmp_path.glob(FILE_PATTERN))
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,286 @@
+"""Requests that wait at the router: who leaves, when, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from cache.errors import ConfigError, DeadlineExceeded
+from cache.types import ReplicaId, RequestId
+from router.errors import AllBusy, NoReplica
+from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.routing import Routing
+from tests.fakes_router import BLOCK_SIZE, FakeClock, config, info, load, query, replica_id
+
+A, B = replica_id(0), replica_id(1)
+OPTIONS = HoldOptions(max_backlog_s=0.1, window=24, aging=0.1, age_floor_s=20.0, max_held_per_replica=10)
+TOKEN_S = 0.0001 + 0.01 / 512  # what a queued token of the paper replicas takes, but for the sequence's 1 ms
+
+
+@dataclass
+class Router:
+    """A Routing over replicas on paper, and the requests it holds."""
+
+    num_replicas: int = 1
+    options: HoldOptions = OPTIONS
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.routing = Routing(config(), clock=self.clock)
+        self.infos = {replica_id(i): info() for i in range(self.num_replicas)}
+        self.routing.update_replicas(self.infos)
+        for replica in self.infos:
+            self.report(replica)
+        self.held = HeldRequests(self.routing, self.options, self.clock)
+
+    def report(self, replica: ReplicaId, backlog_s: float = 0.0, **changes: object) -> None:
+        """The replica says it has so much queued."""
+        tokens = round(backlog_s / TOKEN_S)
+        self.routing.on_load(replica, load(queued_uncached_tokens=tokens, **changes))
+
+    def submit(self, name: str, num_blocks: int = 1, **times: float) -> None:
+        self.held.submit(query(name, num_blocks), **times)
+
+    def poll(self) -> list[str]:
+        """Names of those that leave placed."""
+        return [d.request_id for d in self.held.poll() if d.placement is not None]
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router()
+
+
+def test_an_idle_replica_gets_a_request_at_once(router: Router) -> None:
+    router.submit("q")
+    [departure] = router.held.poll()
+    assert departure == Departure(RequestId("q"), 0.0, departure.placement)
+    assert departure.placement is not None
+    assert departure.placement.replica_id == A
+    assert router.routing.statistics().in_flight == 1
+    assert len(router.held) == 0
+    assert router.held.next_poll_at() is None
+
+
+def test_a_request_waits_until_its_replica_has_nearly_caught_up(router: Router) -> None:
+    router.report(A, backlog_s=0.5)
+    router.submit("q")
+    assert router.poll() == []
+    assert router.routing.statistics().in_flight == 0  # bound to nothing
+    waited = 0.0
+    while not router.poll():
+        wake_at = router.held.next_poll_at()
+        assert wake_at is not None
+        waited += wake_at - router.clock()
+        router.clock.now = wake_at
+    assert waited == pytest.approx(0.5 + 0.001 - 0.1, abs=0.002)
+
+
+def test_it_leaves_for_whoever_is_best_by_then() -> None:
+    """At once it would have been sent to the holder, whose queue turned out longer than it looked."""
+    router = Router(2)
+    router.routing.update_replicas(router.infos)
+    router.report(A, backlog_s=0.5)
+    router.report(B, backlog_s=0.6)
+    router.submit("q")
+    assert router.poll() == []
+    router.report(A, backlog_s=2.0)
+    router.report(B, backlog_s=0.05)
+    [departure] = router.held.poll()
+    assert departure.placement is not None
+    assert departure.placement.replica_id == B
+
+
+def test_a_free_replica_is_not_taken_when_the_holder_is_worth_waiting_for() -> None:
+    router = Router(2)
+    placement = router.routing.choose(query("long", 200))  # predicted there
+    router.routing.first_token(placement.request_id, placement.replica_id, 0)
+    router.routing.release(placement.request_id)
+    holder, other = placement.replica_id, placement.ranks[1]
+    router.routing.choose(query("long", 200, request_id=RequestId("twin")))
+    router.report(holder, backlog_s=0.2, num_running=1, admitted=(RequestId("twin"),))
+    router.report(other)
+    router.held.submit(query("long", 200, request_id=RequestId("again")))
+    assert router.poll() == []
+    router.report(holder, backlog_s=0.05)
+    [departure] = router.held.poll()
+    assert departure.placement is not None
+    assert (departure.placement.replica_id, departure.placement.overlap_blocks) == (holder, 200)
+
+
+def test_short_work_goes_first(router: Router) -> None:
+    router.report(A, backlog_s=1.0)
+    for name, num_blocks in (("long", 300), ("short", 1), ("middle", 60)):
+        router.submit(name, num_blocks)
+    router.report(A)
+    assert router.poll() == ["short", "middle"]  # which takes it over the limit: 60 blocks are 0.12 s
+    router.report(A, admitted=(RequestId("short"), RequestId("middle")))
+    assert router.poll() == ["long"]
+
+
+def test_waiting_outweighs_work_in_time(router: Router) -> None:
+    """300 blocks take 0.58 s: after six seconds they are no longer behind a newcomer that takes none."""
+    router.report(A, backlog_s=100.0)
+    router.submit("long", 300)
+    router.clock.advance(6.0)
+    router.submit("short", 1)
+    router.report(A)
+    assert router.poll() == ["long"]
+
+
+def test_nobody_old_stands_behind_somebody_young() -> None:
+    router = Router(options=replace(OPTIONS, aging=0.0))
+    router.report(A, backlog_s=100.0)
+    router.submit("oldest, longest", 1000)
+    router.clock.advance(1.0)
+    router.submit("old", 300)
+    router.clock.advance(20.0)
+    router.submit("young", 1)
+    for expected in (["oldest, longest"], ["old"], ["young"]):
+        router.report(A)
+        assert router.poll() == expected
+        for name in expected:
+            router.routing.release(RequestId(name))
+
+
+def test_only_the_window_is_decided_for() -> None:
+    router = Router(2, options=replace(OPTIONS, window=2))
+    only_a = frozenset({B})
+    router.report(A, backlog_s=5.0)
+    for name in ("1", "2"):
+        router.held.submit(query(name, 1, excluded=only_a))
+    router.submit("3", 2)  # B is free, but it is third
+    assert router.poll() == []
+    router.held.withdraw(RequestId("1"))
+    assert router.poll() == ["3"]
+
+
+def test_too_many_are_refused_with_a_time_to_come_back(router: Router) -> None:
+    router.report(A, backlog_s=100.0)
+    for index in range(10):
+        router.submit(f"q{index}", 600)
+    with pytest.raises(AllBusy) as caught:
+        router.submit("one too many")
+    assert caught.value.num_replicas == 1
+    assert caught.value.retry_after_s == pytest.approx(10 * (0.09 + 0.96 + 0.1 + 0.019), rel=0.1)
+    assert RequestId("one too many") not in router.held
+    assert router.held.withdraw(RequestId("q3"))
+    router.submit("now there is room")
+
+
+def test_full_replicas_are_waited_for(router: Router) -> None:
+    """Sent at once it would be refused with AllBusy; here it may wait until somebody has room."""
+    router.report(A, num_waiting=256)
+    router.submit("q")
+    assert router.poll() == []
+    assert RequestId("q") in router.held
+    router.report(A)
+    assert router.poll() == ["q"]
+
+
+def test_who_has_gone_is_placed_nowhere(router: Router) -> None:
+    router.report(A, backlog_s=1.0)
+    router.submit("q")
+    assert router.held.withdraw(RequestId("q"))
+    assert not router.held.withdraw(RequestId("q"))
+    router.report(A)
+    assert router.poll() == []
+    assert router.held.next_poll_at() is None
+
+
+def test_a_deadline_that_passes_here_ends_the_request(router: Router) -> None:
+    router.report(A, backlog_s=10.0)
+    now = router.clock()
+    router.submit("q", since=now - 1.0, deadline=now + 2.0)
+    router.submit("r", deadline=now + 1.0)
+    assert router.held.next_poll_at() is not None
+    router.clock.advance(1.5)
+    [late] = router.held.poll()
+    assert (late.request_id, late.waited_s) == ("r", 1.5)
+    router.clock.advance(0.5)
+    [late] = router.held.poll()
+    assert isinstance(late.error, DeadlineExceeded)
+    assert (late.error.deadline_s, late.error.waited_s) == pytest.approx((3.0, 3.0))
+    assert len(router.held) == 0
+
+
+def test_with_the_last_replica_hope_goes_too(router: Router) -> None:
+    router.report(A, backlog_s=1.0)
+    router.submit("q")
+    router.routing.replica_lost(A)
+    [departure] = router.held.poll()
+    assert isinstance(departure.error, NoReplica)
+    with pytest.raises(NoReplica):
+        router.submit("r")
+
+
+def test_a_replica_that_drains_gets_nothing_of_what_is_held() -> None:
+    router = Router(2)
+    router.report(A, backlog_s=0.5)
+    router.report(B, backlog_s=0.6)
+    router.submit("q")
+    assert router.poll() == []
+    router.report(A, is_draining=True)
+    assert router.poll() == []
+    router.report(B, backlog_s=0.05)
+    [departure] = router.held.poll()
+    assert departure.placement is not None
+    assert departure.placement.replica_id == B
+    router.report(B, backlog_s=1.0)
+    router.submit("r")
+    router.report(B, is_draining=True)
+    [departure] = router.held.poll()
+    assert isinstance(departure.error, NoReplica)
+
+
+def test_a_request_is_held_once(router: Router) -> None:
+    router.report(A, backlog_s=1.0)
+    router.submit("q")
+    with pytest.raises(ValueError, match="'q' is held already"):
+        router.submit("q")
+    with pytest.raises(ConfigError, match="fastest"):
+        router.held.submit(query("r", policy="fastest"))
+    assert len(router.held) == 1
+
+
+def test_while_speeds_are_unknown_nothing_waits() -> None:
+    """Backlogs cannot be told in seconds yet: the engines' queues have to do."""
+    clock = FakeClock()
+    routing = Routing(config(), clock=clock)
+    routing.update_replicas({A: info()})
+    held = HeldRequests(routing, OPTIONS, clock)
+    for index in range(5):
+        held.submit(query(f"q{index}", 100))
+        assert len(held.poll()) == 1
+
+
+def test_held_requests_count_as_queued(router: Router) -> None:
+    """The dearer queues make it to compute again what is cached, wherever they are."""
+    router.report(A, backlog_s=10.0)
+    before = router.routing.weigh(query("probe")).request.shape.recompute_weight
+    for index in range(10):
+        router.submit(f"q{index}")
+    router.clock.advance(5.0)
+    after = router.routing.weigh(query("probe")).request.shape.recompute_weight
+    assert before == 2.0
+    assert after == 8.0
+
+
+def test_a_match_that_arrives_while_waiting_counts() -> None:
+    """Its own prefill is what is left of it now, and its place in the order follows."""
+    router = Router()
+    router.report(A, backlog_s=1.0)
+    router.submit("short", 1)
+    router.submit("shorter by then", 120)
+    router.submit("long", 100)
+    placement = router.routing.choose(query("shorter by then", 120, request_id=RequestId("elsewhere")))
+    router.routing.first_token(placement.request_id, A, 0)
+    router.clock.advance(0.1)  # what is cached by now is asked again only so often
+    router.report(A, admitted=(placement.request_id,))
+    assert router.poll() == ["short", "long"]
+    router.submit("long again", 99)
+    router.report(A, admitted=(RequestId("short"), RequestId("long")))
+    assert router.poll() == ["shorter by then", "long again"]
+    record = next(r for r in router.routing.records() if r.request_id == "shorter by then")
+    assert record.cached_tokens == 120 * BLOCK_SIZE

@@ -1,0 +1,63 @@
+"""Which prefixes are worth another copy."""
+
+from __future__ import annotations
+
+import itertools
+
+from router.placement.hot_prefixes import STRIDE_TOKENS, HotPrefixes
+from tests.fakes_router import BLOCK_SIZE, hint_chain
+
+STRIDE = STRIDE_TOKENS // BLOCK_SIZE
+LENGTHS = itertools.count(1)  # no two prompts are twins
+
+
+def test_only_the_shared_part_of_many_prompts_is_hot() -> None:
+    hot, system = HotPrefixes(BLOCK_SIZE), hint_chain("system", 4 * STRIDE)
+    for index in range(10):
+        hot.record([*system, *hint_chain(f"user{index}", 4 * STRIDE)], next(LENGTHS), now=float(index))
+    prompt = [*system, *hint_chain("user3", 4 * STRIDE)]
+    assert hot.num_hot_blocks(prompt, min_uses=10) == 4 * STRIDE
+    assert hot.num_hot_blocks(prompt, min_uses=11) == 0
+    assert hot.num_hot_blocks(prompt, min_uses=1) == 8 * STRIDE
+
+
+def test_uses_are_forgotten_after_two_windows() -> None:
+    hot, prompt = HotPrefixes(BLOCK_SIZE, window_s=60.0), hint_chain("p", STRIDE)
+    hot.record(prompt, next(LENGTHS), now=0.0)
+    hot.record(hint_chain("other", STRIDE), next(LENGTHS), now=61.0)
+    assert hot.num_hot_blocks(prompt, min_uses=1) == STRIDE
+    hot.record(hint_chain("other", STRIDE), next(LENGTHS), now=122.0)
+    assert hot.num_hot_blocks(prompt, min_uses=1) == 0
+
+
+def test_a_long_silence_forgets_at_once() -> None:
+    hot, prompt = HotPrefixes(BLOCK_SIZE, window_s=60.0), hint_chain("p", STRIDE)
+    hot.record(prompt, next(LENGTHS), now=0.0)
+    hot.record(hint_chain("other", STRIDE), next(LENGTHS), now=500.0)
+    assert hot.num_hot_blocks(prompt, min_uses=1) == 0
+
+
+def test_counters_are_bounded_whatever_arrives() -> None:
+    hot = HotPrefixes(BLOCK_SIZE, max_entries=100)
+    for index in range(1000):
+        hot.record(hint_chain(f"p{index}", 3 * STRIDE), next(LENGTHS), now=0.0)
+        assert hot.num_entries <= 2 * (100 + 3)
+
+
+def test_long_blocks_are_all_counted() -> None:
+    """Of blocks of 512 tokens one in eight would see no system prompt shorter than 4,096."""
+    hot, system = HotPrefixes(512), hint_chain("system", 3)
+    for index in range(10):
+        hot.record([*system, *hint_chain(f"user{index}", 1)], next(LENGTHS), now=float(index))
+    assert hot.num_hot_blocks([*system, *hint_chain("new", 1)], min_uses=10) == 3
+
+
+def test_twins_are_one_use_and_prompts_that_differ_within_their_last_block_are_none() -> None:
+    hot, prompt = HotPrefixes(BLOCK_SIZE), hint_chain("p", 2 * STRIDE)
+    for _ in range(64):
+        hot.record(prompt, 1000, now=0.0)
+    assert hot.num_uses(prompt, 2 * STRIDE) == 1
+    hot.record(prompt, 1001, now=61.0)
+    hot.record(prompt, 1000, now=61.0)
+    assert hot.num_uses(prompt, 2 * STRIDE) == 2
+    hot.record([], 3, now=61.0)

@@ -1,0 +1,221 @@
+"""Waiting for a placement on an event loop: reports and timers wake it, and whoever leaves leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from cache.block_hash import BlockHasher
+from cache.errors import DeadlineExceeded
+from cache.events import Load, StepTimeModel
+from cache.messages import SamplingParams
+from cache.types import ReplicaId, RequestId
+from router.dispatch import Generation, Job
+from router.errors import AllBusy, NoReplica
+from router.placement.placing import LatePlacer, PromptPlacer, make_placer
+from router.placement.routing import Routing
+from tests.fakes_http import FINGERPRINT, RouterUnderTest, text_of
+from tests.fakes_router import config, info, load, query, replica_id
+
+A = replica_id(0)
+HASHER = BlockHasher(FINGERPRINT)
+PROMPT = array("i", range(1, 14))
+
+
+class Router:
+    def __init__(self, **settings: Any) -> None:
+        self.routing = Routing(config(binding="late", **settings))
+        self.routing.update_replicas({A: info()})
+        self.placer = make_placer(config(binding="late", **settings), self.routing, time.monotonic)
+        assert isinstance(self.placer, LatePlacer)
+        self.report(busy=True)
+
+    def report(self, *, busy: bool, **changes: Any) -> None:
+        tokens = 1_000_000 if busy else 0
+        self.routing.on_load(A, load(queued_uncached_tokens=tokens, num_waiting=int(busy), **changes))
+
+    def ask(self, name: str = "q", **times: Any) -> asyncio.Task[Any]:
+        asked = {"since": time.monotonic(), "deadline": None, **times}
+        return asyncio.create_task(self.placer.place(query(name), **asked))
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    under_test = Router()
+    yield under_test
+    under_test.placer.close()
+    under_test.placer.close()
+    assert under_test.placer.num_held == 0
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_report_lets_it_go(router: Router) -> None:
+    task = router.ask()
+    await turns()
+    assert not task.done()
+    assert router.placer.num_held == 1
+    router.report(busy=False)
+    placement = await asyncio.wait_for(task, 1)
+    assert placement.replica_id == A
+    assert router.routing.statistics().in_flight == 1
+    assert router.routing.release(placement.request_id)
+
+
+async def test_time_lets_it_go(router: Router) -> None:
+    """20 ms more than the limit are queued; nobody reports anything."""
+    router.routing.on_load(A, Load(queued_uncached_tokens=12, step_time=StepTimeModel(0.0, 0.01, 0.0, 0.0)))
+    began = time.monotonic()
+    await asyncio.wait_for(router.ask(), 5)
+    assert time.monotonic() - began >= 0.015
+
+
+async def test_what_ends_elsewhere_frees_its_replica() -> None:
+    router = Router()
+    router.report(busy=False)
+    booked = router.routing.choose(query("ahead", 100))
+    task = router.ask()
+    await turns()
+    assert not task.done()
+    router.routing.release(booked.request_id)
+    await asyncio.wait_for(task, 1)
+    router.placer.close()
+
+
+async def test_a_client_that_leaves_is_held_no_longer(router: Router) -> None:
+    task = router.ask()
+    await turns()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert router.placer.num_held == 0
+    router.report(busy=False)
+    await turns()
+    assert router.routing.statistics().in_flight == 0
+
+
+async def test_a_client_that_leaves_in_the_moment_of_booking_can_release_it(router: Router) -> None:
+    task = router.ask()
+    await turns()
+    router.report(busy=False)
+    router.placer._poll()  # type: ignore[attr-defined]
+    assert router.routing.statistics().in_flight == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert router.routing.release(RequestId("q"))
+    assert router.routing.statistics().in_flight == 0
+
+
+async def test_errors_come_to_who_asked(router: Router) -> None:
+    now = time.monotonic()
+    late = router.ask("late", since=now - 3.0, deadline=now)
+    with pytest.raises(DeadlineExceeded):
+        await asyncio.wait_for(late, 1)
+    stranded = router.ask("stranded")
+    await turns()
+    router.routing.replica_lost(A)
+    with pytest.raises(NoReplica):
+        await asyncio.wait_for(stranded, 1)
+
+
+async def test_the_queue_is_bounded() -> None:
+    router = Router(max_held_per_replica=2)
+    tasks = [router.ask(str(number)) for number in range(3)]
+    await turns()
+    with pytest.raises(AllBusy):
+        await tasks[2]
+    router.placer.close()
+    assert all(
+        isinstance(r, asyncio.CancelledError)
+        for r in await asyncio.gather(*tasks[:2], return_exceptions=True)
+    )
+
+
+async def test_at_once_means_at_once() -> None:
+    routing = Routing(config(binding="at_once"))
+    placer = make_placer(config(binding="at_once"), routing, time.monotonic)
+    assert isinstance(placer, PromptPlacer)
+    routing.update_replicas({A: info()})
+    routing.on_load(A, load(queued_uncached_tokens=10**9))
+    assert (await placer.place(query("q"), since=0.0, deadline=None)).replica_id == A
+    placer.close()
+
+
+# --- the dispatcher over it -----------------------------------------------------------------------
+
+
+def generation(router: RouterUnderTest, **fields: Any) -> Generation:
+    hashes = tuple(HASHER.chain(HASHER.root(), PROMPT))
+    job = Job(RequestId("r"), PROMPT, hashes, SamplingParams(max_tokens=8), seed=1, **fields)
+    return router.parts.dispatcher.start(job)
+
+
+async def text(generation: Generation) -> str:
+    return "".join([delta.text async for delta in generation.deltas()])
+
+
+def say(router: RouterUnderTest, replica: ReplicaId, queued: int) -> None:
+    model = StepTimeModel(0.0, 0.01, 0.0, 0.0)
+    router.parts.routing.on_load(replica, Load(queued_uncached_tokens=queued, num_waiting=1, step_time=model))
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_generations_come_out_the_same(binding: str) -> None:
+    async with RouterUnderTest(num_replicas=2, binding=binding) as router:
+        assert await text(generation(router)) == "".join(map(text_of, range(8)))
+        assert router.parts.routing.statistics().in_flight == 0
+
+
+async def test_a_generation_waits_for_its_replica_and_a_closed_one_leaves_nothing() -> None:
+    async with RouterUnderTest(num_replicas=1, binding="late") as router:
+        [replica] = router.replicas
+        say(router, replica, 10**6)
+        waiting = asyncio.create_task(text(generation(router)))
+        await turns()
+        assert router.parts.dispatcher.placer.num_held == 1
+        assert router.calls.requests == []
+        say(router, replica, 0)
+        assert await asyncio.wait_for(waiting, 1) == "".join(map(text_of, range(8)))
+        assert router.metric("warmpath_held_seconds_count") == 1
+
+        say(router, replica, 10**6)
+        gone = asyncio.create_task(text(generation(router)))
+        await turns()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        assert router.parts.dispatcher.placer.num_held == 0
+        assert router.parts.routing.statistics().in_flight == 0
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_what_is_left_of_the_deadline_travels_with_the_request(binding: str) -> None:
+    async with RouterUnderTest(num_replicas=1, binding=binding, request_timeout_s=30.0) as router:
+        await text(generation(router))
+        await text(generation(router, timeout_s=5.0))
+        left = [request.deadline_s for _, request in router.calls.requests]
+        assert all(seconds is not None for seconds in left)
+        assert 29.0 < (left[0] or 0.0) <= 30.0
+        assert 4.0 < (left[1] or 0.0) <= 5.0
+
+
+async def test_a_deadline_that_passes_before_it_is_sent_is_told() -> None:
+    async with RouterUnderTest(num_replicas=1, binding="late", request_timeout_s=0.02) as router:
+        say(router, router.replicas[0], 10**6)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(text(generation(router)), 5)
+        assert router.calls.requests == []
+        assert router.parts.routing.statistics().in_flight == 0
+
+
+async def test_deadlines_are_off_unless_somebody_sets_them() -> None:
+    async with RouterUnderTest(num_replicas=1) as router:
+        await text(generation(router))
+        assert [request.deadline_s for _, request in router.calls.requests] == [None]
