@@ -12,7 +12,7 @@ Knows steps and seconds; knows neither routers nor placement.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cache.block_hash import hints
@@ -147,6 +147,12 @@ class SimEngine:
         for number in range(self._steps_by(run, now)):
             end_s += run.step_s(number)
         return end_s
+
+    @property
+    def in_progress(self) -> Mapping[RequestId, int]:
+        """Tokens that the step in progress computes, by request; none between steps."""
+        run = self._run
+        return {} if run is None else {request.request_id: count for request, count in run.planned}
 
     @property
     def inbox(self) -> Sequence[tuple[Turn, int]]:

@@ -157,7 +157,7 @@ class IdealCluster:
 
 
 class _Backlog:
-    """What stands before a new request on one engine at one moment."""
+    """What stands before a new request on one engine, from the end of the step in progress on."""
 
     def __init__(self, engine: SimEngine, budget: int) -> None:
         self.engine = engine
@@ -165,14 +165,22 @@ class _Backlog:
         self._tokens = 0  # of prompts, to compute
         self._attention = 0.0  # of these
         self._num_decoding = 0
+        self._in_progress = 0  # tokens of prompts that the step in progress computes
+        in_progress = engine.in_progress
         for request in engine.scheduler:
             if request.is_decoding:
                 self._num_decoding += 1
                 continue
             is_waiting = request.state is RequestState.WAITING
             done = request.expected_hit if is_waiting else request.num_computed
+            computing = in_progress.get(request.request_id, 0)
+            self._in_progress += computing
+            done += computing  # by the end of the step in progress
             left = len(request.token_ids) - done
-            self.add(left, attention_pairs(done, left))
+            if left:
+                self.add(left, attention_pairs(done, left))
+            elif request.num_output_tokens + 1 < request.max_output_tokens:
+                self._num_decoding += 1  # from the next step on
         self._step_ends_s = engine.step_ends_s
 
     def add(self, tokens: int, attention: float) -> None:
@@ -181,8 +189,12 @@ class _Backlog:
 
     @property
     def room(self) -> int:
-        """Tokens of prefill that its next step could take beyond these."""
-        return self._budget - self._num_decoding - self._tokens
+        """Tokens of prefill that it may be given now: as many as its next step could take beyond these.
+
+        Less by what the step in progress computes: whoever is given away before a long step is over could be
+        passed by nobody shorter who comes meanwhile.
+        """
+        return self._budget - self._num_decoding - self._tokens - self._in_progress
 
     def first_token_s(self, tokens: int, attention: float) -> float:
         """When so much more would be computed behind it, in full steps beside the present decodes."""

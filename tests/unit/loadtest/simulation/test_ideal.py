@@ -31,6 +31,30 @@ def test_each_goes_where_its_first_token_comes_soonest() -> None:
     assert simulate(work, spec(policy=IDEAL)).replica.tolist() == [0, 1, 1]
 
 
+def test_the_step_in_progress_is_counted_once() -> None:
+    """Worked by hand. Engine 0 computes 64 tokens until 0.078 s, engine 1 20 tokens from 0.06 to 0.092 s.
+
+    At 0.07 s come 20 tokens more, a step of 0.032 s: 0.110 s on engine 0, 0.124 s on engine 1. Who counts the
+    64 tokens again, after the end of the step that computes them, expects 0.19 s on engine 0.
+    """
+    work = unrelated((0.0, 64, 1), (0.06, 20, 1), (0.07, 20, 1))
+    result = simulate(work, spec(policy=IDEAL))
+    assert result.replica.tolist() == [0, 1, 0]
+    step_64, step_20 = MODEL.step_s(64, 64 * 32, 1), MODEL.step_s(20, 20 * 10, 1)
+    assert (step_64, step_20) == pytest.approx((0.078048, 0.0322))
+    assert result.ttft_s[2] == pytest.approx(step_64 + step_20 - 0.07)
+
+
+def test_whose_prompt_ends_with_the_step_in_progress_decodes_in_the_next() -> None:
+    """Worked by hand: 64 tokens come at 0.07 s; engine 0 computes a prompt until 0.078 s, 1 until 0.092 s.
+
+    Engine 0's decodes on and takes one of a step's 64 tokens, so 64 more are two steps of 0.015 s and 0.064 s
+    for their tokens: 0.172 s. Engine 1's is over and leaves nothing: one step, 0.170 s.
+    """
+    work = unrelated((0.0, 64, 9), (0.06, 20, 1), (0.07, 64, 1))
+    assert simulate(work, spec(policy=IDEAL)).replica.tolist() == [0, 1, 1]
+
+
 def test_a_slow_engine_is_used_when_the_fast_one_is_too_full() -> None:
     work = unrelated(*((0.0, 64, 1) for _ in range(6)))
     replicas = simulate(work, spec(policy=IDEAL, slowdowns=(2.0,))).replica.tolist()
