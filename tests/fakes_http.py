@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from starlette.types import ASGIApp, Message
 
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo
@@ -172,6 +174,23 @@ class RouterUnderTest:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 5, **fields}
         return await self.client.post("/v1/completions", json=body)
 
+    def follow(self, script: Script) -> None:
+        """Every replica does what the script says, from the next call on."""
+        self.calls.scripts = dict.fromkeys(self.replicas, script)
+
+    def answer_with(self, *deltas: Delta | Exception, then_hang: bool = False) -> None:
+        """Every replica sends these; an exception among them is raised there. then_hang: and never ends."""
+
+        async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+            for delta in deltas:
+                if isinstance(delta, Exception):
+                    raise delta
+                yield delta
+            if then_hang:
+                await asyncio.Event().wait()
+
+        self.follow(script)
+
     def metric(self, name: str, **labels: str) -> float:
         value = self.parts.metrics.registry.get_sample_value(name, labels)
         assert value is not None, f"no metric {name} {labels}"
@@ -184,3 +203,44 @@ def events_of(content: bytes) -> list[str]:
     events = content.decode().split("\n\n")[:-1]
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     return [event.removeprefix("data: ") for event in events]
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The error object; fails unless it has the one shape there is."""
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+async def asgi_call(
+    api: ASGIApp, path: str, body: dict[str, Any], disconnect: asyncio.Event
+) -> list[Message | Exception]:
+    """The application called as a server does it; the messages sent, and what was raised, last.
+
+    disconnect: set when the client is to be gone.
+    """
+    sent: list[Message | Exception] = []
+    content = [json.dumps(body).encode()]
+
+    async def receive() -> Message:
+        if content:
+            return {"type": "http.request", "body": content.pop(), "more_body": False}
+        await disconnect.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        await asyncio.sleep(0)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http", "headers": [],
+        "server": ("router", 80), "client": ("client", 1),
+    }  # fmt: skip
+    try:
+        await api(scope, receive, send)
+    except Exception as error:
+        sent.append(error)
+    return sent

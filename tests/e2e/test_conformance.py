@@ -349,7 +349,7 @@ def test_no_chunk_comes_before_the_first_token() -> None:
         yield Delta("b", (2,), 0, FinishReason.STOP)
 
     router = RouterUnderTest()
-    router.calls.scripts = dict.fromkeys(router.replicas, slow)
+    router.follow(slow)
     body = {"model": MODEL, "messages": MESSAGES, "stream": True}
     with scripted_server(router) as server, socket.create_connection(("127.0.0.1", server.port), 10) as link:
         link.sendall(raw_post("/v1/chat/completions", json.dumps(body).encode()))
@@ -628,7 +628,7 @@ def test_tools_are_rendered_and_calls_read_back(stream: bool) -> None:
             yield Delta(text, (index,), 0, FinishReason.STOP if index == 3 else None)
 
     router = RouterUnderTest(tokenizer=a_tokenizer("bytes", template=HERMES), max_model_len=4096)
-    router.calls.scripts = dict.fromkeys(router.replicas, script)
+    router.follow(script)
     options: Any = {"model": MODEL, "messages": MESSAGES, "tools": [TOOL], "tool_choice": "auto"}
     with scripted_server(router) as server, client_of(server) as client:
         if stream:
@@ -752,7 +752,7 @@ def test_busy_is_a_429_that_the_client_retries() -> None:
             yield delta
 
     router = RouterUnderTest()
-    router.calls.scripts = dict.fromkeys(router.replicas, busy_at_first)
+    router.follow(busy_at_first)
     with scripted_server(router) as server:
         with client_of(server) as impatient, pytest.raises(openai.RateLimitError) as caught:
             complete(impatient)

@@ -63,7 +63,7 @@ def answered() -> Answers:
 @pytest.fixture(scope="module")
 def server(answered: Answers) -> Iterator[HttpServer]:
     router = RouterUnderTest()
-    router.calls.scripts = dict.fromkeys(router.replicas, answered.script)
+    router.follow(answered.script)
     with scripted_server(router) as running:
         yield running
 
@@ -218,7 +218,7 @@ def test_a_stream_that_fails_has_no_end() -> None:
         raise ValueError("secret")
 
     router = RouterUnderTest()
-    router.calls.scripts = dict.fromkeys(router.replicas, script)
+    router.follow(script)
     body = {"model": MODEL, "prompt": "x", "stream": True}
     with scripted_server(router) as failing:
         received = exchange(failing.port, [a_request("/v1/completions", body)])

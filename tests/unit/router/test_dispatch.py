@@ -58,11 +58,11 @@ def _first_only(router: RouterUnderTest, script: Any) -> None:
         async for delta in chosen(request, replica_id):
             yield delta
 
-    router.calls.scripts = dict.fromkeys(router.replicas, once)
+    router.follow(once)
 
 
 def _always(router: RouterUnderTest, script: Any) -> None:
-    router.calls.scripts = dict.fromkeys(router.replicas, script)
+    router.follow(script)
 
 
 EXPECTED = "".join(map(text_of, range(8)))

@@ -15,12 +15,6 @@ MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
 
 
 @pytest.fixture
-async def router() -> AsyncIterator[RouterUnderTest]:
-    async with RouterUnderTest() as under_test:
-        yield under_test
-
-
-@pytest.fixture
 async def client(router: RouterUnderTest) -> AsyncIterator[openai.AsyncOpenAI]:
     transport = httpx.ASGITransport(router.api)
     async with openai.AsyncOpenAI(
@@ -93,7 +87,7 @@ async def test_busy_is_retried_by_the_client(router: RouterUnderTest, client: op
         async for delta in counting(request, replica_id):
             yield delta
 
-    router.calls.scripts = dict.fromkeys(router.replicas, busy_at_first)
+    router.follow(busy_at_first)
     with pytest.raises(openai.RateLimitError) as caught:
         await client.completions.create(model=MODEL, prompt="a", max_tokens=2)
     assert caught.value.response.headers["retry-after"] == "1"

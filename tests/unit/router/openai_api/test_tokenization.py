@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from router.limits import Limits
 from tests.fakes_http import MAX_MODEL_LEN, MODEL, RouterUnderTest
-
-
-@pytest.fixture
-async def router() -> AsyncIterator[RouterUnderTest]:
-    async with RouterUnderTest() as under_test:
-        yield under_test
 
 
 async def post(router: RouterUnderTest, path: str, **body: Any) -> Any:

@@ -154,7 +154,7 @@ def a_router(
             yield Delta(text, (index,), 0, finish if index + 1 == len(texts) else None)
 
     router = RouterUnderTest(tokenizer=a_tokenizer("bytes", template=template), max_model_len=4096)
-    router.calls.scripts = dict.fromkeys(router.replicas, script)
+    router.follow(script)
     return router
 
 

@@ -1,0 +1,108 @@
+"""What is wrong with a request: refused with the field named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from router.limits import Limits
+from tests.fakes_http import MODEL, RouterUnderTest, error_of
+
+SECRET = "a secret prompt"
+LIMITS = Limits(
+    max_json_depth=6, max_messages=2, max_prompts=2, max_stop_strings=2, max_stop_chars=3, max_salt_chars=4
+)
+BEYOND: list[tuple[str, dict[str, Any], str | None]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 3}, "messages"),
+    ("/v1/completions", {"prompt": ["x"] * 3}, "prompt"),
+    ("/v1/completions", {"prompt": "x", "stop": ["x"] * 3}, "stop"),
+    ("/v1/completions", {"prompt": "x", "stop": "xxxx"}, "stop"),
+    ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 3}, "stop_token_ids"),
+    ("/v1/completions", {"prompt": "x", "cache_salt": "xxxxx"}, "cache_salt"),
+    ("/v1/completions", {"prompt": "x", "metadata": [[[[[[[]]]]]]]}, None),
+]
+
+
+async def _post(router: RouterUnderTest, content: bytes) -> httpx.Response:
+    return await router.client.post("/v1/chat/completions", content=content)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": NaN}', b'{"a": "\xff"}', b"[" * 100_000])
+async def test_malformed_json_is_a_400(router: RouterUnderTest, content: bytes) -> None:
+    answer = await _post(router, content)
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "malformed_json"
+
+
+async def test_a_body_above_the_limit_is_a_413() -> None:
+    async with RouterUnderTest(limits=Limits(max_body_bytes=1024)) as router:
+        answer = await _post(router, b" " * 1025)
+        assert answer.status_code == 413
+        assert error_of(answer)["code"] == "body_too_large"
+
+
+async def test_headers_above_the_limit_are_a_431(router: RouterUnderTest) -> None:
+    answer = await router.client.get("/live", headers={"x-large": "x" * (16 << 10)})
+    assert answer.status_code == 431
+    assert error_of(answer)["code"] == "headers_too_large"
+    assert answer.headers["x-request-id"]
+    assert (await router.client.get("/live", headers={"x-large": "x" * (8 << 10)})).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body", "param"), BEYOND)
+async def test_a_limit_that_was_lowered_holds(path: str, body: dict[str, Any], param: str | None) -> None:
+    async with RouterUnderTest(limits=LIMITS) as router:
+        answer = await router.client.post(path, json={"model": MODEL, "max_tokens": 1, **body})
+        assert answer.status_code == 400
+        assert error_of(answer)["param"] == param
+    async with RouterUnderTest() as router:
+        answer = await router.client.post(path, json={"model": MODEL, "max_tokens": 1, **body})
+        assert answer.status_code == 200, answer.text
+
+
+async def test_an_unknown_model_is_a_404(router: RouterUnderTest) -> None:
+    answer = await router.chat(model="other")
+    assert answer.status_code == 404
+    assert (error_of(answer)["param"], error_of(answer)["code"]) == ("model", "model_not_found")
+
+
+@pytest.mark.parametrize(("prompt", "param"), [("x" * 300, "prompt"), (["a", "x" * 300], "prompt[1]")])
+async def test_too_long_a_prompt_names_both_numbers(router: RouterUnderTest, prompt: Any, param: str) -> None:
+    answer = await router.complete(prompt)
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "300 in the prompt" in error["message"]
+    assert "200 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stop_token_ids": [256]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 17}, "stop_token_ids"),
+        ({"min_tokens": 6}, "min_tokens"),
+        ({"n": 2}, "n"),
+        ({"temperature": 3}, "temperature"),
+    ],
+)
+async def test_a_field_out_of_range_is_named(
+    router: RouterUnderTest, fields: dict[str, Any], param: str
+) -> None:
+    answer = await router.chat(SECRET, **fields)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+    assert SECRET not in answer.text
+
+
+@pytest.mark.parametrize("prompt", [[256], [0, 1 << 20], "", [[1], [300]]])
+async def test_token_ids_outside_the_vocabulary_and_empty_prompts_are_refused(
+    router: RouterUnderTest, prompt: Any
+) -> None:
+    answer = await router.complete(prompt)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"].startswith("prompt")
