@@ -29,7 +29,7 @@ from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.openai_api.app import build_api
 from router.prompts.prompt import PromptEncoder
-from tests.fakes_http import RouterUnderTest
+from tests.fakes.http import RouterUnderTest
 
 MODEL = "tiny"
 _START_LIMIT_S = 60.0

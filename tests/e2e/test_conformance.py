@@ -26,8 +26,8 @@ from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.config import RouterConfig
 from tests.conformance import ROWS, row
-from tests.fakes_http import RouterUnderTest, counting, events_of
-from tests.fakes_tokenizers import HERMES, a_tokenizer
+from tests.fakes.http import RouterUnderTest, counting, events_of
+from tests.fakes.tokenizers import HERMES, a_tokenizer
 from tests.http_server import MODEL, HttpServer, engine_server, scripted_server
 
 BLOCK = 16

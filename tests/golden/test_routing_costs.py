@@ -12,7 +12,7 @@ from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.policies import make_policy
 from router.pricing.cost import Candidate, RequestShape, costs
-from tests.fakes_router import context, request, view
+from tests.fakes.router import context, request, view
 
 CASES = json.loads(Path(__file__).with_name("routing_costs.json").read_text())["cases"]
 

@@ -30,7 +30,7 @@ from replica.errors import (
     QueueFull,
 )
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import TokenizersDecoder, fingerprint, make_request, sim_config, sim_core
+from tests.fakes.engine import TokenizersDecoder, fingerprint, make_request, sim_config, sim_core
 
 FAST = SimConfig(base_s=0.0005, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
 SLOW = SimConfig(base_s=0.02, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
@@ -264,7 +264,7 @@ def test_a_hung_engine_ends_its_process() -> None:
     """Serve acts on a dead actor at once, so death is the signal; the cause is on stderr."""
     program = """
 import asyncio
-from tests.fakes_engine import *
+from tests.fakes.engine import *
 from replica.engine import Engine
 config = sim_config(sim=SimConfig(hang_after_steps=1), step_time_limit_s=0.2)
 runner = SimRunner(config.sim, block_size=4)

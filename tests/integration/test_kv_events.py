@@ -32,7 +32,7 @@ from replica.publisher import Publisher
 from router.events.snapshot_slices import SLICE_BLOCKS
 from router.events.subscriber import SubscriberGroup, SubscriberSettings
 from router.placement.routing import Routing
-from tests.fakes_router import chain, config, info, load, replica_id
+from tests.fakes.router import chain, config, info, load, replica_id
 
 A, B = replica_id(0), replica_id(1)
 FAST = SubscriberSettings(snapshot_timeout_s=0.3, resync_interval_s=0.02, max_resync_interval_s=0.1)

@@ -29,7 +29,7 @@ from cache.types import BlockHash, RequestId
 from replica.arrivals import Arrival
 from replica.errors import EventSocketError
 from replica.publisher import Publisher, new_epoch
-from tests.fakes_engine import fingerprint
+from tests.fakes.engine import fingerprint
 
 EPOCH = 7
 HASHER = BlockHasher(fingerprint())

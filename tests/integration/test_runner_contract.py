@@ -19,7 +19,7 @@ from replica.engine_core import EngineCore
 from replica.model_source import resolve
 from replica.runner import Runner, ScheduledSequence
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import BLOCK_SIZE, fingerprint, make_request
+from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request
 
 NUM_BLOCKS = 64
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)

@@ -22,7 +22,7 @@ import pytest
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy.ports import free_base
 from router.config import RouterConfig
-from tests.fakes_serve import (
+from tests.fakes.serve import (
     BUSY,
     DIE_ALWAYS,
     DIE_BEFORE_FIRST,

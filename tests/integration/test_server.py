@@ -16,7 +16,7 @@ from cache.messages import FinishReason, ReplicaInfo
 from replica.config import ReplicaConfig, SimConfig
 from replica.errors import EngineStopped, InvalidRequest
 from replica.server import ReplicaServer
-from tests.fakes_engine import make_request
+from tests.fakes.engine import make_request
 
 CONFIG = ReplicaConfig(
     runner="simulated",

@@ -27,8 +27,8 @@ from replica.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup
 from router.placement.placing import make_placer
 from router.placement.routing import Placement, RouteQuery, Routing
-from tests.fakes_engine import fingerprint, sim_config
-from tests.fakes_router import config, info, replica_id
+from tests.fakes.engine import fingerprint, sim_config
+from tests.fakes.router import config, info, replica_id
 
 BLOCK = 16
 MARK = fingerprint(BLOCK)

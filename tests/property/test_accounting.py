@@ -16,7 +16,7 @@ from router.insight.content_sketch import ContentSketch
 from router.insight.held_memory import HeldMemory, as_words
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
-from tests.fakes_router import FINGERPRINT, FakeClock, config, info, load, replica_id
+from tests.fakes.router import FINGERPRINT, FakeClock, config, info, load, replica_id
 
 SIZE = FINGERPRINT.block_size
 REPLICAS = [replica_id(index) for index in range(3)]

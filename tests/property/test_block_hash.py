@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cache.block_hash import BlockHasher, Placeholder, hint, hints, placeholder_keys
 from cache.fingerprint import HashAlgorithm
 from cache.types import pack_tokens
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 TOKENS = st.lists(st.integers(0, 2), max_size=14)
 KEYS = st.dictionaries(
@@ -90,7 +90,7 @@ import sys
 from cache.block_hash import BlockHasher
 from cache.fingerprint import HashAlgorithm
 from cache.types import pack_tokens
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 for algorithm in HashAlgorithm:
     hasher = BlockHasher(a_fingerprint(hash_algorithm=algorithm))
     chain = hasher.chain(hasher.root(adapter="sql", salt="s"), pack_tokens(range(40)), {2: (b"cat",)})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cache.block_hash import BlockHasher, lookup_key
 from cache.types import pack_tokens
 from router.prompts.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 HASHER = BlockHasher(a_fingerprint(block_size=256))
 RUN_BYTES = 4 * RUN_TOKENS + 16 * RUN_TOKENS // HASHER.block_size + ENTRY_BYTES

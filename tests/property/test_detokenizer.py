@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cache.messages import FinishReason, SamplingParams
 from replica.detokenizer import Detokenizer
-from tests.fakes_engine import TokenizersDecoder
+from tests.fakes.engine import TokenizersDecoder
 
 DECODER = TokenizersDecoder()
 VOCAB_SIZE = DECODER.tokenizer.get_vocab_size()

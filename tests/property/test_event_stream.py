@@ -33,8 +33,8 @@ from replica.engine_core import EngineCore
 from router.events import snapshot_slices
 from router.events.event_stream import EventStream
 from router.placement.routing import RouteQuery, Routing
-from tests.fakes_engine import BLOCK_SIZE, fingerprint, make_request, sim_core
-from tests.fakes_router import FakeClock, config, info, replica_id
+from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request, sim_core
+from tests.fakes.router import FakeClock, config, info, replica_id
 
 HASHER = BlockHasher(fingerprint())
 NUM_BLOCKS = 14

@@ -30,7 +30,7 @@ from cache.events import (
     encode_snapshot,
 )
 from cache.types import BlockHash, HashHint, RequestId
-from tests.fakes_cache import Subscriber
+from tests.fakes.cache import Subscriber
 
 U64 = st.integers(0, 2**64 - 1)
 COUNT = st.integers(0, 2**40)

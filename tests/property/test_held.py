@@ -19,7 +19,7 @@ from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision
 from router.placement.held import Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
-from tests.fakes_router import FakeClock, config, info, load, query, replica_id
+from tests.fakes.router import FakeClock, config, info, load, query, replica_id
 
 REPLICAS = [replica_id(i) for i in range(3)]
 OPTIONS = HoldOptions(max_backlog_s=0.1, window=4, aging=0.1, age_floor_s=5.0, max_held_per_replica=5)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.openai_api.fields import FIELDS
-from tests.fakes_http import MODEL, RouterUnderTest
+from tests.fakes.http import MODEL, RouterUnderTest
 
 scalars = (
     st.none()

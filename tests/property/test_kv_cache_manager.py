@@ -21,7 +21,7 @@ from cache.errors import BlocksAwaited, BlocksInUse, NoFreeBlocks, StaleHit
 from cache.events import EventLog, Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import pack_tokens
-from tests.fakes_cache import ForgedHasher, NaiveCache, Subscriber, a_fingerprint, check_pool, check_sequence
+from tests.fakes.cache import ForgedHasher, NaiveCache, Subscriber, a_fingerprint, check_pool, check_sequence
 
 BLOCK_SIZE = 2
 MAX_SEQUENCES = 5

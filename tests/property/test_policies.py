@@ -12,8 +12,8 @@ from cache.types import ReplicaId
 from router.errors import AllBusy
 from router.placement.routing import Routing
 from router.policies import NAMES
-from tests.fakes_policies import FakePrompt, contents
-from tests.fakes_router import FakeClock, chain, config, info, load, query
+from tests.fakes.policies import FakePrompt, contents
+from tests.fakes.router import FakeClock, chain, config, info, load, query
 
 
 class Story:

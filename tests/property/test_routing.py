@@ -16,7 +16,7 @@ from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.routing import RouteQuery, Routing
 from router.policies import NAMES
-from tests.fakes_router import BLOCK_SIZE, OTHER_FINGERPRINT, FakeClock, chain, config, info, load, replica_id
+from tests.fakes.router import BLOCK_SIZE, OTHER_FINGERPRINT, FakeClock, chain, config, info, load, replica_id
 
 REPLICAS = [replica_id(i) for i in range(4)]
 INFOS = {

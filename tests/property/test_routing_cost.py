@@ -11,7 +11,7 @@ from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.pricing.cost import Candidate, RequestShape, costs, expected_time, tuning_free
 from router.pricing.load import LoadView
-from tests.fakes_router import view
+from tests.fakes.router import view
 
 MODELS = st.builds(
     StepTimeModel,

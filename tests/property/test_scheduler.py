@@ -16,7 +16,7 @@ from replica.errors import DeadlineExceeded, ForwardFailed
 from replica.request import RequestState
 from replica.runner import ScheduledSequence, StepResult
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
 
 NUM_BLOCKS = 12  # 48 tokens: two or three of the requests below fill it
 

@@ -16,7 +16,7 @@ from replica.detokenizer import Detokenizer, NoText
 from replica.request import Request
 from replica.runner import StepResult
 from replica.scheduler import Scheduler
-from tests.fakes_engine import BLOCK_SIZE, fingerprint
+from tests.fakes.engine import BLOCK_SIZE, fingerprint
 
 NUM_BLOCKS = 14
 

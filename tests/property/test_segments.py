@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 
 from router.prompts.segment_cache import SegmentCache
 from router.prompts.segments import Segmenter, SegmentRule, segment_rule
-from tests.fakes_tokenizers import SHAPES, a_tokenizer
+from tests.fakes.tokenizers import SHAPES, a_tokenizer
 
 # Contents that overlap, begin or end with spaces and letters, contain each other.
 CONTENTS = (

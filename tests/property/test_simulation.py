@@ -13,8 +13,8 @@ from loadtest.simulation.real_fleet import token_ids
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
 from replica.config import SimConfig
-from tests.fakes_engine import VirtualClock, make_request, sim_core
-from tests.fakes_simulation import BLOCK_TOKENS, MACHINE, spec, workloads
+from tests.fakes.engine import VirtualClock, make_request, sim_core
+from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, spec, workloads
 
 
 @st.composite

@@ -22,7 +22,7 @@ from openai._streaming import SSEDecoder
 
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
-from tests.fakes_http import MODEL, RouterUnderTest, events_of
+from tests.fakes.http import MODEL, RouterUnderTest, events_of
 from tests.http_server import HttpServer, scripted_server
 
 # What could be taken for the end of an event, of a line, of the stream; and characters of 1 to 4 bytes.

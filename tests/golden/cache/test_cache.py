@@ -18,7 +18,7 @@ from cache.block_hash import BlockHasher, Placeholder, hint, placeholder_keys
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import BlockHash, pack_tokens
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 FOLDER = Path(__file__).parent
 STORIES = sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "hashes")

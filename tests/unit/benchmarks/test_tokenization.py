@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import tokenization
-from tests.fakes_tokenizers import a_tokenizer
+from tests.fakes.tokenizers import a_tokenizer
 
 
 @pytest.fixture

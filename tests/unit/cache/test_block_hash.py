@@ -23,7 +23,7 @@ from cache.block_hash import (
 from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm, SaltMode
 from cache.types import BlockHash, little_endian_bytes, pack_tokens
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 TOKENS = pack_tokens([1, 2, 3, 4, 5, 6, 7, 8, 9])
 

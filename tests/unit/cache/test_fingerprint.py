@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache.fingerprint import Fingerprint, HashAlgorithm, SaltMode, folder_revision, template_digest
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 OTHERS = {
     "model_id": "other",

@@ -11,7 +11,7 @@ from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, 
 from cache.events import EventLog, Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import BlockHash, pack_tokens
-from tests.fakes_cache import ForgedHasher, a_fingerprint, check_pool
+from tests.fakes.cache import ForgedHasher, a_fingerprint, check_pool
 
 
 class CountingHasher(BlockHasher):

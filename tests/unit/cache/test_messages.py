@@ -11,7 +11,7 @@ import pytest
 from cache.fingerprint import HashAlgorithm, SaltMode
 from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo, SamplingParams
 from cache.types import BlockHash, ReplicaId, RequestId, pack_tokens
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 REQUEST = GenerateRequest(
     request_id=RequestId("r1"),

@@ -13,7 +13,7 @@ from replica.__main__ import main
 from replica.ask import Answer, ask, render, verdict
 from replica.config import SimConfig
 from replica.errors import ForwardFailed
-from tests.fakes_engine import TokenizersDecoder, VirtualClock, make_request, sim_core
+from tests.fakes.engine import TokenizersDecoder, VirtualClock, make_request, sim_core
 
 DECODER = TokenizersDecoder()
 

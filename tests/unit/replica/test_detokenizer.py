@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 
 from cache.messages import FinishReason, SamplingParams
 from replica.detokenizer import Detokenizer, NoText, TokenDecoder
-from tests.fakes_engine import TokenizersDecoder
+from tests.fakes.engine import TokenizersDecoder
 
 DECODER = TokenizersDecoder()
 

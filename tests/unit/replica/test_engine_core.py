@@ -15,7 +15,7 @@ from replica.engine_core import EngineCore
 from replica.errors import ForwardFailed, InvalidRequest, QueueFull
 from replica.runner import ScheduledSequence, StepResult
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import (
+from tests.fakes.engine import (
     BLOCK_SIZE,
     TokenizersDecoder,
     VirtualClock,

@@ -9,7 +9,7 @@ from torch import nn
 from replica import kv_pages
 from replica.attention.gather_sdpa import GatherSdpa
 from replica.kv_pages import ATTRIBUTE, KVPages, LayerPages, LayerShape
-from tests.fakes_steps import CPU, layer_pages, scheduled, step
+from tests.fakes.steps import CPU, layer_pages, scheduled, step
 
 
 def rows(*values: float) -> torch.Tensor:

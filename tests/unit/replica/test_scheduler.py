@@ -21,7 +21,7 @@ from replica.errors import (
 )
 from replica.runner import ScheduledSequence, StepResult
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import (
+from tests.fakes.engine import (
     BLOCK_SIZE,
     VirtualClock,
     fingerprint,

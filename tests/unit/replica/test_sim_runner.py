@@ -12,7 +12,7 @@ from cache.types import RequestId
 from replica.config import SimConfig
 from replica.runner import ScheduledSequence
 from replica.sim_runner import SimRunner, SimulatedFault
-from tests.fakes_engine import VirtualClock
+from tests.fakes.engine import VirtualClock
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 

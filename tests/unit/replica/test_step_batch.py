@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from replica import step_batch
-from tests.fakes_steps import scheduled, step
+from tests.fakes.steps import scheduled, step
 
 INF = float("inf")
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from replica.watchdog import Watchdog
-from tests.fakes_engine import VirtualClock
+from tests.fakes.engine import VirtualClock
 
 
 def build(clock: VirtualClock) -> tuple[Watchdog, list[str]]:

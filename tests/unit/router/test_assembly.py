@@ -12,7 +12,7 @@ from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segment_cache import CacheStatistics
-from tests.fakes_http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
+from tests.fakes.http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
 
 REPLICAS = {ReplicaId(name): a_replica_info() for name in ("a", "b")}
 

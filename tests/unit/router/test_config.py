@@ -10,7 +10,7 @@ from cache.errors import ConfigError
 from router.config import RecordConfig
 from router.limits import Limits
 from router.policies import NAMES
-from tests.fakes_router import config
+from tests.fakes.router import config
 
 
 @pytest.mark.parametrize("policy", NAMES)

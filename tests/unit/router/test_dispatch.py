@@ -14,7 +14,7 @@ from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Generation, Job
 from router.errors import NoReplica, ReplicaLost, TooManyDeaths
-from tests.fakes_http import BLOCK_SIZE, FINGERPRINT, RouterUnderTest, counting, text_of
+from tests.fakes.http import BLOCK_SIZE, FINGERPRINT, RouterUnderTest, counting, text_of
 
 PROMPT = array("i", range(1, 14))
 HASHER = BlockHasher(FINGERPRINT)

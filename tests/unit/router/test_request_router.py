@@ -18,7 +18,7 @@ from router.errors import NoReplica
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing, register_routing, unregister_routing
 from router.request_router import WarmpathRequestRouter
-from tests.fakes_http import FINGERPRINT, MODEL, a_replica_info
+from tests.fakes.http import FINGERPRINT, MODEL, a_replica_info
 
 
 @dataclass(frozen=True)

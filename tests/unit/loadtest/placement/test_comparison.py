@@ -15,7 +15,7 @@ from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.report import TextTable, groups, tables, write_report
 from loadtest.placement.suites import GridSpec, Setting
 from loadtest.placement.summary import summarize
-from tests.fakes_placement import BASE_S, WORKLOAD, fake_result, fake_spec
+from tests.fakes.placement import BASE_S, WORKLOAD, fake_result, fake_spec
 
 IDEAL, OURS, RIVAL = PolicyChoice("ideal"), PolicyChoice("expected_time"), PolicyChoice("round_robin")
 

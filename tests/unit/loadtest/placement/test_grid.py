@@ -14,7 +14,7 @@ from loadtest.placement.errors import CellsFailed, Stopped
 from loadtest.placement.grid import Grid, RunCell
 from loadtest.placement.store import ResultStore
 from loadtest.simulation.cell import CellResult, CellSpec
-from tests.fakes_placement import (
+from tests.fakes.placement import (
     LOG_VARIABLE,
     fake_result,
     fake_spec,

@@ -16,7 +16,7 @@ from loadtest.simulation.cell import CellResult
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.reference import WorkloadRef
 from router.policies import POLICIES
-from tests.fakes_placement import fake_result, fake_spec
+from tests.fakes.placement import fake_result, fake_spec
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from loadtest.placement.suites import Setting
 from loadtest.placement.summary import summarize
 from loadtest.placement.tuning import pick, settings, table
 from router.policies import POLICIES
-from tests.fakes_placement import WORKLOAD, fake_result, fake_spec
+from tests.fakes.placement import WORKLOAD, fake_result, fake_spec
 
 IDEAL = PolicyChoice("ideal")
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.simulation.cell import Failure, Scaling
 from loadtest.simulation.run import simulate
-from tests.fakes_simulation import spec, unrelated
+from tests.fakes.simulation import spec, unrelated
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from loadtest.simulation.cell import CellResult, Failure, Scaling
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
 from router.policies import NAMES
-from tests.fakes_simulation import BLOCK_TOKENS, Blocks, request, spec, unrelated, workload
+from tests.fakes.simulation import BLOCK_TOKENS, Blocks, request, spec, unrelated, workload
 
 DIGEST_SCRIPT = """
 import hashlib
 from dataclasses import fields
 from loadtest.simulation.run import simulate
-from tests.fakes_simulation import spec
+from tests.fakes.simulation import spec
 from tests.unit.loadtest.simulation.test_cluster import sessions
 result = simulate(sessions(), spec(policy="expected_time", num_replicas=3, num_routers=2, event_delay_s=0.01))
 parts = [repr(getattr(result, field.name)) for field in fields(result)]

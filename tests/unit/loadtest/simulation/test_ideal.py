@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from loadtest.simulation.cell import IDEAL, IDEAL_SHORTEST
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
-from tests.fakes_simulation import MACHINE, Blocks, request, spec, unrelated, workload, workloads
+from tests.fakes.simulation import MACHINE, Blocks, request, spec, unrelated, workload, workloads
 
 MODEL = MACHINE.step_time()
 

@@ -9,7 +9,7 @@ from cache.errors import NoFreeBlocks
 from cache.kv_cache_manager import SequenceBlocks
 from loadtest.simulation.pooled_cache import PooledCache
 from loadtest.simulation.turns import TurnHasher, TurnTokens, fingerprint, make_turns
-from tests.fakes_simulation import BLOCK_TOKENS, Blocks, request, workload
+from tests.fakes.simulation import BLOCK_TOKENS, Blocks, request, workload
 
 TURNS = make_turns(
     workload(

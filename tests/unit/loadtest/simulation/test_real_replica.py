@@ -7,7 +7,7 @@ import pytest
 from loadtest.simulation.real_replica import StretchedRunner
 from replica.engine_core import EngineCore
 from replica.sim_runner import SimRunner
-from tests.fakes_engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
 
 
 class WaitingRunner(SimRunner):

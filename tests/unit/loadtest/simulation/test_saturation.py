@@ -8,7 +8,7 @@ from loadtest.simulation.cell import IDEAL
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.run import simulate
 from loadtest.simulation.saturation import pooled_hits, saturation_rate_per_s, work_per_request
-from tests.fakes_simulation import BLOCK_TOKENS, MACHINE, Blocks, request, spec, unrelated, workload
+from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, Blocks, request, spec, unrelated, workload
 
 
 def test_work_by_hand() -> None:

@@ -17,7 +17,7 @@ from loadtest.simulation.turns import (
     name_contents,
 )
 from loadtest.workloads.request import Workload
-from tests.fakes_simulation import BLOCK_TOKENS, request, workload, workloads
+from tests.fakes.simulation import BLOCK_TOKENS, request, workload, workloads
 
 
 def shared_length(left: str, right: str) -> int:

@@ -18,7 +18,7 @@ from replica.attention.backend import AttentionCall
 from replica.attention.gather_sdpa import GatherSdpa
 from replica.kv_pages import LayerPages
 from replica.runner import ScheduledSequence
-from tests.fakes_steps import CPU, layer_pages, scheduled, step
+from tests.fakes.steps import CPU, layer_pages, scheduled, step
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 

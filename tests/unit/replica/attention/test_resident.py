@@ -10,7 +10,7 @@ from replica.attention.resident import HEADROOM_BLOCKS, ResidentDecodes
 from replica.kv_pages import LayerPages
 from replica.runner import ScheduledSequence
 from replica.step_batch import DecodeGroup, StepBatch
-from tests.fakes_steps import BLOCK_SIZE, layer_pages, scheduled, step
+from tests.fakes.steps import BLOCK_SIZE, layer_pages, scheduled, step
 
 
 @dataclass

@@ -10,7 +10,7 @@ import msgspec
 from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, LoadUpdate, Snapshot, digest_of
 from cache.types import HashHint, ReplicaId
 from router.events.event_stream import EventStream, ResyncReason
-from tests.fakes_router import replica_id
+from tests.fakes.router import replica_id
 
 A = replica_id(0)
 

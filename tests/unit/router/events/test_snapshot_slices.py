@@ -13,7 +13,7 @@ from cache.types import HashHint
 from router.events import snapshot_slices
 from router.events.snapshot_slices import replace_in_slices
 from router.index.hash_trie import HashTrie
-from tests.fakes_router import hint_chain, replica_id
+from tests.fakes.router import hint_chain, replica_id
 
 A, B = replica_id(0), replica_id(1)
 OLD, NEW = hint_chain("old", 9), hint_chain("new", 9)

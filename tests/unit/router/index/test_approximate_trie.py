@@ -6,7 +6,7 @@ import pytest
 
 from cache.errors import ConfigError
 from router.index.approximate_trie import ApproximateTrie
-from tests.fakes_router import hint_chain, replica_id
+from tests.fakes.router import hint_chain, replica_id
 
 A, B = replica_id(0), replica_id(1)
 

@@ -12,7 +12,7 @@ import pytest
 from cache.events import Digest, digest_of
 from cache.types import HashHint
 from router.index.hash_trie import HashTrie
-from tests.fakes_router import hint_chain, replica_id
+from tests.fakes.router import hint_chain, replica_id
 
 A, B, C = replica_id(0), replica_id(1), replica_id(2)
 

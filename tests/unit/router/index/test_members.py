@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.index.members import MAX_BEGINNINGS, MAX_NAMED_SETS, Members, numbers
-from tests.fakes_router import replica_id
+from tests.fakes.router import replica_id
 
 A, B, C = replica_id(0), replica_id(1), replica_id(2)
 

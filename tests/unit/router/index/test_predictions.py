@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.index.predictions import LEAVING_PER_CALL, Predictions
-from tests.fakes_router import hint_chain
+from tests.fakes.router import hint_chain
 
 
 def test_predictions_end_in_the_order_of_their_last_renewal() -> None:

@@ -15,7 +15,7 @@ from router.insight.content_sketch import ContentSketch
 from router.insight.held_memory import HeldMemory
 from router.placement.decision import RouteQuery, RouteReason
 from router.placement.routing import Routing
-from tests.fakes_router import FINGERPRINT, FakeClock, config, info, load, replica_id
+from tests.fakes.router import FINGERPRINT, FakeClock, config, info, load, replica_id
 
 A, B = replica_id(0), replica_id(1)
 SIZE = 16

@@ -15,8 +15,8 @@ from router.insight.content_sketch import ContentSketch
 from router.insight.held_memory import HeldMemory
 from router.placement.decision import DecisionRecord, RouteReason
 from router.placement.routing import Routing
-from tests.fakes_fleet import BLOCK_SIZE, Fleet
-from tests.fakes_router import FakeClock, config, info, load, query, replica_id
+from tests.fakes.fleet import BLOCK_SIZE, Fleet
+from tests.fakes.router import FakeClock, config, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
 SIZE = 16

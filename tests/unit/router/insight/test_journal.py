@@ -9,7 +9,7 @@ from router.insight.held_memory import HeldMemory
 from router.insight.journal import MAX_ATTEMPTS_KEPT, Journal
 from router.insight.shadow import ShadowVerdict
 from router.placement.routing import Routing
-from tests.fakes_router import FakeClock, config, info, load, query, replica_id
+from tests.fakes.router import FakeClock, config, info, load, query, replica_id
 
 A = replica_id(0)
 

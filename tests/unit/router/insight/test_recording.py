@@ -19,7 +19,7 @@ from router.config import RecordConfig
 from router.insight.recording import FILE_PATTERN, TrafficRecorder
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
-from tests.fakes_router import FakeClock, chain, config, hint_chain, info, load, replica_id
+from tests.fakes.router import FakeClock, chain, config, hint_chain, info, load, replica_id
 
 SIZE = 16
 

@@ -14,7 +14,7 @@ from router.insight.shadow import Shadow, ShadowVerdict
 from router.placement.routing import Routing
 from router.policies import PolicyContext, PolicyRequest, Scored, StatelessPolicy, make_policy
 from router.pricing.cost import Candidate
-from tests.fakes_router import BLOCK_SIZE, FakeClock, config, info, load, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, FakeClock, config, info, load, query, replica_id
 
 REPLICAS = [replica_id(index) for index in range(4)]
 

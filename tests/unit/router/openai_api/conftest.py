@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.fakes_http import RouterUnderTest
+from tests.fakes.http import RouterUnderTest
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cache.messages import Delta, FinishReason
-from tests.fakes_http import MAX_MODEL_LEN, MODEL, RouterUnderTest
+from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest
 
 
 async def test_a_chat_is_answered_whole(router: RouterUnderTest) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.openai_api.service import Readiness
-from tests.fakes_http import MAX_MODEL_LEN, MODEL, RouterUnderTest, error_of
+from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, error_of
 
 
 @pytest.mark.parametrize(

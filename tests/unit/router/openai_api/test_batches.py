@@ -10,7 +10,7 @@ import pytest
 
 from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
-from tests.fakes_http import RouterUnderTest, events_of
+from tests.fakes.http import RouterUnderTest, events_of
 
 
 async def test_prompts_of_a_batch_keep_their_index_and_add_up(router: RouterUnderTest) -> None:

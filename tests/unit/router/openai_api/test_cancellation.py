@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cache.messages import Delta
-from tests.fakes_http import MODEL, RouterUnderTest, asgi_call, text_of
+from tests.fakes.http import MODEL, RouterUnderTest, asgi_call, text_of
 
 
 async def _until_hanging(router: RouterUnderTest, num_calls: int) -> None:

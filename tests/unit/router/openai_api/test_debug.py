@@ -16,7 +16,7 @@ from cache.types import ReplicaId
 from router.config import RecordConfig
 from router.insight.accounting import UncachedReason
 from router.insight.debug_view import DebugPage
-from tests.fakes_http import BLOCK_SIZE, RouterUnderTest
+from tests.fakes.http import BLOCK_SIZE, RouterUnderTest
 
 TOKEN = "a token of many letters"
 SECRET = "a secret prompt"

@@ -12,7 +12,7 @@ from cache.errors import PromptTooLong as ReplicaPromptTooLong
 from cache.messages import Delta
 from router.errors import ReplicaLost
 from router.openai_api.streams import BrokenStream
-from tests.fakes_http import MODEL, RouterUnderTest, asgi_call, error_of, events_of
+from tests.fakes.http import MODEL, RouterUnderTest, asgi_call, error_of, events_of
 
 SECRET = "a secret prompt"
 

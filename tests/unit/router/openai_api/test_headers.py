@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes_http import MODEL, RouterUnderTest, error_of
+from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 SECRET = "a secret prompt"
 

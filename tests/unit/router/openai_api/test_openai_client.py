@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from cache.errors import QueueFull
-from tests.fakes_http import MODEL, RouterUnderTest, counting
+from tests.fakes.http import MODEL, RouterUnderTest, counting
 
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
 

@@ -8,7 +8,7 @@ import pytest
 
 from router.openai_api.prompt_text import ChatText, PlainText
 from router.openai_api.schema import ChatMessage
-from tests.fakes_http import MODEL, RouterUnderTest
+from tests.fakes.http import MODEL, RouterUnderTest
 
 
 def message(role: str, content: str) -> ChatMessage:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from router.limits import Limits
-from tests.fakes_http import MODEL, RouterUnderTest, error_of
+from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 SECRET = "a secret prompt"
 LIMITS = Limits(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cache.messages import Delta, FinishReason
-from tests.fakes_http import RouterUnderTest, events_of
+from tests.fakes.http import RouterUnderTest, events_of
 
 
 @pytest.mark.parametrize("path", ["chat", "complete"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.limits import Limits
-from tests.fakes_http import MAX_MODEL_LEN, MODEL, RouterUnderTest
+from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest
 
 
 async def post(router: RouterUnderTest, path: str, **body: Any) -> Any:

@@ -23,8 +23,8 @@ from router.openai_api.tool_calls import (
     format_of,
     renders_tools,
 )
-from tests.fakes_http import MODEL, RouterUnderTest, events_of
-from tests.fakes_tokenizers import CHATML, HERMES, a_tokenizer
+from tests.fakes.http import MODEL, RouterUnderTest, events_of
+from tests.fakes.tokenizers import CHATML, HERMES, a_tokenizer
 from tests.fuzz_bodies import GOOD, mutated
 from tests.http_server import HttpServer, scripted_server
 

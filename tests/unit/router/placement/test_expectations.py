@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.expectations import Expectations
 from router.placement.routing import Routing
-from tests.fakes_router import FakeClock, config, hint_chain, info, load, query, replica_id
+from tests.fakes.router import FakeClock, config, hint_chain, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
 

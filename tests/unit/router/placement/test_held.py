@@ -11,7 +11,7 @@ from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.held import Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
-from tests.fakes_router import BLOCK_SIZE, FakeClock, config, info, load, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, FakeClock, config, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
 OPTIONS = HoldOptions(max_backlog_s=0.1, window=24, aging=0.1, age_floor_s=20.0, max_held_per_replica=10)

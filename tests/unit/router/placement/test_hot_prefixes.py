@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from router.placement.hot_prefixes import STRIDE_TOKENS, HotPrefixes
-from tests.fakes_router import BLOCK_SIZE, hint_chain
+from tests.fakes.router import BLOCK_SIZE, hint_chain
 
 STRIDE = STRIDE_TOKENS // BLOCK_SIZE
 LENGTHS = itertools.count(1)  # no two prompts are twins

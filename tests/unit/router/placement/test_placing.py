@@ -19,8 +19,8 @@ from router.dispatch import Generation, Job
 from router.errors import AllBusy, NoReplica
 from router.placement.placing import LatePlacer, PromptPlacer, make_placer
 from router.placement.routing import Routing
-from tests.fakes_http import FINGERPRINT, RouterUnderTest, text_of
-from tests.fakes_router import config, info, load, query, replica_id
+from tests.fakes.http import FINGERPRINT, RouterUnderTest, text_of
+from tests.fakes.router import config, info, load, query, replica_id
 
 A = replica_id(0)
 HASHER = BlockHasher(FINGERPRINT)

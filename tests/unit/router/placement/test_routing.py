@@ -22,7 +22,7 @@ from router.placement.routing import (
     register_routing,
     unregister_routing,
 )
-from tests.fakes_router import (
+from tests.fakes.router import (
     BLOCK_SIZE,
     OTHER_FINGERPRINT,
     FakeClock,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes_policies import Bench, busy, candidate, candidates, cold, of_blocks
-from tests.fakes_router import hint_chain
+from tests.fakes.policies import Bench, busy, candidate, candidates, cold, of_blocks
+from tests.fakes.router import hint_chain
 
 ABC = candidates("abc")
 DOC = hint_chain("doc", 8)

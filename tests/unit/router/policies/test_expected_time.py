@@ -11,7 +11,7 @@ from cache.types import ReplicaId
 from router.policies import PolicyContext, make_policy
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import Candidate, RequestShape
-from tests.fakes_router import BLOCK_SIZE, FakeClock, info, replica_id, request, view
+from tests.fakes.router import BLOCK_SIZE, FakeClock, info, replica_id, request, view
 
 REPLICAS = [replica_id(i) for i in range(4)]
 SHAPE = RequestShape(1000)

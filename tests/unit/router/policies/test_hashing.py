@@ -7,8 +7,8 @@ from collections import Counter
 from cache.types import HashHint
 from router.policies.indexes.hash_ring import HashRing, position
 from router.policies.prodstack_simhash import simhash
-from tests.fakes_policies import Bench, busy, candidate, candidates, cold, of_blocks, of_text
-from tests.fakes_router import hint_chain
+from tests.fakes.policies import Bench, busy, candidate, candidates, cold, of_blocks, of_text
+from tests.fakes.router import hint_chain
 
 ABCD = candidates("abcd")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fakes_policies import Bench, busy, candidates, cold
+from tests.fakes.policies import Bench, busy, candidates, cold
 
 
 def test_random_draws_everybody_alike_whatever_the_load() -> None:

@@ -16,8 +16,8 @@ from cache.types import ReplicaId, RequestId
 from router.placement.routing import Routing
 from router.policies import NAMES, Policy, PolicyRequest, check_policy, make_policy
 from router.pricing.cost import Candidate, RequestShape
-from tests.fakes_policies import Bench, candidate, cold, contents, of_blocks
-from tests.fakes_router import (
+from tests.fakes.policies import Bench, candidate, cold, contents, of_blocks
+from tests.fakes.router import (
     FakeClock,
     config,
     context,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.policies.profiled_prefill import A6000_MISTRAL_7B, V100_MISTRAL_7B
-from tests.fakes_policies import Bench, busy, candidate, candidates, cold, of_blocks
-from tests.fakes_router import STEP_TIME, hint_chain
+from tests.fakes.policies import Bench, busy, candidate, candidates, cold, of_blocks
+from tests.fakes.router import STEP_TIME, hint_chain
 
 ABC = candidates("abc")
 DOC = hint_chain("doc", 40)  # 640 tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.policies.indexes.hash_ring import HashRing, position
-from tests.fakes_policies import Bench, busy, candidate, candidates, cold, of_blocks
-from tests.fakes_router import STEP_TIME, hint_chain
+from tests.fakes.policies import Bench, busy, candidate, candidates, cold, of_blocks
+from tests.fakes.router import STEP_TIME, hint_chain
 
 DOC = of_blocks(hint_chain("doc", 200))  # 3,200 tokens
 

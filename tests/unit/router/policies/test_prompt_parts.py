@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from router.policies.prompt_parts import SharedBeginning, prompt_chunks, prompt_text
-from tests.fakes_policies import cold, of_blocks, of_text
-from tests.fakes_router import hint_chain
+from tests.fakes.policies import cold, of_blocks, of_text
+from tests.fakes.router import hint_chain
 
 
 def test_text_is_compared_by_character() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes_policies import Bench, busy, candidates, of_blocks, of_text
-from tests.fakes_router import hint_chain
+from tests.fakes.policies import Bench, busy, candidates, of_blocks, of_text
+from tests.fakes.router import hint_chain
 
 ABC = candidates("abc")
 COOK = "You are a cook. What goes well with fennel?"

@@ -9,7 +9,7 @@ import pytest
 from cache.events import StepTimeModel
 from cache.types import RequestId
 from router.pricing.load import FleetLoad, LoadView, QueueAverage, Reservation
-from tests.fakes_router import STEP_TIME, FakeClock, info, load, replica_id
+from tests.fakes.router import STEP_TIME, FakeClock, info, load, replica_id
 
 A, B = replica_id(0), replica_id(1)
 X, Y = RequestId("x"), RequestId("y")

@@ -10,7 +10,7 @@ from cache.block_hash import BlockHasher
 from cache.fingerprint import HashAlgorithm
 from cache.types import pack_tokens
 from router.prompts.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
-from tests.fakes_cache import a_fingerprint
+from tests.fakes.cache import a_fingerprint
 
 BLOCK = 16
 

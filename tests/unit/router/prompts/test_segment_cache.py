@@ -11,8 +11,8 @@ import pytest
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, SegmentCache
 from router.prompts.segments import SegmentRule, segment_rule
-from tests.fakes_router import config
-from tests.fakes_tokenizers import a_tokenizer
+from tests.fakes.router import config
+from tests.fakes.tokenizers import a_tokenizer
 
 
 class Watched:

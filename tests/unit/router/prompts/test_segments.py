@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segments import Segmenter, SegmentRule, probe_texts, segment_rule
-from tests.fakes_tokenizers import CHATML_TOKENS, SHAPES, a_tokenizer
+from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, a_tokenizer
 
 
 def raw(content: str, **flags: bool) -> AddedToken:

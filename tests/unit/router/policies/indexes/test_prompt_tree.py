@@ -5,8 +5,8 @@ from __future__ import annotations
 from cache.types import ReplicaId
 from router.policies.indexes.prefix_window import PrefixWindow
 from router.policies.indexes.prompt_tree import PromptTree
-from tests.fakes_policies import of_blocks
-from tests.fakes_router import BLOCK_SIZE, hint_chain
+from tests.fakes.policies import of_blocks
+from tests.fakes.router import BLOCK_SIZE, hint_chain
 
 A = ReplicaId("a")
 DOC = hint_chain("doc", 4)

@@ -22,7 +22,7 @@ from replica.engine_core import EngineCore
 from router.config import RouterConfig
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
-from tests.fakes_engine import VirtualClock, fingerprint, make_request, sim_core
+from tests.fakes.engine import VirtualClock, fingerprint, make_request, sim_core
 
 BLOCK_SIZE = 4
 

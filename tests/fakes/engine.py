@@ -21,7 +21,7 @@ from replica.engine_core import EngineCore
 from replica.sim_runner import SimRunner
 
 BLOCK_SIZE = 4
-TINY_TOKENIZER = Path(__file__).parents[1] / "replica" / "tiny" / "tokenizer.json"
+TINY_TOKENIZER = Path(__file__).parents[2] / "replica" / "tiny" / "tokenizer.json"
 
 
 class VirtualClock:

@@ -12,7 +12,7 @@ from typing import Any
 from cache.types import HashHint, ReplicaId, RequestId
 from router.policies import Policy, PolicyContext, PolicyRequest, Scored, make_policy
 from router.pricing.cost import Candidate, RequestShape
-from tests.fakes_router import BLOCK_SIZE, FakeClock, hint_chain, info, view
+from tests.fakes.router import BLOCK_SIZE, FakeClock, hint_chain, info, view
 
 OPAQUE = (random.Random, FakeClock, str, bytes, int, float, type(None))
 
