@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cache.block_hash import BlockHasher
+from cache.block_hash import BlockHasher, PackedHashes
 from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFull, RequestRefused
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import BlockHash, ReplicaId, RequestId
@@ -49,7 +49,7 @@ class Job:
 
     request_id: RequestId
     prompt: array[int]  # packed int32
-    block_hashes: tuple[BlockHash, ...]  # of the prompt's full blocks, parent first
+    block_hashes: Sequence[BlockHash]  # of the prompt's full blocks, parent first
     sampling: SamplingParams
     seed: int
     cache_salt: str = ""
@@ -94,7 +94,8 @@ class Generation:
         self._shared = dispatcher
         self._job = job
         self._tokens = job.prompt[:]  # prompt, then everything generated so far
-        self._block_hashes = list(job.block_hashes)  # of the full blocks of `_tokens`, as of the last attempt
+        # Of the full blocks of `_tokens`, as of the last attempt.
+        self._block_hashes = PackedHashes.of(job.block_hashes)
         self._sent_chars = 0
         self._excluded: frozenset[ReplicaId] = frozenset()
         self._deaths = 0

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from cache.block_hash import BlockHasher
+from cache.block_hash import BlockHasher, PackedHashes
 from cache.messages import SamplingParams
 from cache.types import RequestId
 from router.config import RouterConfig
@@ -264,7 +264,7 @@ class Service:
         return Job(
             request_id=request_id,
             prompt=prompt,
-            block_hashes=tuple(hashes),
+            block_hashes=hashes,
             sampling=SamplingParams(
                 max_tokens=max_tokens,
                 min_tokens=body.min_tokens,
@@ -282,7 +282,7 @@ class Service:
             text=text,
         )
 
-    async def _hash(self, prompt: array[int], salt: str) -> Sequence[Any]:
+    async def _hash(self, prompt: array[int], salt: str) -> PackedHashes:
         chain = self._chains.begin(self._hasher.root(salt=salt), prompt)
         if chain.num_missing_tokens <= _HASH_OFFLOAD_TOKENS:
             chain.finish()

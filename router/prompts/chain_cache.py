@@ -16,13 +16,12 @@ Knows tokens and hashes; knows neither text nor replicas. Owner: the router's ev
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from cache.block_hash import HASH_BYTES, BlockHasher, lookup_key
+from cache.block_hash import HASH_BYTES, BlockHasher, PackedHashes, lookup_key
 from cache.types import BlockHash, little_endian_bytes
 
 RUN_TOKENS = 1024
@@ -36,7 +35,7 @@ class _Run(NamedTuple):
 
     before: _Run | BlockHash  # the root, before the first
     tokens: bytes
-    hashes: bytes  # joined: half a thousand small objects, each in memory of its own, take longer to touch
+    hashes: bytes  # packed, as in `PackedHashes`
 
     def is_after(self, before: _Run | BlockHash) -> bool:
         return self.before is before or (isinstance(before, bytes) and self.before == before)
@@ -49,30 +48,36 @@ class _Run(NamedTuple):
 class PartialChain:
     """One prompt's hashes, as far as they were known; `finish` computes the others."""
 
-    __slots__ = ("_hasher", "buffer", "hashes", "keys", "pieces", "root", "runs")
+    __slots__ = ("_hasher", "buffer", "keys", "packed", "pieces", "root", "runs")
 
     def __init__(self, hasher: BlockHasher, root: BlockHash, token_ids: array[int]) -> None:
         self._hasher = hasher
         self.root = root
         self.buffer = little_endian_bytes(token_ids)
-        self.hashes: list[BlockHash] = []  # of full blocks, parent first
+        self.packed = b""  # hashes of full blocks, parent first
         self.keys: Sequence[int] = ()  # what the root stands for, then each full run's
         self.pieces: Sequence[bytes] = ()  # the tokens of each full run
         self.runs: list[_Run] = []  # those that were known, in order
 
     @property
+    def hashes(self) -> PackedHashes:
+        """Of full blocks, parent first: those that were known, all of them after `finish`."""
+        return PackedHashes(self.packed)
+
+    @property
     def num_missing_tokens(self) -> int:
         """Tokens of full blocks that `finish` would hash."""
         size = self._hasher.block_size
-        return (len(self.buffer) // (4 * size) - len(self.hashes)) * size
+        return (len(self.buffer) // (4 * size) - len(self.packed) // HASH_BYTES) * size
 
     def finish(self) -> None:
         """Hash the rest. Touches nothing but this object."""
-        done, size = len(self.hashes), 4 * self._hasher.block_size
+        done, size = len(self.packed) // HASH_BYTES, 4 * self._hasher.block_size
         blocks = len(self.buffer) // size
         if done < blocks:
-            parent = self.hashes[-1] if done else self.root
-            self.hashes += self._hasher.extend_packed(parent, self.buffer[done * size : blocks * size])
+            parent = BlockHash(self.packed[-HASH_BYTES:]) if done else self.root
+            rest = memoryview(self.buffer)[done * size : blocks * size]
+            self.packed += self._hasher.extend_packed(parent, rest)
 
 
 class ChainCache:
@@ -85,7 +90,6 @@ class ChainCache:
         self._blocks = max(1, RUN_TOKENS // hasher.block_size)  # per full run
         self._block_bytes = 4 * hasher.block_size
         self._run_bytes = self._blocks * self._block_bytes
-        self._unpack = struct.Struct(f"{HASH_BYTES}s" * self._blocks).unpack
         self._runs: OrderedDict[int, _Run] = OrderedDict()
         self._num_bytes = 0
 
@@ -97,8 +101,8 @@ class ChainCache:
     def num_bytes(self) -> int:
         return self._num_bytes
 
-    def chain(self, root: BlockHash, token_ids: array[int]) -> list[BlockHash]:
-        """`BlockHasher.chain`, hashing only what no earlier prompt began with."""
+    def chain(self, root: BlockHash, token_ids: array[int]) -> PackedHashes:
+        """`BlockHasher.chain`, packed, hashing only what no earlier prompt began with."""
         chain = self.begin(root, token_ids)
         chain.finish()
         self.keep(chain)
@@ -110,39 +114,38 @@ class ChainCache:
         if not self._max_bytes:
             return chain
         self._cut(chain)
-        runs, before = self._runs, cast("_Run | BlockHash", root)
+        runs, before, known = self._runs, cast("_Run | BlockHash", root), []
         for key, piece in zip(chain.keys[1:], chain.pieces, strict=True):
             run = runs.get(key)
             if run is None or not run.is_after(before) or run.tokens != piece:
                 break
-            chain.hashes += self._unpack(run.hashes)
+            known.append(run.hashes)
             chain.runs.append(run)
             before = run
         tail = runs.get(TAIL | chain.keys[len(chain.runs)])
         if tail is not None and tail.is_after(before):
-            known = len(chain.runs) * self._run_bytes
-            chain.hashes += self._beginning(tail, chain.buffer[known : known + len(tail.tokens)])
+            start = len(chain.runs) * self._run_bytes
+            known.append(self._beginning(tail, chain.buffer[start : start + len(tail.tokens)]))
+        chain.packed = b"".join(known)
         return chain
 
     def keep(self, chain: PartialChain) -> None:
         """Remember a finished chain. Runs it is made of are as if just used."""
         if not self._max_bytes:
             return
-        step = HASH_BYTES * self._blocks
-        joined = b""
+        step, packed = HASH_BYTES * self._blocks, chain.packed
         before: _Run | BlockHash = chain.root
         for number, key in enumerate(chain.keys[1:]):
             if number < len(chain.runs) and self._runs.get(key) is chain.runs[number]:
                 before = chain.runs[number]
                 continue
-            joined = joined or b"".join(chain.hashes)
-            before = _Run(before, chain.pieces[number], joined[number * step : (number + 1) * step])
+            before = _Run(before, chain.pieces[number], packed[number * step : (number + 1) * step])
             self._put(key, before)
-        left = chain.hashes[len(chain.pieces) * self._blocks :]
+        left = packed[len(chain.pieces) * step :]
         if left:
             start = len(chain.pieces) * self._run_bytes
-            tokens = chain.buffer[start : start + len(left) * self._block_bytes]
-            self._put(TAIL | chain.keys[-1], _Run(before, tokens, b"".join(left)))
+            tokens = chain.buffer[start : start + len(left) // HASH_BYTES * self._block_bytes]
+            self._put(TAIL | chain.keys[-1], _Run(before, tokens, left))
         for key in reversed(chain.keys[1:]):  # so that the first one leaves last
             self._runs.move_to_end(key)
         while self._num_bytes > self._max_bytes:
@@ -161,7 +164,7 @@ class ChainCache:
         chain.keys = [key, *[key := lookup_key(piece, key) for piece in pieces]]
         chain.pieces = pieces
 
-    def _beginning(self, tail: _Run, tokens: bytes) -> Sequence[BlockHash]:
+    def _beginning(self, tail: _Run, tokens: bytes) -> bytes:
         """Hashes of the tail's blocks that the tokens begin with."""
         size = self._block_bytes
         low, high = 0, min(len(tail.tokens), len(tokens)) // size
@@ -171,5 +174,4 @@ class ChainCache:
                 low = middle
             else:
                 high = middle - 1
-        hashes = struct.unpack(f"{HASH_BYTES}s" * low, tail.hashes[: HASH_BYTES * low])
-        return cast("Sequence[BlockHash]", hashes)
+        return tail.hashes[: HASH_BYTES * low]

@@ -35,7 +35,7 @@ def test_the_hashes_are_the_hashers_own(
         for (path, rest), salt in prompts:
             tokens = pack_tokens([step for step in path for _ in range(RUN_TOKENS // 2)] + [7] * rest)
             root = HASHER.root(salt=salt)
-            assert cache.chain(root, tokens) == HASHER.chain(root, tokens)
+            assert list(cache.chain(root, tokens)) == HASHER.chain(root, tokens)
             assert cache.num_bytes == sum(run.num_bytes for run in cache._runs.values()) <= room
             if key_bytes == 8 and len(tokens) * RUN_BYTES <= room * RUN_TOKENS:
                 assert cache.begin(root, tokens).num_missing_tokens <= HASHER.block_size * 4

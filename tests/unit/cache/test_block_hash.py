@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import struct
 from collections.abc import Callable
 from itertools import combinations
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cache.block_hash import (
     BlockHasher,
     ExtraKeys,
+    PackedHashes,
     Placeholder,
     hint,
     hint_view,
@@ -149,6 +153,42 @@ def test_packed_tokens_hash_like_the_tokens() -> None:
     tokens = pack_tokens(range(5 * hasher.block_size))
     packed = little_endian_bytes(tokens)
     root = hasher.root()
-    assert hasher.extend_packed(root, packed) == hasher.chain(root, tokens)
+    assert hasher.extend_packed(root, packed) == b"".join(hasher.chain(root, tokens))
     with pytest.raises(AssertionError):
         hasher.extend_packed(root, packed[:-4])
+
+
+@given(
+    hashes=st.lists(st.binary(min_size=16, max_size=16), max_size=12),
+    index=st.integers(-13, 12),
+    piece=st.slices(12),
+)
+def test_packed_hashes_are_the_sequence_of_the_hashes(hashes: list[bytes], index: int, piece: slice) -> None:
+    expected = [BlockHash(one) for one in hashes]
+    packed = PackedHashes.of(expected)
+    assert list(packed) == expected
+    assert len(packed) == len(expected)
+    assert bool(packed) is bool(expected)
+    assert list(packed[piece]) == expected[piece]
+    assert list(packed + expected) == expected + expected
+    assert list(hint_view(packed)) == hints(expected)
+    if -len(expected) <= index < len(expected):
+        assert packed[index] == expected[index]
+    else:
+        with pytest.raises(IndexError):
+            packed[index]
+
+
+def test_packed_hashes_travel_as_their_bytes_and_equal_only_their_like() -> None:
+    hasher = BlockHasher(a_fingerprint())
+    hashes = hasher.chain(hasher.root(), pack_tokens(range(64 * hasher.block_size)))
+    packed = PackedHashes.of(hashes)
+    assert pickle.loads(pickle.dumps(packed)) == packed
+    assert len(pickle.dumps(packed)) < len(pickle.dumps(tuple(hashes)))
+    assert PackedHashes.of(packed) is packed
+    assert hash(packed) == hash(PackedHashes(b"".join(hashes)))
+    assert packed != PackedHashes.of(hashes[:-1])
+    assert packed != hashes
+    assert not PackedHashes()
+    with pytest.raises(AssertionError):
+        PackedHashes(b"half a hash")
