@@ -11,6 +11,7 @@ Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from cache.types import HashHint
@@ -24,8 +25,8 @@ class HotPrefixes:
         self._stride = max(1, STRIDE_TOKENS // block_size)
         self._window_s = window_s
         self._max_entries = max_entries
-        self._current: dict[HashHint, int] = {}
-        self._previous: dict[HashHint, int] = {}
+        self._current: Counter[HashHint] = Counter()
+        self._previous: Counter[HashHint] = Counter()
         self._turned_at = float("-inf")
         # Prompts counted, by last block and length: many end within a block after the same ones.
         self._prompts: set[tuple[HashHint, int]] = set()
@@ -42,9 +43,7 @@ class HotPrefixes:
         if prompt in self._prompts or prompt in self._previous_prompts:
             return
         self._prompts.add(prompt)
-        counts, stride = self._current, self._stride
-        for hint in hints[stride - 1 :: stride]:
-            counts[hint] = counts.get(hint, 0) + 1
+        self._current.update(hints[self._stride - 1 :: self._stride])
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
         """Leading blocks used at least that often, rounded down to the stride. O(log(blocks))."""
@@ -71,7 +70,7 @@ class HotPrefixes:
     def _turn(self, now: float) -> None:
         # Both generations turn as a whole, so that counts keep falling along every chain.
         is_stale = now - self._turned_at >= 2 * self._window_s
-        self._previous = {} if is_stale else self._current
+        self._previous = Counter() if is_stale else self._current
         self._previous_prompts = set() if is_stale else self._prompts
-        self._current, self._prompts = {}, set()
+        self._current, self._prompts = Counter(), set()
         self._turned_at = now
