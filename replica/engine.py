@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cache.block_hash import hints
+from cache.engine_report import EngineReport
 from cache.errors import ServingError
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
 from cache.messages import Delta, GenerateRequest
@@ -37,6 +38,7 @@ __all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
 # With work to do, routers hear of the load at the first step's end after this: never more than 20 ms late
 # where steps take 10.
 LOAD_INTERVAL_S = 0.01
+REPORT_INTERVAL_S = 0.5  # between two reports for metrics, which are scraped every few seconds
 
 logger = logging.getLogger(__name__)
 
@@ -89,16 +91,19 @@ class Engine:
         *,
         events: EventLog | None = None,
         publish: Callable[[EventBatch], None] | None = None,
+        report: Callable[[EngineReport], None] | None = None,
         door: Door | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] | None = None,
     ) -> None:
-        """events: the log that is also the core's sink. publish: takes its batches; must not block.
+        """events: the log that is also the core's sink. publish: takes its batches, report: what
+        metrics tell of the engine; neither may block.
         clock: the core's own. on_hang: instead of ending the process, for tests."""
         self._core = core
         self._config = config
         self._events = events
         self._publish = publish
+        self._tell_report = report
         self._door = door
         self._clock = clock
         self._watchdog = Watchdog(
@@ -116,6 +121,8 @@ class Engine:
         self._admitted: list[RequestId] = []  # taken in since the last batch
         self._has_news = False  # something ended since the last batch
         self._published_s = -float("inf")
+        self._reported_s = -float("inf")
+        self._num_reports = 0
         # Written by the engine thread, read by anyone: immutable values, replaced whole.
         self._load = core.load()
         self._stats = core.stats()
@@ -224,6 +231,7 @@ class Engine:
                 self._step()
                 self._deliver()
                 self._publish_if_due()
+                self._report_if_due()
         except BaseException as error:
             self._failure = error
             logger.critical("engine thread died", exc_info=error)
@@ -366,6 +374,15 @@ class Engine:
                 self._publish(batch)
             if not (self._events.has_changes or self._admitted):
                 return
+
+    def _report_if_due(self) -> None:
+        now_s = self._clock()
+        if self._tell_report is None or now_s - self._reported_s < REPORT_INTERVAL_S:
+            return
+        self._reported_s = now_s
+        self._num_reports += 1
+        epoch = self._events.epoch if self._events is not None else 0
+        self._tell_report(self._core.report(epoch=epoch, number=self._num_reports))
 
     def _end_everything(self) -> None:
         """No request may wait for a thread that is gone."""

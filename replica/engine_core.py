@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cache.block_hash import BlockHasher
+from cache.engine_report import EngineReport
 from cache.errors import ServingError
 from cache.events import Load
 from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
@@ -20,6 +21,7 @@ from cache.messages import FinishReason, GenerateRequest
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.detokenizer import Detokenizer, NoText, TokenDecoder
+from replica.engine_meter import Ending, EngineMeter
 from replica.errors import ForwardFailed
 from replica.request import Request, check_request, copy_tokens
 from replica.runner import Runner, ScheduledSequence, StepResult
@@ -104,6 +106,7 @@ class EngineCore:
             clock=clock,
         )
         self._step_time = StepTimeFit()
+        self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
         self._ended_at_submission: list[Progress] = []
         self._logged_cause = ""
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
@@ -148,6 +151,7 @@ class EngineCore:
                 max_tokens=max_output,
                 sent_chars=request.sent_chars,
             ),
+            num_earlier_tokens=len(token_ids) - num_prompt,
         )
         self._scheduler.submit(taken)
         self._replay(taken)
@@ -155,7 +159,10 @@ class EngineCore:
 
     def cancel(self, request_id: RequestId) -> Request | None:
         """Drop a request and free its blocks at once; None if it is not here (any more)."""
-        return self._scheduler.cancel(request_id)
+        request = self._scheduler.cancel(request_id)
+        if request is not None:
+            self._meter.ended(request, Ending.ABORTED, self._clock())
+        return request
 
     @property
     def has_work(self) -> bool:
@@ -173,7 +180,7 @@ class EngineCore:
         A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone.
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
-        progress += [Progress(request, error=error) for request, error in self._scheduler.expire()]
+        progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
         sequences = self._scheduler.schedule()
         if not sequences:
             return progress
@@ -183,7 +190,8 @@ class EngineCore:
         except Exception as error:
             return progress + self._fail_step(error, len(sequences))
         self._measure(sequences, result)
-        return progress + [self._advance(request) for request in self._scheduler.update(result)]
+        now_s = self._clock()
+        return progress + [self._advance(request, now_s) for request in self._scheduler.update(result)]
 
     def complete(self, requests: Iterable[GenerateRequest]) -> list[Completion]:
         """Run these requests to their end and return them in the same order.
@@ -219,6 +227,23 @@ class EngineCore:
             preemptions=self._scheduler.num_preemptions,
         )
 
+    def report(self, *, epoch: int, number: int) -> EngineReport:
+        """What this engine has done since it started, as metrics tell it. O(requests)."""
+        cache = self._cache.stats()
+        return self._meter.report(
+            epoch=epoch,
+            number=number,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            used_blocks=cache.used,
+            cached_blocks=cache.cached,
+            total_blocks=cache.total,
+            preemptions=self._scheduler.num_preemptions,
+            steps=self._num_steps,
+            failed_steps=self._num_failed_steps,
+            computed_tokens=self._computed_tokens,
+        )
+
     # -- parts of the above -----------------------------------------------------------------------
 
     def _replay(self, request: Request) -> None:
@@ -233,10 +258,11 @@ class EngineCore:
                 self._ended_at_submission.append(Progress(request))
                 return
 
-    def _advance(self, request: Request) -> Progress:
+    def _advance(self, request: Request, now_s: float) -> Progress:
         """The request has just got a token: decide whether it is the last."""
         token_id = request.token_ids[-1]
         self._output_tokens += 1
+        self._meter.got_token(request, now_s)
         if (reason := request.detokenizer.push(token_id)) is not None:
             self._end(request, reason)
         return Progress(request, token_id)
@@ -244,6 +270,11 @@ class EngineCore:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         self._scheduler.finish(request)
+        self._meter.ended(request, Ending.of(reason), self._clock())
+
+    def _expired(self, request: Request, error: ServingError) -> Progress:
+        self._meter.ended(request, Ending.ABORTED, self._clock())
+        return Progress(request, error=error)
 
     def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
         self._num_failed_steps += 1
@@ -256,7 +287,10 @@ class EngineCore:
         )
         self._logged_cause = cause
         reason = type(error).__name__  # the message may quote tokens, so it stays in the log
-        return [Progress(request, error=ForwardFailed(reason)) for request in self._scheduler.fail_step()]
+        failed = self._scheduler.fail_step()
+        for request in failed:
+            self._meter.ended(request, Ending.FAILED, self._clock())
+        return [Progress(request, error=ForwardFailed(reason)) for request in failed]
 
     def _check(self, result: StepResult, sequences: list[ScheduledSequence]) -> None:
         """A runner that breaks its promise must not leave the schedule half updated."""
@@ -269,6 +303,7 @@ class EngineCore:
         work = step_work(sequences)
         self._num_steps += 1
         self._computed_tokens += work.new_tokens
+        self._meter.stepped(work.new_tokens)
         self._step_time.observe(
             new_tokens=work.new_tokens,
             attention=work.attention,

@@ -47,6 +47,11 @@ class Request:
     expected_hit: int = 0  # cached tokens at submission: an estimate while waiting
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
+    # Engine clock, None before: for metrics and traces, nothing is decided by them.
+    admitted_s: float | None = None  # first taken into a step
+    first_token_s: float | None = None  # of those sampled here
+    last_token_s: float | None = None
+    num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
 
     @property
     def num_uncomputed(self) -> int:
@@ -61,6 +66,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_here(self) -> int:
+        """Output tokens sampled by this engine, an earlier attempt's not counted."""
+        return self.num_output_tokens - self.num_earlier_tokens
 
 
 def check_request(request: GenerateRequest, vocab_size: int) -> None:

@@ -262,6 +262,7 @@ class Scheduler:
         request.num_computed = hit_tokens
         if request.cached_tokens is None:
             request.cached_tokens = min(hit_tokens, request.num_prompt_tokens)
+            request.admitted_s = self._clock()
         self._running.append(request)
 
     def _try_grow(self, request: Request, num_tokens: int) -> bool:

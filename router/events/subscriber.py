@@ -3,7 +3,8 @@
 One `Subscriber` per replica: SUB first, then a snapshot through a DEALER, so that nothing between the
 two is lost; what the messages mean in which order is decided in `router/events/event_stream.py`.
 
-    PUB     [b"kv", encode(EventBatch)], [b"load", encode(LoadUpdate)]    replica -> every router
+    PUB     [b"kv", encode(EventBatch)], [b"load", encode(LoadUpdate)],   replica -> every router
+            [b"report", encode_report(EngineReport)]
     DEALER  [b"snapshot"]  ->  [head, hashes] = encode_snapshot(Snapshot)  router <-> one replica's ROUTER
 
 Knows endpoints and bytes; knows neither prompts nor which replica is best. A replica that cannot be
@@ -25,6 +26,7 @@ from zmq.asyncio import Context
 from zmq.constants import DEALER, IPV6, LINGER, MAXMSGSIZE, RCVHWM, SUB, SUBSCRIBE
 from zmq.error import ZMQError
 
+from cache.engine_report import EngineReport, decode_report
 from cache.errors import WireError
 from cache.events import (
     MAX_BATCH_BYTES,
@@ -40,6 +42,7 @@ from router.events.event_stream import EventCounters, EventSink, EventStream
 
 TOPIC = b"kv"
 LOAD_TOPIC = b"load"
+REPORT_TOPIC = b"report"
 SNAPSHOT_REQUEST = b"snapshot"
 
 _MESSAGES_PER_TURN = 64  # then the loop gets a turn: a flood of events must not stall requests
@@ -54,6 +57,7 @@ class EventStatistics:
 
     counters: EventCounters  # of all replicas since the start; live: do not keep
     lag_s: Mapping[ReplicaId, float]  # of each replica's latest batch
+    reports: Mapping[ReplicaId, EngineReport]  # each replica's latest; none yet from one that just came
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Subscriber:
         self._settings = settings
         self._turn = turn
         self._complaints: set[str] = set()  # logged since the last good message
+        self.report: EngineReport | None = None  # the latest one
         self._stream = EventStream(replica_id, sink, counters=counters)
         self._snapshot_wanted = asyncio.Event()
         self._sub: Any = None  # zmq.asyncio.Socket; pyzmq's stubs cannot express its awaitables
@@ -105,7 +110,7 @@ class Subscriber:
         """Subscribe, then ask for a snapshot. Raises ZMQError if the endpoint is not one."""
         options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_BATCH_BYTES, RCVHWM: _MAX_QUEUED_BATCHES}
         self._sub = _open(self._context, SUB, self._info.event_endpoint, options)
-        for topic in (TOPIC, LOAD_TOPIC):
+        for topic in (TOPIC, LOAD_TOPIC, REPORT_TOPIC):
             self._sub.setsockopt(SUBSCRIBE, topic)
         self._stream.start()
         self._snapshot_wanted.set()
@@ -145,6 +150,9 @@ class Subscriber:
                 await asyncio.sleep(0)
 
     def _on_frames(self, frames: list[bytes]) -> None:
+        if frames[0] == REPORT_TOPIC:
+            self._take_report(frames)
+            return
         try:
             self._feed(frames)
         except WireError as error:
@@ -154,6 +162,18 @@ class Subscriber:
             self._complaints.clear()
         if self._stream.needs_snapshot:
             self._snapshot_wanted.set()
+
+    def _take_report(self, frames: list[bytes]) -> None:
+        """Totals for metrics: one that cannot be read makes no gap in what is known of the cache."""
+        try:
+            if len(frames) != 2:
+                raise WireError(f"a report in {len(frames)} frames, not 2")
+            report = decode_report(frames[1])
+        except WireError as error:
+            self._complain("malformed report", error)
+            return
+        if self.report is None or report.epoch != self.report.epoch or report.number > self.report.number:
+            self.report = report
 
     def _feed(self, frames: list[bytes]) -> None:
         match frames:
@@ -274,8 +294,11 @@ class SubscriberGroup:
 
     def statistics(self) -> EventStatistics:
         """O(replicas)."""
+        subscribers = self._subscribers.items()
         return EventStatistics(
-            self._counters, {name: subscriber.lag_s for name, subscriber in self._subscribers.items()}
+            self._counters,
+            lag_s={name: subscriber.lag_s for name, subscriber in subscribers},
+            reports={name: s.report for name, s in subscribers if s.report is not None},
         )
 
     async def aclose(self) -> None:

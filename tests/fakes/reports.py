@@ -1,0 +1,34 @@
+"""An engine's report in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cache.engine_report import BOUNDS, FORMAT_VERSION, Distribution, EngineReport, Tally
+
+
+def an_engine_report(**changes: Any) -> EngineReport:
+    """Nothing has happened on a cache of 100 blocks, but for `changes`."""
+    counts = (
+        *("num_running", "num_waiting", "used_blocks", "cached_blocks"),
+        *("prompt_tokens", "cached_prompt_tokens", "queried_tokens", "generated_tokens"),
+        *("stopped", "length_limited", "aborted", "failed"),
+        *("preemptions", "steps", "failed_steps", "computed_tokens"),
+    )
+    fields: dict[str, Any] = {
+        "version": FORMAT_VERSION,
+        "epoch": 1,
+        "number": 1,
+        "total_blocks": 100,
+        **dict.fromkeys(counts, 0),
+        **{name: Tally(bounds).distribution() for name, bounds in BOUNDS.items()},
+    }
+    return EngineReport(**{**fields, **changes})
+
+
+def a_distribution(name: str, *values: float) -> Distribution:
+    """Of these values, on the bounds of the field `name`."""
+    tally = Tally(BOUNDS[name])
+    for value in values:
+        tally.add(value)
+    return tally.distribution()
