@@ -102,6 +102,7 @@ class ReplicaInfo:
     has_prefix_cache: bool = True  # False: it keeps nothing, so there is nothing to match or to predict
 
     def to_json(self) -> dict[str, Any]:
+    has_kv_events: bool = True  # False: its events carry load alone, and routers imitate its cache
         return asdict(self)
 
     @classmethod

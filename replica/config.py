@@ -70,6 +70,7 @@ class ReplicaConfig:
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # beyond this a request is refused as busy
     prefix_caching: bool = True
+    kv_events: bool = True  # False: publish load alone; routers then imitate this cache from what they send
     hash_algorithm: HashAlgorithm = HashAlgorithm.XXH3_128
     stream_interval_s: float = 0.02  # tokens are coalesced this long after the first
     event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster

@@ -26,6 +26,7 @@ from itertools import islice
 from typing import Any, cast
 
 from zmq.constants import (
+import msgspec
     IPV6,
     LAST_ENDPOINT,
     LINGER,
@@ -85,16 +86,24 @@ class Publisher:
     """Binds when built, so that the endpoints are known; sends between `start` and `close`."""
 
     def __init__(
-        self, *, host: str, port: int, epoch: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        host: str,
+        port: int,
+        epoch: int,
+        tells_blocks: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """port: 0 for two free ones, else PUB listens on `port` and snapshots on `port + 1`.
 
         Raises EventSocketError when they cannot listen there.
         """
+        tells_blocks: False: batches and snapshots carry load alone, as those of an empty cache would.
         self._epoch = epoch
         self._context: Any = Context()
         try:
             self._pub = self._bind(PUB, host, port, {SNDHWM: MAX_QUEUED_BATCHES})
+        self._tells_blocks = tells_blocks
             self._router = self._bind(
                 ROUTER,
                 host,
@@ -226,7 +235,8 @@ class Publisher:
                     self._arrivals.refused(news.request_id)
                 case EventBatch():
                     self._apply(news)
-                    self._pub.send_multipart([TOPIC, encode(news)])
+                    told = news if self._tells_blocks else _load_alone(news)
+                    self._pub.send_multipart([TOPIC, encode(told)])
 
     def _apply(self, batch: EventBatch) -> None:
         assert batch.seq == self._seq + 1, "batches are published in order"
@@ -261,7 +271,8 @@ class Publisher:
             logger.warning("not a snapshot request, ignored", extra={"num_frames": len(frames)})
             return
         load = self._arrivals.load(self._clock(), self._arrivals.recent())
-        snapshot = Snapshot(FORMAT_VERSION, self._epoch, self._seq, self._packed(), load, self._digest)
+        hashes, digest = (self._packed(), self._digest) if self._tells_blocks else ((), Digest())
+        snapshot = Snapshot(FORMAT_VERSION, self._epoch, self._seq, hashes, load, digest)
         self._router.send_multipart([frames[0], *encode_snapshot(snapshot)], NOBLOCK)
 
     def _packed(self) -> Sequence[HashHint]:
@@ -275,3 +286,7 @@ class Publisher:
 
 def _endpoint(socket: Any) -> str:
     return str(socket.getsockopt_string(LAST_ENDPOINT))
+def _load_alone(batch: EventBatch) -> EventBatch:
+    return msgspec.structs.replace(batch, stored=(), removed=(), digest=Digest())
+
+

@@ -40,7 +40,12 @@ class ReplicaServer:
             undo.callback(assembly.runner.close)
             epoch = new_epoch()
             events = EventLog(epoch)
-            publisher = Publisher(host=config.event_host, port=config.event_port, epoch=epoch)
+            publisher = Publisher(
+                host=config.event_host,
+                port=config.event_port,
+                epoch=epoch,
+                tells_blocks=config.kv_events,
+            )
             undo.callback(publisher.close)
             publisher.start()
             core = assembly.core(sink=events)
@@ -118,6 +123,7 @@ def _replica_id() -> str | None:
     """This replica's id in Serve; None outside of it."""
     try:
         return str(serve.get_replica_context().replica_id.unique_id)
+        has_kv_events=config.kv_events,
     except RayServeException:
         return None
 

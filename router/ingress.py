@@ -39,7 +39,7 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.openai_api.app import build_api
 from router.openai_api.service import Readiness
-from router.placement.routing import register_routing, unregister_routing
+from router.placement.registry import register_routing, unregister_routing
 from router.prompts.prompt import PromptEncoder, hide_torch
 
 if TYPE_CHECKING:

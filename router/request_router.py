@@ -6,7 +6,7 @@
 Decides nothing itself. Serve calls `choose_replicas` again after every rejection or back-off and may take
 any rank, so nothing is booked here; `on_request_routed` names the replica that accepted.
 No module-level state: Serve ships this module by value, and its imports by reference. What a process
-shares is found through `router.placement.routing.get_routing`.
+shares is found through `router.placement.registry.get_routing`.
 Written against ray 2.60: the base class is public but alpha, what is private of it is in `_fail`.
 """
 
@@ -21,7 +21,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from cache.messages import GenerateRequest, ReplicaInfo
 from cache.types import ReplicaId
 from router.errors import NoReplica
-from router.placement.routing import Routing, get_routing
+from router.placement.registry import get_routing
+from router.placement.routing import Routing
 
 METADATA_KEY = "warmpath"  # of what a replica's record_replica_metadata returns
 

@@ -122,6 +122,11 @@ class ApproximateTrie:
         """
         return self._members.depths(self._tree.match(hints, self._members.live))
 
+    @property
+    def num_replicas(self) -> int:
+        """How many caches are imitated here."""
+        return len(self._replicas)
+
     def num_blocks(self, replica_id: ReplicaId) -> int:
         """Blocks that one replica probably holds, at most its capacity. O(1)."""
         return self._replicas[replica_id].num_blocks

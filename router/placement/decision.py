@@ -54,7 +54,7 @@ class Placement:
     request_id: RequestId
     ranks: tuple[ReplicaId, ...]  # best first, never empty
     overlap_blocks: int  # leading blocks the best one is expected to hold
-    block_hashes: tuple[BlockHash, ...]  # to send along; () unless every rank shares our fingerprint
+    block_hashes: Sequence[BlockHash]  # to send along; () unless every rank shares our fingerprint
     reason: RouteReason
     policy: str
 
@@ -123,7 +123,9 @@ class ReplicaStatistics:
     backlog_s: float
     num_running: int
     num_waiting: int
-    num_blocks: int  # it holds, by its events
+    queued_tokens: int  # uncached prompt tokens in its queue, or sent and not yet seen
+    used_fraction: float  # of its blocks, by running sequences and by what was sent; 0..1
+    num_blocks: int  # it holds: by its events, or by what was sent there if it tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,10 @@ class RoutingStatistics:
 
     replicas: tuple[ReplicaStatistics, ...]
     in_flight: int
+    held: int  # requests that wait at this router for a replica
     index_entries: int
     index_bytes: int
+    index_refused: int  # blocks that replicas hold and the index has no room for
     decisions: Mapping[RouteReason, int]
     resyncs: Mapping[ResyncReason, int]  # snapshots wanted, by reason; GAP counts lost batches
     no_replica: int  # requests refused

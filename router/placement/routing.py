@@ -5,14 +5,12 @@
 Knows block hashes, load and replica names; knows neither text, HTTP, sockets nor Ray. Every public
 method belongs to the router's event loop, returns without waiting, and is called from nowhere else.
 Life of one request: `choose` books it (or `weigh` and then, when it is to go, `book`), `routed` moves the
-booking to whoever accepted it, `release` (in the caller's `finally`) ends it. The registry at the end is
-what a process shares between its HTTP side and Serve's routing hook.
+booking to whoever accepted it, `release` (in the caller's `finally`) ends it, `finish` says what came of it.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import random
 import time
 from collections import Counter, deque
@@ -28,8 +26,7 @@ from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.events.event_stream import ResyncReason
-from router.events.snapshot_slices import replace_in_slices
-from router.index.hash_trie import HashTrie
+from router.index.prefix_index import PrefixIndex
 from router.placement.decision import (
     Decision,
     DecisionRecord,
@@ -39,7 +36,7 @@ from router.placement.decision import (
     RouteReason,
     RoutingStatistics,
 )
-from router.placement.expectations import Expectations
+from router.placement.fleet import Fleet
 from router.placement.hot_prefixes import HotPrefixes
 from router.placement.observer import RoutingObserver
 from router.placement.ranking import Ranking, candidates_of, ranking_of
@@ -57,13 +54,9 @@ __all__ = [
     "RouteReason",
     "Routing",
     "RoutingStatistics",
-    "get_routing",
-    "register_routing",
-    "unregister_routing",
 ]
 
 MAX_RECORDS = 1024  # decisions kept to be explained
-SILENCE_CHECK_S = 0.1  # between two looks for replicas that have fallen silent
 MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 
@@ -96,21 +89,14 @@ class Routing:
         self._clock = clock
         self._rng = rng or random.Random(config.seed)
         self._block_size = config.fingerprint.block_size
-        self._replicas: dict[ReplicaId, ReplicaInfo] = {}
+        self._fleet = Fleet(config.fingerprint)
         self._policies: dict[str, Policy] = {}
         self._peers = peers
         # Its knobs shape every request, whoever ranks: what is hot, and what computing again costs.
         self._priced = self._make_expected_time()
         self._policy = self._policy_named(config.policy)
-        self._matched: set[ReplicaId] = set()  # those that carry this Router's fingerprint and keep prefixes
-        self._lost: set[ReplicaId] = set()  # died, but still listed by whoever tells the membership
-        self._unmatched: frozenset[ReplicaId] = frozenset()  # all others
-        self._silent: set[ReplicaId] = set()  # already warned about
-        self._silence_checked_at = -math.inf
-        self._least_model_len = 0  # tokens every replica has room for
         self._num_held = 0  # requests that wait at this router
-        self._trie = HashTrie()
-        self._expectations = Expectations(self._trie, config.predicted_ttl_s)
+        self._index = PrefixIndex(config.predicted_ttl_s)
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
@@ -133,18 +119,16 @@ class Routing:
 
     def update_replicas(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
         """These replicas are running, and no others. O(changes + entries of replicas that left)."""
-        self._lost &= replicas.keys()
-        for replica_id in self._replicas.keys() - replicas.keys():
+        for replica_id in self._fleet.leaving(replicas):
             self._remove(replica_id)
-        for replica_id, info in replicas.items():
-            if replica_id not in self._replicas and replica_id not in self._lost:
-                self._add(replica_id, info)
+        for replica_id, info in self._fleet.joining(replicas).items():
+            self._add(replica_id, info)
         self._tell_membership()
 
     def replica_lost(self, replica_id: ReplicaId) -> None:
         """The replica died: forget it at once, and ignore it until the membership has let go of it."""
-        self._lost.add(replica_id)
-        if replica_id in self._replicas:
+        self._fleet.lose(replica_id)
+        if replica_id in self._fleet:
             self._remove(replica_id)
             self._tell_membership()
 
@@ -162,13 +146,13 @@ class Routing:
     def watch(self, observer: RoutingObserver) -> None:
         """Tell `observer` of every decision from now on, and of what comes of it."""
         self._observers.append(observer)
-        for replica_id, info in self._replicas.items():
+        for replica_id, info in self._fleet.members.items():
             observer.replica_added(replica_id, info)
 
     @property
     def replicas(self) -> Mapping[ReplicaId, ReplicaInfo]:
         """The replicas that may be chosen, draining and busy ones included."""
-        return self._replicas
+        return self._fleet.members
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -196,7 +180,7 @@ class Routing:
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
         ranking = self._rank(policy, states, cached, request, now)
         # A snapshot on its way in is in the index under a name that is no replica's.
-        most_held = max([held[name] for name in held if name in self._replicas], default=0)
+        most_held = max([held[name] for name in held if name in self._fleet], default=0)
         available = self._usable_tokens(most_held, query.num_prompt_tokens)
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
@@ -211,9 +195,9 @@ class Routing:
         reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
         self._loads.reserve(best_id, reservation)
         if ranking.is_best_matched:
-            self._expectations.expect(query.request_id, best_id, hints, now)
+            self._index.expect(query.request_id, best_id, hints, now)
         else:
-            self._expectations.drop(query.request_id)
+            self._index.drop(query.request_id)
         self._hot.record(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
@@ -284,18 +268,16 @@ class Routing:
         if flight is None:
             return
         flight.accepted_by = replica_id
-        if replica_id not in self._replicas or self._loads.placed(request_id) == replica_id:
+        self._index.served(request_id, replica_id)
+        if replica_id not in self._fleet or self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
         hints, shape = flight.request.hints, flight.request.shape
-        overlap = self._trie.match(hints).get(replica_id, 0) if replica_id in self._matched else 0
+        overlap = self._index.match(hints).get(replica_id, 0)
         cached = self._usable_tokens(overlap, shape.num_prompt_tokens)
         self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
         flight.policy.routed(replica_id, flight.request)
-        if replica_id in self._matched:
-            self._expectations.expect(request_id, replica_id, hints, now)
-        else:
-            self._expectations.drop(request_id)
+        self._index.expect(request_id, replica_id, hints, now)
 
     def accepted_by(self, request_id: RequestId) -> ReplicaId | None:
         """Who accepted the request in flight, also after that replica was lost; None: nobody has yet."""
@@ -304,7 +286,7 @@ class Routing:
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica has computed the first token, with so much of the prompt from its cache."""
-        self._expectations.keep(request_id)
+        self._index.keep(request_id)
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
 
@@ -312,7 +294,7 @@ class Routing:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
         if self._in_flight.pop(request_id, None) is None:
             return False
-        self._expectations.drop(request_id)
+        self._index.drop(request_id)
         self._loads.release(request_id)
         self._tell_load()
         return True
@@ -326,6 +308,7 @@ class Routing:
         """
         self.release(request_id)
         hints = to_hints(block_hashes)
+        self._index.finish(request_id, hints)
         for policy in self._policies.values():
             policy.finished(request_id, hints)
         for observer in self._observers:
@@ -335,46 +318,41 @@ class Routing:
 
     def on_events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
         """Apply a batch or a snapshot. The digest of what is now indexed; None if it is not indexed."""
-        if replica_id not in self._replicas:
+        if replica_id not in self._fleet:
             return None
         self._report(replica_id, events.load)
-        if replica_id not in self._matched:
+        if replica_id not in self._index:
             return None
-        if isinstance(events, Snapshot):
-            self._trie.replace(replica_id, events.hashes)
-        else:
-            self._trie.remove(replica_id, events.removed)
-            self._trie.store(replica_id, events.stored)
+        digest = self._index.apply(replica_id, events)
         for observer in self._observers:
             observer.events(replica_id, events)
-        return self._trie.digest(replica_id)
+        return digest
 
     def on_snapshot(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, Digest | None]:
         """Apply a snapshot's hashes in slices, one with each step; its load is not reported here."""
-        info = self._replicas.get(replica_id)
-        if info is None or replica_id not in self._matched:
+        info = self._fleet.members.get(replica_id)
+        if info is None or replica_id not in self._index:
             return None
-        with closing(replace_in_slices(self._trie, replica_id, snapshot)) as slices:
+        with closing(self._index.apply_in_slices(replica_id, snapshot)) as slices:
             for _ in slices:
                 yield
-                if self._replicas.get(replica_id) is not info:
+                if self._fleet.members.get(replica_id) is not info:
                     return None  # it has left, and perhaps another one has its name
         for observer in self._observers:
             observer.events(replica_id, snapshot)
-        return self._trie.digest(replica_id)
+        return self._index.digest(replica_id)
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
-        if replica_id in self._replicas:
+        if replica_id in self._fleet:
             self._report(replica_id, load)
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
         self._resyncs[reason] += 1
         if reason is not ResyncReason.JOIN:
             logger.warning("resyncing", extra={"replica_id": replica_id, "reason": reason.value})
-        if reason in (ResyncReason.EPOCH, ResyncReason.DRIFT) and replica_id in self._replicas:
+        if reason in (ResyncReason.EPOCH, ResyncReason.DRIFT) and replica_id in self._index:
             # Better to know nothing for the moment of a snapshot than something wrong.
-            self._trie.remove_replica(replica_id)
-            self._trie.add_replica(replica_id)
+            self._index.forget(replica_id, self._fleet.members[replica_id])
 
     def on_malformed(self, replica_id: ReplicaId) -> None:
         self._num_malformed += 1
@@ -384,10 +362,12 @@ class Routing:
     def statistics(self) -> RoutingStatistics:
         """O(replicas)."""
         return RoutingStatistics(
-            replicas=tuple(map(self._replica_statistics, self._replicas)),
+            replicas=tuple(map(self._replica_statistics, self._fleet)),
             in_flight=len(self._in_flight),
-            index_entries=self._trie.num_entries,
-            index_bytes=self._trie.num_bytes(),
+            held=self._num_held,
+            index_entries=self._index.num_entries,
+            index_bytes=self._index.num_bytes(),
+            index_refused=self._index.num_refused,
             decisions=dict(self._decisions),
             resyncs=dict(self._resyncs),
             no_replica=self._num_no_replica,
@@ -405,18 +385,19 @@ class Routing:
 
     def _match(self, hints: Sequence[HashHint], now: float) -> Mapping[ReplicaId, int]:
         """Leading blocks of the prompt each replica holds; those that hold none, or are silent, left out."""
-        self._trie.expire(now)
+        self._index.expire(now)
         self._num_expired += self._loads.expire()
-        self._note_silences(now)
-        held = self._trie.match(hints) if hints else {}
-        if self._silent and held:
-            return {name: overlap for name, overlap in held.items() if name not in self._silent}
+        self._fleet.note_silences(self._loads.states(), now)
+        held = self._index.match(hints) if hints else {}
+        silent = self._fleet.silent
+        if silent and held:
+            return {name: overlap for name, overlap in held.items() if name not in silent}
         return held
 
     def _admissible(self, query: RouteQuery, now: float) -> list[ReplicaState]:
         """Those that are alive, not draining and have room. Raises NoReplica or AllBusy."""
         known = self._loads.states()
-        if self._silent or query.excluded:
+        if self._fleet.silent or query.excluded:
             states = [s for s in known if s.replica_id not in query.excluded]
             states = [s for s in states if not (s.load.is_draining or s.is_full(now))]
         else:
@@ -424,7 +405,7 @@ class Routing:
         if not states:
             self._refuse(known, query, now)
         length = query.num_prompt_tokens + query.max_tokens
-        if length > self._least_model_len:
+        if length > self._fleet.least_model_len:
             # While limits differ between replicas; where nobody's fits, the replica says so with its numbers.
             return [state for state in states if state.info.max_model_len >= length] or states
         return states
@@ -433,7 +414,7 @@ class Routing:
         alive = [s for s in known if not (s.load.is_draining or s.replica_id in query.excluded)]
         if not alive:
             self._num_no_replica += 1
-            raise NoReplica(len(known), len(query.excluded & self._replicas.keys()))
+            raise NoReplica(len(known), len(query.excluded & self._fleet.members.keys()))
         self._num_all_busy += 1
         least, most = RETRY_AFTER_RANGE_S
         backlog_s = min(state.backlog_s(now) for state in alive)
@@ -482,7 +463,7 @@ class Routing:
         request: PolicyRequest,
         now: float,
     ) -> Ranking:
-        unmatched = self._unmatched | self._silent if self._silent else self._unmatched
+        unmatched = self._fleet.blind
         if isinstance(policy, ExpectedTime):
             order, costs = policy.order(states, cached, request.shape, now)
             return Ranking(states, cached, costs, order, unmatched, now)
@@ -492,12 +473,12 @@ class Routing:
     def _placement(self, decision: Decision, reason: RouteReason) -> Placement:
         query, ranking = decision.query, decision.ranking
         # Anybody may end up with the request, so all of them must be able to read the hashes.
-        shares_hashes = self._unmatched <= query.excluded
+        shares_hashes = self._fleet.unmatched <= query.excluded
         return Placement(
             request_id=query.request_id,
             ranks=ranking.replica_ids(MAX_RANKS),
             overlap_blocks=ranking.best_cached // self._block_size,
-            block_hashes=tuple(query.block_hashes) if shares_hashes else (),
+            block_hashes=query.block_hashes if shares_hashes else (),
             reason=reason,
             policy=decision.policy.name,
         )
@@ -509,7 +490,7 @@ class Routing:
             self._num_degraded += 1
         num_exact = 0
         if ranking.best_cached:
-            num_exact = self._trie.num_exact(ranking.best.replica_id, decision.request.hints)
+            num_exact = self._index.num_exact(ranking.best.replica_id, decision.request.hints)
         record = DecisionRecord(
             query.request_id,
             ranking.decided_at,
@@ -538,65 +519,41 @@ class Routing:
             options = self._config.policy_options if name == self._config.policy else {}
             context = PolicyContext(self._block_size, self._clock, self._rng, self._peers)
             policy = make_policy(name, options, context=context)
-            for replica_id, info in self._replicas.items():
+            for replica_id, info in self._fleet.members.items():
                 policy.replica_added(replica_id, info)
             self._policies[name] = policy
         return policy
 
     def _add(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        self._replicas[replica_id] = info
         self._loads.add_replica(replica_id, info)
-        self._trie.add_replica(replica_id)
+        if self._fleet.add(replica_id, info):
+            self._index.add_replica(replica_id, info)
         for policy in self._policies.values():
             policy.replica_added(replica_id, info)
         for observer in self._observers:
             observer.replica_added(replica_id, info)
-        self._least_model_len = min(i.max_model_len for i in self._replicas.values())
-        if info.has_prefix_cache and info.fingerprint == self._config.fingerprint:
-            self._matched.add(replica_id)
-            return
-        self._unmatched |= {replica_id}
-        if info.has_prefix_cache:  # else it is routed by load alone by its own choice
-            logger.warning("fingerprint differs, routing by load alone", extra={"replica_id": replica_id})
+
+    def _remove(self, replica_id: ReplicaId) -> None:
+        self._fleet.remove(replica_id)
+        self._loads.remove_replica(replica_id)
+        self._index.remove_replica(replica_id)
+        for policy in self._policies.values():
+            policy.replica_removed(replica_id)
+        for observer in self._observers:
+            observer.replica_removed(replica_id)
 
     def _tell_membership(self) -> None:
         for listener in self._membership_listeners:
-            listener(self._replicas)
+            listener(self._fleet.members)
         self._tell_load()
 
     def _tell_load(self) -> None:
         for listener in self._load_listeners:
             listener()
 
-    def _remove(self, replica_id: ReplicaId) -> None:
-        del self._replicas[replica_id]
-        self._matched.discard(replica_id)
-        self._unmatched -= {replica_id}
-        self._least_model_len = min([i.max_model_len for i in self._replicas.values()], default=0)
-        self._loads.remove_replica(replica_id)
-        self._trie.remove_replica(replica_id)
-        for policy in self._policies.values():
-            policy.replica_removed(replica_id)
-        for observer in self._observers:
-            observer.replica_removed(replica_id)
-        self._silent.discard(replica_id)
-
-    def _note_silences(self, now: float) -> None:
-        """One line per replica that falls silent."""
-        if now < self._silence_checked_at + SILENCE_CHECK_S:
-            return
-        self._silence_checked_at = now
-        for state in self._loads.states():
-            if now > state.silent_at and state.replica_id not in self._silent:
-                self._silent.add(state.replica_id)
-                extra = {"replica_id": state.replica_id}
-                logger.warning("replica is silent, routing by load alone", extra=extra)
-
     def _report(self, replica_id: ReplicaId, load: Load) -> None:
         self._loads.report(replica_id, load)
-        if replica_id in self._silent:
-            self._silent.discard(replica_id)
-            logger.info("replica is heard again", extra={"replica_id": replica_id})
+        self._fleet.heard(replica_id)
         self._tell_load()
 
     def _usable_tokens(self, overlap_blocks: int, num_prompt_tokens: int) -> int:
@@ -614,7 +571,7 @@ class Routing:
         view, load = self._loads.view(replica_id), self._loads[replica_id]
         return ReplicaStatistics(
             replica_id=replica_id,
-            is_matched=replica_id in self._matched,
+            is_matched=replica_id in self._index,
             is_silent=view.is_silent,
             is_draining=view.is_draining,
             in_flight=load.num_in_flight,
@@ -622,7 +579,9 @@ class Routing:
             backlog_s=view.backlog_s,
             num_running=load.load.num_running,
             num_waiting=load.load.num_waiting,
-            num_blocks=self._trie.num_blocks(replica_id),
+            queued_tokens=view.queued_tokens,
+            used_fraction=view.used_fraction,
+            num_blocks=self._index.num_blocks(replica_id),
         )
 
 
@@ -635,27 +594,3 @@ def _reason(policy: Policy, ranking: Ranking) -> RouteReason:
     if not most:
         return RouteReason.COLD
     return RouteReason.PREFIX if ranking.best_cached == most else RouteReason.LOAD
-
-
-# One Routing per process and deployment. Serve ships the module of a routing hook by value but imports
-# this one by reference, so both sides of a process find the same object here. Event loop only.
-_routings: dict[str, Routing] = {}
-
-
-def register_routing(key: str, routing: Routing) -> None:
-    """Make `routing` findable under `key`. Raises ValueError if another one is registered there."""
-    if _routings.setdefault(key, routing) is not routing:
-        raise ValueError(f"another Routing is registered as {key!r}")
-
-
-def unregister_routing(key: str) -> None:
-    """Inverse of `register_routing`. Idempotent."""
-    _routings.pop(key, None)
-
-
-def get_routing(key: str) -> Routing:
-    """The registered Routing. Raises LookupError: whoever opens the handle must register first."""
-    try:
-        return _routings[key]
-    except KeyError:
-        raise LookupError(f"no Routing is registered as {key!r} in this process") from None

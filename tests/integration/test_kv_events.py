@@ -29,8 +29,8 @@ from cache.events import (
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId
 from replica.publisher import Publisher
-from router.events.snapshot_slices import SLICE_BLOCKS
 from router.events.subscriber import SubscriberGroup, SubscriberSettings
+from router.index.snapshot_slices import SLICE_BLOCKS
 from router.placement.routing import Routing
 from tests.fakes.router import chain, config, info, load, replica_id
 
@@ -100,7 +100,7 @@ def follow(routing: Routing, group: SubscriberGroup, replicas: dict[ReplicaId, R
 
 
 def digest(routing: Routing, replica: ReplicaId = A) -> Digest:
-    return routing._trie.digest(replica)
+    return routing._index.digest(replica)
 
 
 async def test_a_late_joiner_gets_the_snapshot_then_live_batches(

@@ -16,6 +16,7 @@ from zmq.sugar.context import Context
 
 from cache.block_hash import BlockHasher, hints
 from cache.events import (
+    Digest,
     EventBatch,
     EventLog,
     Load,
@@ -70,9 +71,9 @@ class Listener:
 
 
 @contextmanager
-def connected() -> Iterator[tuple[Publisher, EventLog, Listener]]:
+def connected(*, tells_blocks: bool = True) -> Iterator[tuple[Publisher, EventLog, Listener]]:
     """A publisher with one batch out, and a listener whose subscription has arrived."""
-    publisher = Publisher(host="127.0.0.1", port=0, epoch=EPOCH)
+    publisher = Publisher(host="127.0.0.1", port=0, epoch=EPOCH, tells_blocks=tells_blocks)
     log = EventLog(EPOCH)
     publisher.start()
     listener = Listener(publisher)
@@ -108,6 +109,19 @@ def test_batches_arrive_in_order_and_snapshots_match_their_seq() -> None:
         snapshot = listener.snapshot()
         assert snapshot == log.snapshot(Load(num_running=2))
         assert len(snapshot.hashes) == 40
+
+
+def test_a_publisher_may_keep_its_blocks_to_itself() -> None:
+    """Load alone goes out, and digests agree: nobody has a reason to ask for what is missing."""
+    with connected(tells_blocks=False) as (publisher, log, listener):
+        for block_hash in CHAIN[:3]:
+            log.stored(block_hash)
+        publisher.publish(log.flush(Load(num_running=1)))
+        listener.ask()
+        batch, snapshot = listener.batch(), listener.snapshot()
+        assert (batch.stored, batch.removed, batch.digest) == ((), (), Digest())
+        assert batch.load.num_running == snapshot.load.num_running == 1
+        assert (len(snapshot.hashes), snapshot.digest, snapshot.seq) == (0, Digest(), batch.seq)
 
 
 def test_snapshot_and_later_batches_together_are_the_cache() -> None:

@@ -194,7 +194,7 @@ async def test_every_router_sees_every_engine(num_routers: int) -> None:
             truth = replica.log.digest
             assert truth.count
             for router in fleet.routers:
-                await until(lambda: router.routing._trie.digest(replica.name) == truth)  # noqa: B023
+                await until(lambda: router.routing._index.digest(replica.name) == truth)  # noqa: B023
         for router in fleet.routers:
             counters = router.subscribers.statistics().counters
             assert counters.applied
@@ -285,8 +285,8 @@ async def test_a_router_that_starts_later_knows_what_the_others_do() -> None:
             late.routing.update_replicas({name: r.info for name, r in fleet.replicas.items()})
             await until(late.subscribers.all_synced)
             for name in fleet.replicas:
-                first = fleet.routers[0].routing._trie.digest(name)
-                assert late.routing._trie.digest(name) == first
+                first = fleet.routers[0].routing._index.digest(name)
+                assert late.routing._index.digest(name) == first
             chains: Sequence[array[int]] = [cold(n) for n in range(8)]
             for number, prompt in enumerate(chains):
                 placement = late.routing.choose(late.query(f"again {number}", prompt))

@@ -30,7 +30,7 @@ from cache.events import (
 )
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from replica.engine_core import EngineCore
-from router.events import snapshot_slices
+from router.index import snapshot_slices
 from router.events.event_stream import EventStream
 from router.placement.routing import RouteQuery, Routing
 from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request, sim_core
@@ -154,9 +154,9 @@ class Router:
         """A prefix of a prompt is held as far as the prompt is: whoever holds a block holds its parents."""
         for chain in CHAINS:
             hints = to_hints(chain)
-            whole = self.routing._trie.match(hints)
+            whole = self.routing._index.match(hints)
             for length in range(1, len(hints)):
-                part = self.routing._trie.match(hints[:length])
+                part = self.routing._index.match(hints[:length])
                 assert part == {name: min(length, blocks) for name, blocks in whole.items()}
 
 
@@ -206,7 +206,7 @@ class World:
     def assert_as_of(self, engine: Engine, router: Router, link: Link) -> None:
         """A live index is the engine's cache after the batch it applied last, never something in between."""
         if not link.stream.needs_snapshot:
-            digest = router.routing._trie.digest(replica_id(engine.number))
+            digest = router.routing._index.digest(replica_id(engine.number))
             assert digest == engine.digests[link.stream._epoch, link.stream._seq]
 
     def happen(self, what: str, engine: Engine, link: Link, value: int) -> None:
@@ -262,8 +262,8 @@ class World:
             # No engine ever lied: whatever was lost or repeated was noticed before it was applied.
             assert "drift" not in router.routing.statistics().resyncs
             router.clock.advance(3600.0)  # predictions end
-            router.routing._trie.expire(router.clock())
-            trie = router.routing._trie
+            router.routing._index.expire(router.clock())
+            trie = router.routing._index
             for name, cached in truth.items():
                 assert trie.digest(name) == digest_of(cached)
                 assert not router.links[name].stream.needs_snapshot
@@ -334,6 +334,6 @@ def test_a_perfect_channel_needs_one_snapshot(work: list[int]) -> None:
     for value in work:
         for batch in engine.work(value % len(PROMPTS), 1 + value // len(PROMPTS)):
             link.feed(batch)
-            assert router.routing._trie.digest(replica_id(0)) == batch.digest
+            assert router.routing._index.digest(replica_id(0)) == batch.digest
     assert router.routing.statistics().resyncs == {"join": 1}
     assert link.stream.counters.lost == link.stream.counters.repeated == 0

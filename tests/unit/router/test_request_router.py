@@ -16,7 +16,8 @@ from cache.types import ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import NoReplica
 from router.placement.decision import RouteQuery
-from router.placement.routing import Routing, register_routing, unregister_routing
+from router.placement.registry import register_routing, unregister_routing
+from router.placement.routing import Routing
 from router.request_router import WarmpathRequestRouter
 from tests.fakes.http import FINGERPRINT, MODEL, a_replica_info
 

@@ -18,9 +18,6 @@ from router.placement.routing import (
     RouteQuery,
     RouteReason,
     Routing,
-    get_routing,
-    register_routing,
-    unregister_routing,
 )
 from tests.fakes.router import (
     BLOCK_SIZE,
@@ -84,7 +81,7 @@ def test_a_prompt_goes_where_its_prefix_is(bench: Bench) -> None:
     assert placement.replica_id == B
     assert placement.overlap_blocks == 8
     assert placement.reason is RouteReason.PREFIX
-    assert placement.block_hashes == tuple(chain("q", 8))
+    assert list(placement.block_hashes) == list(chain("q", 8))
 
 
 def test_one_prompt_ten_times_stays_on_one_replica_before_any_event(bench: Bench) -> None:
@@ -254,7 +251,7 @@ def test_hashes_stay_home_while_any_rank_could_misread_them() -> None:
     bench.say(A, stored=chain("q", 8))
     assert bench.routing.choose(query("q")).block_hashes == ()
     alone = query("r", excluded=frozenset({B}))
-    assert bench.routing.choose(alone).block_hashes == tuple(alone.block_hashes)
+    assert bench.routing.choose(alone).block_hashes == alone.block_hashes
 
 
 def test_a_silent_replica_is_scored_by_load_alone_with_one_warning(
@@ -263,7 +260,7 @@ def test_a_silent_replica_is_scored_by_load_alone_with_one_warning(
     bench.say(A, stored=chain("q", 8))
     bench.clock.advance(5.1)
     bench.say(B)
-    with caplog.at_level(logging.INFO, logger="router.placement.routing"):
+    with caplog.at_level(logging.INFO, logger="router.placement.fleet"):
         for index in range(3):
             placement = bench.routing.choose(query(f"other{index}"))
             bench.routing.release(placement.request_id)
@@ -464,23 +461,6 @@ def test_a_hot_prefix_gets_a_copy_when_its_holder_is_busy_and_no_more_than_are_u
     assert bench.routing.choose(RouteQuery(RequestId("rare"), cold, 65 * BLOCK_SIZE + 1)).replica_id == A
 
 
-# --- the registry ---------------------------------------------------------------------------------
-
-
-def test_one_routing_per_name(bench: Bench) -> None:
-    register_routing("here", bench.routing)
-    try:
-        register_routing("here", bench.routing)
-        assert get_routing("here") is bench.routing
-        with pytest.raises(ValueError, match="here"):
-            register_routing("here", Bench().routing)
-    finally:
-        unregister_routing("here")
-        unregister_routing("here")
-    with pytest.raises(LookupError, match="here"):
-        get_routing("here")
-
-
 def test_hints_are_what_events_carry(bench: Bench) -> None:
     """The router matches low 64 bits only: a full hash that differs above them is the same block to it."""
     [block_hash] = chain("q", 1)
@@ -517,3 +497,28 @@ def test_two_routers_agree_through_the_engine_alone() -> None:
         bench.say(A, admitted=(ours.request_id, theirs.request_id), num_running=2)
     views = [bench.routing.statistics().replicas[0] for bench in (one, two)]
     assert [(view.unseen, view.num_running, view.backlog_s) for view in views] == [(0, 2, 0.0)] * 2
+
+
+# --- replicas that tell no blocks -----------------------------------------------------------------
+
+
+def test_a_conversation_stays_on_a_replica_that_tells_no_blocks() -> None:
+    """Its cache is imitated: the prompt from when it is sent, the output from when it is known."""
+    bench = Bench(0)
+    bench.infos = {name: info(has_kv_events=False) for name in (A, B)}
+    bench.routing.update_replicas(bench.infos)
+    for name in bench.infos:
+        assert bench.say(name) == Digest()
+    first = bench.routing.choose(query("q", 8))
+    bench.routing.routed(first.request_id, first.replica_id)
+    bench.routing.first_token(first.request_id, first.replica_id, cached_tokens=0)
+    bench.routing.release(first.request_id)
+    bench.routing.finish(first.request_id, block_hashes=chain("answer", 4, chain("q", 8)))
+    bench.clock.advance(60.0)
+    for name in bench.infos:
+        bench.say(name)
+    turn = chain("next", 3, chain("answer", 4, chain("q", 8)))
+    second = bench.routing.choose(RouteQuery(RequestId("second"), turn, 15 * BLOCK_SIZE + 1))
+    assert second.replica_id == first.replica_id
+    assert second.overlap_blocks == 12
+    assert second.reason is RouteReason.PREFIX

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cache.events import FORMAT_VERSION, Load, Snapshot, digest_of
 from cache.types import HashHint
-from router.events import snapshot_slices
-from router.events.snapshot_slices import replace_in_slices
+from router.index import snapshot_slices
 from router.index.hash_trie import HashTrie
+from router.index.snapshot_slices import replace_in_slices
 from tests.fakes.router import hint_chain, replica_id
 
 A, B = replica_id(0), replica_id(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache.types import HashHint, ReplicaId, RequestId
-from router.placement.expectations import Expectations
+from router.index.expectations import Expectations
 from router.placement.routing import Routing
 from tests.fakes.router import FakeClock, config, hint_chain, info, load, query, replica_id
 
