@@ -115,7 +115,15 @@ class ReplicaState(NamedTuple):
 class ReplicaLoad:
     """One replica's latest report and this router's reservations it does not contain yet."""
 
-    def __init__(self, replica_id: ReplicaId, info: ReplicaInfo, now: float, silent_after_s: float) -> None:
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        info: ReplicaInfo,
+        now: float,
+        silent_after_s: float,
+        changed: set[ReplicaLoad],
+    ) -> None:
+        """changed: where it enters itself when its state is another than the one it gave last."""
         self.replica_id = replica_id
         self.info = info
         self.silent_at = now + silent_after_s  # a new replica has the benefit of the doubt
@@ -131,7 +139,9 @@ class ReplicaLoad:
         self._unseen_blocks = 0
         self._unseen_tokens = 0
         self._busy_until = now  # when today's backlog will have been prefilled
+        self._changed = changed
         self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
+        changed.add(self)
 
     @property
     def load(self) -> Load:
@@ -176,7 +186,7 @@ class ReplicaLoad:
         self._unseen_blocks += reservation.num_blocks
         self._unseen_tokens += reservation.uncached_tokens
         self._busy_until = max(now, self._busy_until) + self._prefill_s(reservation)
-        self._state = None
+        self._forget_state()
 
     def drop(self, request_id: RequestId) -> None:
         """The request did not come after all, or is over. Nothing happens if the engine has seen it."""
@@ -195,20 +205,25 @@ class ReplicaLoad:
     def enter(self) -> None:
         """One more of this router's requests is in flight there."""
         self._num_in_flight += 1
-        self._state = None
+        self._forget_state()
 
     def leave(self) -> None:
         self._num_in_flight -= 1
-        self._state = None
+        self._forget_state()
 
     def choose(self, number: int) -> None:
         """The decision of that number chose it."""
         self._last_chosen = number
-        self._state = None
+        self._forget_state()
 
     def state(self) -> ReplicaState:
         """As of the last change. O(1)."""
         return self._state or self._remake()
+
+    def _forget_state(self) -> None:
+        if self._state is not None:
+            self._state = None
+            self._changed.add(self)
 
     def _remake(self) -> ReplicaState:
         load, info, unseen, model = self._load, self.info, len(self._unseen), self._step_time
@@ -246,6 +261,7 @@ class ReplicaLoad:
         if model is not None:
             self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
         self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
+        self._forget_state()
         self._remake()
 
     def _forget(self, request_id: RequestId) -> Reservation | None:
@@ -253,7 +269,7 @@ class ReplicaLoad:
         if reservation is not None:
             self._unseen_blocks -= reservation.num_blocks
             self._unseen_tokens -= reservation.uncached_tokens
-            self._state = None
+            self._forget_state()
         return reservation
 
     def _used_fraction(self) -> float:
@@ -304,6 +320,10 @@ class FleetLoad:
         self._reservation_ttl_s = reservation_ttl_s
         self._silent_after_s = silent_after_s
         self._replicas: dict[ReplicaId, ReplicaLoad] = {}
+        # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
+        # decision changes one of them, and asking 64 again would be a tenth of it.
+        self._states: dict[ReplicaId, ReplicaState] = {}
+        self._changed: set[ReplicaLoad] = set()
         # In-flight requests and where they are; the value may be a replica that has gone since.
         self._placed: dict[RequestId, ReplicaLoad] = {}
         self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
@@ -313,13 +333,16 @@ class FleetLoad:
 
     def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         now = self._clock()
-        self._replicas[replica_id] = ReplicaLoad(replica_id, info, now, self._silent_after_s)
+        replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed)
+        self._replicas[replica_id] = replica
+        self._states[replica_id] = replica.state()
         self._unmeasured.add(replica_id)
         self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Its requests stay in flight until they are released or routed elsewhere."""
         if self._replicas.pop(replica_id, None) is not None:
+            del self._states[replica_id]
             self._unmeasured.discard(replica_id)
             self._assume(self._clock())
 
@@ -392,8 +415,14 @@ class FleetLoad:
         return self._replicas[replica_id].state().view(self._clock())
 
     def states(self) -> list[ReplicaState]:
-        """Every replica, in order of joining."""
-        return [replica._state or replica._remake() for replica in self._replicas.values()]
+        """Every replica, in order of joining. O(replicas that have changed), and a copy of a list."""
+        if self._changed:
+            for replica in self._changed:
+                # One that has left changes still while its requests end, and its name may be another's.
+                if self._replicas.get(replica.replica_id) is replica:
+                    self._states[replica.replica_id] = replica.state()
+            self._changed.clear()
+        return list(self._states.values())
 
     def placed(self, request_id: RequestId) -> ReplicaId | None:
         """Where a request is in flight; None if it is not."""
