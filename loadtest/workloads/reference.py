@@ -7,12 +7,16 @@ nor engines.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from loadtest.workloads.generators import GENERATORS, GeneratorSource, make_generator
+from loadtest.workloads.errors import WorkloadError
+from loadtest.workloads.generator_source import GeneratorSource
+from loadtest.workloads.generators import GENERATORS, make_generator
 from loadtest.workloads.load import Source
+from loadtest.workloads.request import Workload
+from loadtest.workloads.ticks import spread_over_ticks
 from loadtest.workloads.trace_source import TraceSource
 from loadtest.workloads.traces import read_trace
 
@@ -26,10 +30,13 @@ class WorkloadRef:
     source: str  # a generator's name, or the path of a trace
     parameters: tuple[tuple[str, float], ...] = ()  # of a generator: those that differ from its defaults
     num_requests: int = DEFAULT_REQUESTS  # in the window, those that only warm the caches included
+    spread_ticks: bool = False  # of a trace: its arrivals as `ticks.py` spreads them, not as published
 
     def __post_init__(self) -> None:
         if self.num_requests < 2:
             raise ValueError(f"num_requests = {self.num_requests} is less than 2, so it has no rate")
+        if self.spread_ticks and self.is_generated:
+            raise ValueError(f"{self.source!r} has no ticks to spread: its arrivals are drawn")
 
     @property
     def is_generated(self) -> bool:
@@ -39,6 +46,8 @@ class WorkloadRef:
     def label(self) -> str:
         """Short, for tables."""
         name = self.source if self.is_generated else Path(self.source).name.split(".")[0]
+        if self.spread_ticks:
+            name += " (spread)"
         knobs = ",".join(f"{key}={value:g}" for key, value in self.parameters)
         return f"{name}:{knobs}" if knobs else name
 
@@ -46,7 +55,14 @@ class WorkloadRef:
         """Where its windows come from; a trace is read once per process. Raises WorkloadError."""
         if self.is_generated:
             return GeneratorSource(make_generator(self.source, dict(self.parameters)))
-        return _trace(Path(self.source))
+        return _source(replace(self, num_requests=DEFAULT_REQUESTS))
+
+    def trace(self) -> Workload:
+        """All of it, as it came. Raises WorkloadError; a generator has no end."""
+        if self.is_generated:
+            raise WorkloadError(f"{self.source} is a generator, not a trace")
+        whole = read_trace(Path(self.source))
+        return spread_over_ticks(whole) if self.spread_ticks else whole
 
     def content_digest(self) -> str:
         """Changes exactly when the trace file does; a generator's content is its name and parameters."""
@@ -56,5 +72,5 @@ class WorkloadRef:
 
 
 @lru_cache(maxsize=4)
-def _trace(path: Path) -> TraceSource:
-    return TraceSource(read_trace(path))
+def _source(reference: WorkloadRef) -> TraceSource:
+    return TraceSource(reference.trace())

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.placement.stack_distance import Use, hit_curve, stack_distances
-from loadtest.workloads.generators import GeneratorSource, make_generator
+from loadtest.workloads.generator_source import GeneratorSource
+from loadtest.workloads.generators import make_generator
 from loadtest.workloads.request import Workload, WorkRequest
 
 

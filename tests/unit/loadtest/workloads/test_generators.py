@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 
 from loadtest.workloads.errors import UnknownName, WorkloadError
-from loadtest.workloads.generators import BLOCK_TOKENS, GENERATORS, GeneratorSource, make_generator
+from loadtest.workloads.generator import BLOCK_TOKENS
+from loadtest.workloads.generator_source import GeneratorSource
+from loadtest.workloads.generators import GENERATORS, make_generator
 from loadtest.workloads.request import Workload
 
 

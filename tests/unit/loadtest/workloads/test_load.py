@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from loadtest.workloads.errors import WorkloadError
-from loadtest.workloads.generators import GeneratorSource, make_generator
+from loadtest.workloads.generator_source import GeneratorSource
+from loadtest.workloads.generators import make_generator
 from loadtest.workloads.load import TOLERANCE, Source, at_load
 from loadtest.workloads.request import Workload, WorkRequest
 from loadtest.workloads.trace_source import TraceSource
