@@ -34,6 +34,8 @@ class JournalEntry:
     finished_at: float | None = None
     num_output_tokens: int = 0
     verdict: ShadowVerdict | None = None  # of the last attempt
+    number: int = 0  # of the request, in the order they first wanted a replica
+    revision: int = 0  # the journal's when something was last heard of it
 
     @property
     def record(self) -> DecisionRecord:
@@ -48,6 +50,8 @@ class Journal(SilentObserver):
         self._max_requests = max_requests
         self._clock = clock
         self._entries: OrderedDict[RequestId, JournalEntry] = OrderedDict()
+        self._num_requests = 0  # since the start
+        self.revision = 0  # grows with everything that is heard
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,6 +59,10 @@ class Journal(SilentObserver):
     def latest(self, count: int) -> list[JournalEntry]:
         """The newest first."""
         return list(islice(reversed(self._entries.values()), max(0, count)))
+
+    def changed_since(self, revision: int, count: int) -> list[JournalEntry]:
+        """Of the latest `count` requests those of which something was heard since, newest first. O(count)."""
+        return [entry for entry in self.latest(count) if entry.revision > revision]
 
     def find(self, request_id: str) -> JournalEntry | None:
         """By the id in an answer (`chatcmpl-…`), the router's own, or the newest of a client's x-request-id.
@@ -79,6 +87,9 @@ class Journal(SilentObserver):
             entry = self._entries[query.request_id] = JournalEntry(query.request_id, asked_at)
             if len(self._entries) > self._max_requests:
                 self._entries.popitem(last=False)
+            self._num_requests += 1
+            entry.number = self._num_requests
+        self._heard(entry)
         entry.num_attempts += 1
         entry.records.append(record)
         del entry.records[:-MAX_ATTEMPTS_KEPT]
@@ -89,21 +100,29 @@ class Journal(SilentObserver):
         entry = self._entries.get(request_id)
         if entry is not None and entry.first_token_at is None:
             entry.first_token_at = self._clock()
+            self._heard(entry)
 
     def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
         entry = self._entries.get(request_id)
         if entry is not None:
             entry.finished_at = self._clock()
             entry.num_output_tokens = num_output_tokens
+            self._heard(entry)
 
     def accounted(self, account: TokenAccount) -> None:
         """Its first token came, and every prompt token has a reason."""
         entry = self._entries.get(account.request_id)
         if entry is not None:
             entry.account = account
+            self._heard(entry)
 
     def shadowed(self, verdict: ShadowVerdict) -> None:
         """What the shadow policy would have done. Told after `decided`."""
         entry = self._entries.get(verdict.request_id)
         if entry is not None and entry.account is None:
             entry.verdict = verdict
+            self._heard(entry)
+
+    def _heard(self, entry: JournalEntry) -> None:
+        self.revision += 1
+        entry.revision = self.revision

@@ -104,3 +104,21 @@ def test_a_verdict_is_of_the_attempt_that_answered() -> None:
     bench.journal.shadowed(verdict("after the first token"))
     assert entry.verdict == verdict("second")
     bench.journal.shadowed(ShadowVerdict(RequestId("unknown"), "shadow", A, 0, True, 0.0))
+
+
+def test_what_has_changed_since_is_told_with_what_it_is_now() -> None:
+    bench = Bench()
+    for name in ("a", "b", "c"):
+        bench.routing.choose(query(name))
+    seen = bench.journal.revision
+    assert [entry.request_id for entry in bench.journal.changed_since(0, 10)] == ["c", "b", "a"]
+    assert bench.journal.changed_since(seen, 10) == []
+    bench.routing.first_token(RequestId("a"), A, 0)
+    [entry] = bench.journal.changed_since(seen, 10)
+    assert (entry.request_id, entry.number) == ("a", 1)
+    assert entry.account is not None
+    seen = bench.journal.revision
+    bench.routing.choose(query("d"))
+    bench.routing.finish(RequestId("b"))
+    assert [entry.request_id for entry in bench.journal.changed_since(seen, 10)] == ["d", "b"]
+    assert [entry.request_id for entry in bench.journal.changed_since(seen, 2)] == ["d"]  # of the latest two
