@@ -24,6 +24,7 @@ from router.openai_api.service import Readiness, Service
 from router.placement.routing import Routing
 from router.policies.base import alone
 from router.prompts.prompt import PromptEncoder
+from router.tenants.tenancy import GateCollector, Tenancy
 
 
 class RouterParts:
@@ -50,6 +51,9 @@ class RouterParts:
             config, self.routing, doubt=self._doubt, clock=clock, wall_clock=wall_clock
         )
         self.metrics.registry.register(InsightCollector(self.insight.totals))
+        self.tenancy = Tenancy(config.tenants, peers=peers, clock=clock)
+        if self.tenancy.gate is not None:
+            self.metrics.registry.register(GateCollector(self.tenancy.gate.statistics))
         self.subscribers = SubscriberGroup(self.routing)
         self.routing.watch_membership(self.subscribers.update)
         self.metrics.watch_routing(self.routing.statistics)
@@ -64,6 +68,7 @@ class RouterParts:
             dispatcher=self.dispatcher,
             insight=self.insight,
             metrics=self.metrics,
+            tenancy=self.tenancy,
             readiness=self.readiness,
             version=version,
             clock=clock,
@@ -97,4 +102,5 @@ class RouterParts:
         self.dispatcher.close()
         await self.subscribers.aclose()
         await self.insight.aclose()
+        await self.tenancy.aclose()
         self._encoder.close()

@@ -9,6 +9,7 @@ from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
 from router.limits import Limits
 from router.policies import check_policy
+from router.tenants.settings import TenantSettings
 
 BINDINGS = ("at_once", "late")
 
@@ -74,12 +75,15 @@ class RouterConfig:
     max_attempts: int = 3  # tries per request, each on another replica
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
     limits: Limits = field(default_factory=Limits)  # of one HTTP request
+    tenants: TenantSettings = field(default_factory=TenantSettings)  # keys, and who shares cached prefixes
     log_requests: bool = False  # a line per request, with its id and outcome; costs more than routing it
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header
     expose_debug: bool = False  # GET /debug/route: latest decisions by request id, sums; no prompt text
-    # What readers of /debug/route must send as a bearer token; None: whoever reaches the port may read it.
+    # What readers of /debug/route and of the dashboard's data must send as a bearer token; None: whoever
+    # reaches the port may read them.
     debug_token: str | None = field(default=None, repr=False)
     debug_requests: int = 1024  # kept to be explained, a few KB each
+    dashboard: bool = False  # GET /dashboard, a live page: replica names, keyed chain names, no prompt text
     shadow_policy: str | None = None  # decides beside `policy` and is only counted; None = none does
     shadow_policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
     shadow_share: float = 1.0  # of the decisions that it takes too: less costs the router less
@@ -98,6 +102,10 @@ class RouterConfig:
                 "shadow_policy_options", dict(self.shadow_policy_options), "has no shadow_policy to go with"
             )
         check_secret("debug_token", self.debug_token)
+        if self.debug_token is not None and self.tenants.has_keys:
+            raise ConfigError(
+                "debug_token", _HIDDEN, "cannot be set beside API keys: operators' keys open /debug/route"
+            )
         if self.record is not None:
             size, block_tokens = self.fingerprint.block_size, self.record.block_tokens
             if block_tokens is not None and block_tokens % size:

@@ -11,6 +11,9 @@
         ├── HeadersTooLarge
         ├── BodyTooLarge
         ├── UnknownModel
+        ├── InvalidApiKey            none was sent, or nobody's
+        ├── NotPermitted             a key that does not open this path
+        ├── RateLimitExceeded        its key has no more left: try again after `retry_after_s`
         ├── InvalidField
         │   ├── UnsupportedParameter known to the API, not implemented here
         │   └── PromptTooLong        names both numbers and the limit
@@ -22,6 +25,7 @@ clients, so they say what to change and never quote a prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cache.errors import ServingError
@@ -115,6 +119,35 @@ class UnknownModel(ApiError):
             f"The model {model[:200]!r} does not exist.{known}", param="model", code="model_not_found"
         )
         self.model = model
+
+
+class InvalidApiKey(ApiError):
+    """No key was sent, or one that nobody has: which of the two is nobody's business."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No valid API key: send one as `Authorization: Bearer <key>`.", code="invalid_api_key"
+        )
+
+
+class NotPermitted(ApiError):
+    """The key opens the API, not this path."""
+
+    def __init__(self) -> None:
+        super().__init__("This path needs an operator's API key.", code="insufficient_permissions")
+
+
+class RateLimitExceeded(ApiError):
+    """The key has used up one of its limits for now."""
+
+    def __init__(self, limit: str, retry_after_s: float) -> None:
+        """limit: in words, with its number."""
+        super().__init__(
+            f"This API key's limit of {limit} is reached; try again in {max(1, math.ceil(retry_after_s))} s.",
+            code="rate_limit_exceeded",
+        )
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class InvalidField(ApiError):

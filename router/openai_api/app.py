@@ -30,6 +30,7 @@ from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
 from router.openai_api.errors import ErrorAnswer, answer_to, outcome_of, route_error
 from router.openai_api.fields import Endpoint, count_unknown
+from router.openai_api.keys import KeyMiddleware, visit_of
 from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
 from router.openai_api.service import Answer, Service
 from router.openai_api.streams import BrokenStream, ClientGone, SseResponse, event, unless_gone
@@ -77,6 +78,8 @@ def build_api(
     _Routes(service).register(api)
     api.add_exception_handler(HTTPException, _on_route_error)
     api.add_exception_handler(RequestValidationError, _on_route_error)
+    if service.tenancy.gate is not None:
+        api.add_middleware(KeyMiddleware, gate=service.tenancy.gate)
     api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes)
     api.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     return api
@@ -232,6 +235,7 @@ class _Routes:
                 _id_of(request),
                 self._policy_of(request),
                 _session_of(request),
+                visit_of(request),
             )
 
         return await self._answer(request, Endpoint.CHAT, start)
@@ -243,6 +247,7 @@ class _Routes:
                 _id_of(request),
                 self._policy_of(request),
                 _session_of(request),
+                visit_of(request),
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
@@ -250,7 +255,8 @@ class _Routes:
     async def tokenize(self, request: Request) -> Response:
         async def handle(body: dict[str, Any]) -> bytes:
             self._service.metrics.unknown_fields.inc(unknown_fields(TokenizeBody, body))
-            return (await self._service.tokenize(parse_tokenize(body, self._limits))).encoded()
+            parsed = parse_tokenize(body, self._limits)
+            return (await self._service.tokenize(parsed, visit_of(request))).encoded()
 
         return await self._answer_plainly(request, Endpoint.TOKENIZE, handle)
 

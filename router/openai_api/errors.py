@@ -61,6 +61,9 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.HeadersTooLarge: _Row(431, INVALID_REQUEST, "invalid"),
     errors.BodyTooLarge: _Row(413, INVALID_REQUEST, "invalid"),
     errors.UnknownModel: _Row(404, INVALID_REQUEST, "not_found"),
+    errors.InvalidApiKey: _Row(401, INVALID_REQUEST, "unauthorized"),
+    errors.NotPermitted: _Row(403, INVALID_REQUEST, "not_permitted"),
+    errors.RateLimitExceeded: _Row(429, RATE_LIMIT, "limited", None, lambda error: error.retry_after_s),
     errors.ApiError: _Row(400, INVALID_REQUEST, "invalid"),
     shared.PromptTooLong: _Row(400, INVALID_REQUEST, "invalid", "context_length_exceeded"),
     # Load: try again.
@@ -97,6 +100,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
     headers = {}
     if row.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(row.retry_after_s(error))))
+    if row.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return ErrorAnswer(
         status=row.status,
         message=_message(error, row),

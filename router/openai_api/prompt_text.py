@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.openai_api.schema import ChatMessage
+from router.policies import PromptView
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,23 @@ class PlainText:
     @property
     def first_user_text(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class SaltedText:
+    """A prompt among those of its salt alone: policies that keep texts or sessions meet no others'."""
+
+    view: PromptView
+    salt: str  # not empty
+
+    @property
+    def text(self) -> str:
+        return f"{self.salt}\n{self.view.text}"
+
+    @property
+    def first_user_text(self) -> str:
+        return f"{self.salt}\n{self.view.first_user_text}"
+
+    @property
+    def session(self) -> str | None:
+        return None if self.view.session is None else f"{self.salt}\n{self.view.session}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache.block_hash import BlockHasher, PackedHashes
+from cache.errors import ServingError
 from cache.messages import SamplingParams
 from cache.types import RequestId
 from router.config import RouterConfig
@@ -33,7 +34,7 @@ from router.openai_api.codec import (
     whole_answer,
 )
 from router.openai_api.fields import Endpoint
-from router.openai_api.prompt_text import ChatText, PlainText
+from router.openai_api.prompt_text import ChatText, PlainText, SaltedText
 from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
 from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
 from router.openai_api.streams import Indexed, merge
@@ -45,6 +46,8 @@ from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
 from router.prompts.chain_cache import ChainCache
 from router.prompts.prompt import PromptEncoder
+from router.tenants.allowance import OPEN_VISIT, Visit
+from router.tenants.tenancy import Tenancy
 
 # Hashing costs about 0.1 us per token with sha256: longer prompts than this would stall other streams.
 _HASH_OFFLOAD_TOKENS = 8192
@@ -69,7 +72,9 @@ class Answer:
         choices: Sequence[Choice],
         generations: Sequence[Generation],
         on_first_token: Callable[[], None],
+        visit: Visit,
     ) -> None:
+        """visit: whose request it is; its answer's tokens are counted there."""
         self.endpoint = endpoint
         self.is_stream = body.stream
         self.generations = generations
@@ -77,6 +82,7 @@ class Answer:
         self._codec = codec
         self._choices = choices
         self._on_first_token = on_first_token
+        self._visit = visit
         self._deltas = merge([generation.deltas() for generation in generations])
 
     async def whole(self) -> bytes:
@@ -99,12 +105,18 @@ class Answer:
 
     async def _timed(self) -> AsyncGenerator[Indexed, None]:
         is_first = True
-        async with aclosing(self._deltas):
-            async for item in self._deltas:
-                if is_first:
-                    self._on_first_token()
-                    is_first = False
-                yield item
+        try:
+            async with aclosing(self._deltas):
+                async for item in self._deltas:
+                    if is_first:
+                        self._on_first_token()
+                        is_first = False
+                    self._visit.spend(len(item.delta.token_ids))
+                    yield item
+        except ServingError:
+            if is_first:
+                self._visit.refund()
+            raise
 
 
 class Service:
@@ -120,6 +132,7 @@ class Service:
         dispatcher: Dispatcher,
         insight: Insight,
         metrics: RouterMetrics,
+        tenancy: Tenancy,
         readiness: Callable[[], Readiness],
         version: str,
         clock: Callable[[], float],
@@ -129,6 +142,7 @@ class Service:
         self.config = config
         self.insight = insight
         self.metrics = metrics
+        self.tenancy = tenancy
         self.readiness = readiness
         self.clock = clock
         self._encoder = encoder
@@ -145,41 +159,54 @@ class Service:
     # --- generating ---------------------------------------------------------------------------
 
     async def chat(
-        self, body: ChatBody, request_id: str, policy: str | None, session: str | None = None
+        self,
+        body: ChatBody,
+        request_id: str,
+        policy: str | None,
+        session: str | None = None,
+        visit: Visit = OPEN_VISIT,
     ) -> Answer:
         """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged.
 
         session: what the client says its requests have in common, for policies that keep sessions together.
+        visit: whose request it is.
         """
         arrived_at = self.clock()
         self._check(body, policy)
         tool_format = self._tool_format(body)
         messages = [message.for_template() for message in body.messages]
-        prompt = await self._encoder.encode_chat(messages, tools=body.tools, salt=body.cache_salt or "")
+        salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
+        prompt = await self._encoder.encode_chat(messages, tools=body.tools, salt=salt)
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
-        job = await self._job(body, prompt, text, body.token_limit, unique, policy, "messages")
+        job = await self._job(body, prompt, text, salt, body.token_limit, unique, policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         reader = reader_for(tool_format, is_parallel=body.parallel_tool_calls)
-        return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at, reader)
+        return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at, visit, reader)
 
     async def complete(
-        self, body: CompletionBody, request_id: str, policy: str | None, session: str | None = None
+        self,
+        body: CompletionBody,
+        request_id: str,
+        policy: str | None,
+        session: str | None = None,
+        visit: Visit = OPEN_VISIT,
     ) -> Answer:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
         self._check(body, policy)
         unique = self._unique(request_id)
         session_hint = session or body.prompt_cache_key
+        salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
         jobs = []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
-            token_ids = await self._encode(prompt, param, body.cache_salt or "")
+            token_ids = await self._encode(prompt, param, salt)
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
-            jobs.append(await self._job(body, token_ids, text, body.token_limit, job_id, policy, param))
+            jobs.append(await self._job(body, token_ids, text, salt, body.token_limit, job_id, policy, param))
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
-        return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at)
+        return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at, visit)
 
     def _answer(
         self,
@@ -188,9 +215,11 @@ class Service:
         codec: Codec,
         jobs: Sequence[Job],
         arrived_at: float,
+        visit: Visit,
         reader: Reader | None = None,
     ) -> Answer:
-        """reader: of the only choice's text; None = text is text."""
+        """reader: of the only choice's text; None = text is text. Raises RateLimitExceeded."""
+        visit.charge(len(jobs), sum(len(job.prompt) for job in jobs))
         first_token_s = self.metrics.first_token_s.labels(endpoint.value)
         return Answer(
             endpoint,
@@ -199,6 +228,7 @@ class Service:
             choices=[Choice(prompt_tokens=len(job.prompt), reader=reader or PlainReader()) for job in jobs],
             generations=[self._dispatcher.start(job) for job in jobs],
             on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
+            visit=visit,
         )
 
     # --- what needs the tokenizer or the fleet ------------------------------------------------
@@ -249,6 +279,7 @@ class Service:
         body: RequestBody,
         prompt: array[int],
         text: PromptView,
+        salt: str,
         token_limit: int | None,
         request_id: RequestId,
         policy: str | None,
@@ -258,7 +289,6 @@ class Service:
         max_tokens = self._max_tokens(len(prompt), token_limit, param)
         if body.min_tokens > max_tokens:
             raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
-        salt = body.cache_salt or ""
         hashes = await self._hash(prompt, salt)
         self.metrics.hash_s.observe(self.clock() - started_at)
         return Job(
@@ -279,7 +309,7 @@ class Service:
             seed=body.seed if body.seed is not None else self._rng.getrandbits(63),
             cache_salt=salt,
             policy=policy,
-            text=text,
+            text=SaltedText(text, salt) if salt else text,
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> PackedHashes:
@@ -304,9 +334,10 @@ class Service:
         """The client may reuse its id, even at once; reservations and replicas need one of their own."""
         return RequestId(f"{request_id}-{secrets.token_hex(4)}")
 
-    async def tokenize(self, body: TokenizeBody) -> TokenizeResponse:
+    async def tokenize(self, body: TokenizeBody, visit: Visit = OPEN_VISIT) -> TokenizeResponse:
         """Raises ApiError."""
-        return await self._tokenization.tokenize(body, self.max_model_len())
+        salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
+        return await self._tokenization.tokenize(body, self.max_model_len(), salt)
 
     async def detokenize(self, body: DetokenizeBody) -> DetokenizeResponse:
         """Raises ApiError."""

@@ -38,7 +38,7 @@ class TokenizeBody(_Body):
     add_special_tokens: bool = True  # of a text; a chat's template writes its own
     add_generation_prompt: bool = True  # of a chat: what would be sent to the model ends in it
     return_token_strs: bool = False
-    cache_salt: str = ""  # whose text it is: what was tokenized before is looked up under it
+    cache_salt: str = ""  # as a generating request would send it
 
 
 class DetokenizeBody(_Body):
@@ -64,10 +64,10 @@ class Tokenization:
     encoder: PromptEncoder
     limits: Limits
 
-    async def tokenize(self, body: TokenizeBody, max_model_len: int | None) -> TokenizeResponse:
-        """Raises ApiError."""
+    async def tokenize(self, body: TokenizeBody, max_model_len: int | None, salt: str) -> TokenizeResponse:
+        """salt: whose text it is: what was tokenized before is looked up under it. Raises ApiError."""
         self._check_model(body)
-        token_ids = await self._encode(body)
+        token_ids = await self._encode(body, salt)
         return TokenizeResponse(
             count=len(token_ids),
             max_model_len=max_model_len,
@@ -88,18 +88,18 @@ class Tokenization:
             text = self.encoder.decode(body.tokens)
         return DetokenizeResponse(prompt=text)
 
-    async def _encode(self, body: TokenizeBody) -> list[int]:
+    async def _encode(self, body: TokenizeBody, salt: str) -> list[int]:
         if (body.prompt is None) is not bool(body.messages):
             raise InvalidField("prompt", "Either 'prompt' or 'messages' is required, and not both.")
         if body.prompt is not None:
             ids = await self.encoder.encode_text(
-                body.prompt, salt=body.cache_salt, add_special_tokens=body.add_special_tokens
+                body.prompt, salt=salt, add_special_tokens=body.add_special_tokens
             )
             return ids.tolist()
         if not body.add_generation_prompt:
             raise UnsupportedParameter("add_generation_prompt")
         messages = [message.for_template() for message in body.messages]
-        return (await self.encoder.encode_chat(messages, salt=body.cache_salt)).tolist()
+        return (await self.encoder.encode_chat(messages, salt=salt)).tolist()
 
     def _check_model(self, body: _Body) -> None:
         if body.model is not None and body.model != self.model_name:

@@ -1,0 +1,165 @@
+"""The key file: who may use the service, and how much of it.
+
+    keys:
+      - name: alice-laptop        # in logs; unique
+        tenant: alice             # whose cache it uses; left out: the name
+        sha256: 9f86d081884c7d65… # of the key, 64 hexadecimal digits; a list while a key is being replaced
+        operator: false           # may also read /metrics, /debug and whatever else is not the API
+        limits: {requests_per_minute: 600, tokens_per_minute: 200000, max_concurrent: 32}
+
+Knows the file's text; knows neither where it is nor any key. Errors name field, value and range, and never
+show a digest: somebody may have put the key itself in its place.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import yaml
+
+from cache.errors import ConfigError
+from router.tenants.api_key import MAX_KEY_BYTES, digest_of
+
+MAX_KEYS = 10_000  # each has its own limits in every Router's memory: about 1 KB
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # it goes into log lines
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_HIDDEN = "(hidden)"
+# libyaml's parser is ten times faster and not everywhere.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may take from all Routers together. None = as much as there is."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts, cached ones too, and of answers
+    max_concurrent: int | None = None  # prompts being answered: a batch counts as many as it has
+
+
+_LIMIT_RANGES = {
+    "requests_per_minute": (1, 10_000_000),
+    "tokens_per_minute": (1, 1_000_000_000_000),
+    "max_concurrent": (1, 1_000_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of a key: everything but the key."""
+
+    name: str
+    tenant: str
+    is_operator: bool = False
+    limits: KeyLimits = field(default_factory=KeyLimits)
+
+
+class KeyTable:
+    """The keys of one reading of the file. Immutable."""
+
+    __slots__ = ("_by_digest", "names")
+
+    def __init__(self, by_digest: Mapping[bytes, ApiKey]) -> None:
+        self._by_digest = {digest: (digest, key) for digest, key in by_digest.items()}
+        self.names = frozenset(key.name for key in by_digest.values())
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, key: bytes) -> ApiKey | None:
+        """Whose key it is; None if nobody's. O(1).
+
+        The time it takes tells at most how a digest compares with others, and a digest cannot be steered:
+        nobody gets closer to a key by it. The last word is a comparison in constant time all the same.
+        """
+        if len(key) > MAX_KEY_BYTES:
+            return None
+        digest = digest_of(key)
+        found = self._by_digest.get(digest)
+        if found is None or not hmac.compare_digest(found[0], digest):
+            return None
+        return found[1]
+
+
+def parse_keys(text: str) -> KeyTable:
+    """The key file's content. Raises ConfigError for anything in it that is not as described above."""
+    try:
+        content = yaml.load(text, _LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date there cannot be
+        raise ConfigError("keys", _HIDDEN, f"is not YAML{_place(error)}") from None
+    # An empty list says that no key works; an empty file, that somebody is still writing it.
+    if not isinstance(content, dict) or not isinstance(content.get("keys"), list):
+        raise ConfigError("keys", _HIDDEN, "must be a list under `keys:`")
+    _refuse_unknown("", content, ("keys",))
+    entries = content["keys"]
+    if len(entries) > MAX_KEYS:
+        raise ConfigError("keys", f"{len(entries)} entries", f"must have at most {MAX_KEYS}")
+    by_digest: dict[bytes, ApiKey] = {}
+    names: set[str] = set()
+    for index, entry in enumerate(entries):
+        where = f"keys[{index}]"
+        key, digests = _entry(where, entry)
+        if key.name in names:
+            raise ConfigError(f"{where}.name", key.name, "must be unique")
+        names.add(key.name)
+        for digest in digests:
+            if digest in by_digest:
+                raise ConfigError(f"{where}.sha256", _HIDDEN, f"is also {by_digest[digest].name}'s")
+            by_digest[digest] = key
+    return KeyTable(by_digest)
+
+
+def _entry(where: str, entry: Any) -> tuple[ApiKey, list[bytes]]:
+    if not isinstance(entry, dict):
+        raise ConfigError(where, _HIDDEN, "must be a mapping with name and sha256")
+    _refuse_unknown(where, entry, ("name", "tenant", "sha256", "operator", "limits"))
+    name = _name(f"{where}.name", entry.get("name"))
+    tenant = _name(f"{where}.tenant", entry["tenant"]) if "tenant" in entry else name
+    is_operator = entry.get("operator", False)
+    if not isinstance(is_operator, bool):
+        raise ConfigError(f"{where}.operator", is_operator, "must be true or false")
+    limits = _limits(f"{where}.limits", entry.get("limits", {}))
+    return ApiKey(name, tenant, is_operator, limits), _digests(f"{where}.sha256", entry.get("sha256"))
+
+
+def _name(where: str, value: Any) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ConfigError(where, value, "must be 1 to 64 letters, digits, dots, dashes or underscores")
+    return value
+
+
+def _digests(where: str, value: Any) -> list[bytes]:
+    digests = value if isinstance(value, list) else [value]
+    if not digests or not all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in digests):
+        accepted = "must be the key's SHA-256 as 64 hexadecimal digits in quotes, or a list of such"
+        raise ConfigError(where, _HIDDEN, accepted)
+    return [bytes.fromhex(each) for each in digests]
+
+
+def _limits(where: str, value: Any) -> KeyLimits:
+    if not isinstance(value, dict):
+        raise ConfigError(where, value, "must be a mapping")
+    names = tuple(each.name for each in fields(KeyLimits))
+    _refuse_unknown(where, value, names)
+    for name, limit in value.items():
+        low, high = _LIMIT_RANGES[name]
+        if isinstance(limit, bool) or not isinstance(limit, int) or not low <= limit <= high:
+            raise ConfigError(f"{where}.{name}", limit, f"must be an integer between {low} and {high}")
+    return KeyLimits(**value)
+
+
+def _refuse_unknown(where: str, mapping: Mapping[Any, Any], known: Collection[str]) -> None:
+    for name in mapping:
+        if name not in known:
+            place = f"{where}." if where else ""
+            raise ConfigError(f"{place}{str(name)[:64]}", _HIDDEN, "is unknown: use " + ", ".join(known))
+
+
+def _place(error: Exception) -> str:
+    """Where it went wrong; the parser's own words would quote the line."""
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
