@@ -32,7 +32,7 @@ from replica.publisher import Publisher
 from router.events.subscriber import SubscriberGroup, SubscriberSettings
 from router.index.snapshot_slices import SLICE_BLOCKS
 from router.placement.routing import Routing
-from tests.fakes.router import chain, config, info, load, replica_id
+from tests.fakes.router import chain, config, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
 FAST = SubscriberSettings(snapshot_timeout_s=0.3, resync_interval_s=0.02, max_resync_interval_s=0.1)
@@ -41,15 +41,18 @@ FAST = SubscriberSettings(snapshot_timeout_s=0.3, resync_interval_s=0.02, max_re
 class Engine:
     """A cache's event log behind a real publisher."""
 
-    def __init__(self, epoch: int, port: int = 0) -> None:
+    def __init__(self, epoch: int, port: int = 0, *, tells_blocks: bool = True) -> None:
         self.log = EventLog(epoch)
-        self.publisher = Publisher(host="127.0.0.1", port=port, epoch=epoch)
+        self.tells_blocks = tells_blocks
+        self.publisher = Publisher(host="127.0.0.1", port=port, epoch=epoch, tells_blocks=tells_blocks)
         self.publisher.start()
 
     @property
     def info(self) -> ReplicaInfo:
         return info(
-            event_endpoint=self.publisher.event_endpoint, snapshot_endpoint=self.publisher.snapshot_endpoint
+            event_endpoint=self.publisher.event_endpoint,
+            snapshot_endpoint=self.publisher.snapshot_endpoint,
+            has_kv_events=self.tells_blocks,
         )
 
     def store(self, hashes: list[BlockHash]) -> None:
@@ -125,6 +128,26 @@ async def test_a_lost_batch_is_repaired_by_a_snapshot(
     engine.lose()
     await until(lambda: group.is_synced(A) and digest(routing).count == 3, engine.beat)
     assert routing.statistics().resyncs["gap"] >= 1
+
+
+async def test_a_cache_that_is_not_told_of_is_imitated(routing: Routing, group: SubscriberGroup) -> None:
+    """Its load is followed as anybody's; what it really stores and evicts changes nothing here."""
+    engine = Engine(epoch=3, tells_blocks=False)
+    try:
+        follow(routing, group, {A: engine.info})
+        await until(lambda: group.all_synced(), engine.beat)
+        placement = routing.choose(query("sent here", 6))
+        engine.store(chain("stored unseen", 5))
+        await until(
+            lambda: routing.statistics().replicas[0].num_running == 7, lambda: engine.beat(num_running=7)
+        )
+        assert routing.statistics().replicas[0].num_blocks == 6
+        routing.release(placement.request_id)
+        assert routing.choose(query("sent here", 6)).overlap_blocks == 6
+        assert routing.choose(query("stored unseen", 5)).overlap_blocks == 0
+        assert routing.statistics().resyncs == {"join": 1}
+    finally:
+        engine.publisher.close()
 
 
 async def test_a_restarted_engine_is_followed_on_the_same_address(
