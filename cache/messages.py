@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -58,8 +59,9 @@ class GenerateRequest:
     attempt: int = 0
     excluded_replicas: frozenset[ReplicaId] = frozenset()
     ranks: tuple[ReplicaId, ...] = ()  # best first: where `Routing.choose` wants it
-    block_hashes: tuple[BlockHash, ...] = ()  # of the prompt's full blocks; () = not sent, hash yourself
+    block_hashes: Sequence[BlockHash] = ()  # of the prompt's full blocks; () = not sent, hash yourself
     deadline_s: float | None = None  # seconds left when sent; clocks differ between nodes
+    traceparent: str = ""  # W3C trace context of the call that sends it; "" = nobody traces
 
     def retried(self, token_ids: array[int], sent_chars: int, dead: ReplicaId) -> GenerateRequest:
         """The next attempt, after replica `dead` was lost having produced `token_ids` in all."""
@@ -100,9 +102,9 @@ class ReplicaInfo:
     max_running: int = 64  # sequences in one step
     max_waiting: int = 256  # beyond this the engine refuses: the router does not send it more
     has_prefix_cache: bool = True  # False: it keeps nothing, so there is nothing to match or to predict
+    has_kv_events: bool = True  # False: its events carry load alone, and routers imitate its cache
 
     def to_json(self) -> dict[str, Any]:
-    has_kv_events: bool = True  # False: its events carry load alone, and routers imitate its cache
         return asdict(self)
 
     @classmethod

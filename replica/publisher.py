@@ -1,7 +1,8 @@
-"""KV events out of the process: PUB for batches and load, ROUTER for snapshots, all on one thread.
+"""KV events out of the process: PUB for batches, load and reports, ROUTER for snapshots, all on one thread.
 
     engine thread -- publish(batch) --> queue --> publisher thread --> PUB     [b"kv", encode(EventBatch)]
-    event loop ---- arrived(request) --^                |                     [b"load", encode(LoadUpdate)]
+                -- report(totals) -----^                |                     [b"load", encode(LoadUpdate)]
+    event loop ---- arrived(request) --^                |                     [b"report", encode_report(…)]
                                         [b"snapshot"] --+------------> ROUTER  [identity, head, hashes]
 
 The thread keeps its own set of hashes, moved on by each batch as it is sent: so a snapshot shows the cache
@@ -25,8 +26,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from zmq.constants import (
 import msgspec
+from zmq.constants import (
     IPV6,
     LAST_ENDPOINT,
     LINGER,
@@ -42,6 +43,7 @@ from zmq.error import Again, ContextTerminated, ZMQError
 from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 
+from cache.engine_report import EngineReport, encode_report
 from cache.events import (
     FORMAT_VERSION,
     Digest,
@@ -57,6 +59,7 @@ from replica.errors import EventSocketError
 
 TOPIC = b"kv"
 LOAD_TOPIC = b"load"
+REPORT_TOPIC = b"report"
 SNAPSHOT_REQUEST = b"snapshot"
 
 MAX_QUEUED_BATCHES = 10_000  # per subscriber; a slower one loses batches, sees the gap, asks for a snapshot
@@ -95,15 +98,15 @@ class Publisher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """port: 0 for two free ones, else PUB listens on `port` and snapshots on `port + 1`.
+        tells_blocks: False: batches and snapshots carry load alone, as those of an empty cache would.
 
         Raises EventSocketError when they cannot listen there.
         """
-        tells_blocks: False: batches and snapshots carry load alone, as those of an empty cache would.
         self._epoch = epoch
+        self._tells_blocks = tells_blocks
         self._context: Any = Context()
         try:
             self._pub = self._bind(PUB, host, port, {SNDHWM: MAX_QUEUED_BATCHES})
-        self._tells_blocks = tells_blocks
             self._router = self._bind(
                 ROUTER,
                 host,
@@ -122,7 +125,9 @@ class Publisher:
         self._wake_out.connect("inproc://wake")
         self._wake_lock = threading.Lock()  # guards `_wake_out`: the engine sends, whoever closes sends too
         self._is_closed = False
-        self._news: queue.SimpleQueue[EventBatch | Arrival | _Refusal | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[EventBatch | EngineReport | Arrival | _Refusal | None] = (
+            queue.SimpleQueue()
+        )
         self._clock = clock
         # Publisher thread only.
         self._hashes: dict[HashHint, None] = {}  # in order of storing: parents before children
@@ -139,6 +144,10 @@ class Publisher:
     def publish(self, batch: EventBatch) -> None:
         """Hand over the next batch, in order of `seq`. One thread only; never blocks."""
         self._tell(batch)
+
+    def report(self, report: EngineReport) -> None:
+        """Hand over what metrics tell of the engine. Any thread; never blocks."""
+        self._tell(report)
 
     def arrived(self, arrival: Arrival) -> None:
         """A request is about to be handed to the engine. Any thread; never blocks.
@@ -178,7 +187,7 @@ class Publisher:
             raise EventSocketError(host, port, str(error)) from error
         return socket
 
-    def _tell(self, news: EventBatch | Arrival | _Refusal) -> None:
+    def _tell(self, news: EventBatch | EngineReport | Arrival | _Refusal) -> None:
         self._news.put(news)
         self._wake()
 
@@ -233,6 +242,8 @@ class Publisher:
                     self._arrivals.arrived(news, self._hashes)
                 case _Refusal():
                     self._arrivals.refused(news.request_id)
+                case EngineReport():
+                    self._pub.send_multipart([REPORT_TOPIC, encode_report(news)])
                 case EventBatch():
                     self._apply(news)
                     told = news if self._tells_blocks else _load_alone(news)
@@ -284,9 +295,9 @@ class Publisher:
         return cast("Sequence[HashHint]", packed)
 
 
-def _endpoint(socket: Any) -> str:
-    return str(socket.getsockopt_string(LAST_ENDPOINT))
 def _load_alone(batch: EventBatch) -> EventBatch:
     return msgspec.structs.replace(batch, stored=(), removed=(), digest=Digest())
 
 
+def _endpoint(socket: Any) -> str:
+    return str(socket.getsockopt_string(LAST_ENDPOINT))

@@ -49,7 +49,14 @@ class ReplicaServer:
             undo.callback(publisher.close)
             publisher.start()
             core = assembly.core(sink=events)
-            engine = Engine(core, config, events=events, publish=publisher.publish, door=publisher)
+            engine = Engine(
+                core,
+                config,
+                events=events,
+                publish=publisher.publish,
+                report=publisher.report,
+                door=publisher,
+            )
             undo.callback(engine.close)
             logger.info("warming up on %s", assembly.runner.info.device)
             engine.start()
@@ -116,6 +123,7 @@ def _replica_info(assembly: Assembly, publisher: Publisher, max_model_len: int) 
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         has_prefix_cache=config.prefix_caching,
+        has_kv_events=config.kv_events,
     )
 
 
@@ -123,7 +131,6 @@ def _replica_id() -> str | None:
     """This replica's id in Serve; None outside of it."""
     try:
         return str(serve.get_replica_context().replica_id.unique_id)
-        has_kv_events=config.kv_events,
     except RayServeException:
         return None
 
