@@ -88,7 +88,9 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     queue_s: Distribution  # until first admitted
     prefill_s: Distribution  # from there to the first token
     decode_s: Distribution  # from there to the last
+    inference_s: Distribution  # from admitted to the last
     prompt_length: Distribution  # tokens
+    computed_length: Distribution  # tokens of prompts that were not in the cache
     output_length: Distribution  # tokens
     max_tokens: Distribution  # tokens asked for
     step_tokens: Distribution  # tokens computed in one step
@@ -102,7 +104,9 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "queue_s": REQUEST_BOUNDS_S,
     "prefill_s": REQUEST_BOUNDS_S,
     "decode_s": REQUEST_BOUNDS_S,
+    "inference_s": REQUEST_BOUNDS_S,
     "prompt_length": REQUEST_TOKENS_BOUNDS,
+    "computed_length": REQUEST_TOKENS_BOUNDS,
     "output_length": REQUEST_TOKENS_BOUNDS,
     "max_tokens": REQUEST_TOKENS_BOUNDS,
     "step_tokens": STEP_TOKENS_BOUNDS,

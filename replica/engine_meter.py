@@ -67,7 +67,9 @@ class EngineMeter:
         tallies["queue_s"].add(admitted_s - request.arrival_s)
         tallies["prefill_s"].add(first_s - admitted_s)
         tallies["decode_s"].add(last_s - first_s)
+        tallies["inference_s"].add(last_s - admitted_s)
         tallies["prompt_length"].add(request.num_prompt_tokens)
+        tallies["computed_length"].add(request.num_prompt_tokens - (request.cached_tokens or 0))
         tallies["output_length"].add(num_output)
         tallies["max_tokens"].add(request.sampling.max_tokens)
         if num_output > 1:

@@ -99,8 +99,7 @@ async def test_a_report_nobody_can_read_changes_nothing(
     """It is no batch: nothing of the cache is missing, and no snapshot is asked for."""
     group.update({A: info_of(publisher)})
     await the_report(group, A, bool, lambda: publisher.report(an_engine_report(number=1)))
-    while not group.is_synced(A):
-        await asyncio.sleep(0.01)
+    await the_report(group, A, lambda _: group.is_synced(A))
     for wire in (b"", b"\xc1", b"x" * (1 << 20)):
         publisher._pub.send_multipart([REPORT_TOPIC, wire])
     publisher._pub.send_multipart([REPORT_TOPIC])

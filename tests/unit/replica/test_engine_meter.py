@@ -61,6 +61,8 @@ def test_times_are_of_the_engines_clock_and_add_up() -> None:
         numbers.queue_s.total + numbers.prefill_s.total + numbers.decode_s.total
     )
     assert numbers.step_tokens.total == 12
+    assert numbers.inference_s.total == pytest.approx(numbers.prefill_s.total + numbers.decode_s.total)
+    assert numbers.computed_length.total == 10
     assert (numbers.prompt_length.total, numbers.output_length.total, numbers.max_tokens.total) == (10, 3, 3)
 
 
