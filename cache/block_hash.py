@@ -18,6 +18,7 @@ Knows tokens and fingerprints; knows neither blocks' places nor sequences.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 import sys
 from array import array
@@ -33,6 +34,7 @@ from cache.types import BlockHash, HashHint, little_endian_bytes
 # Another value makes every replica's hashes unknown to routers of the old one: bump it with the rule.
 HASH_FORMAT_VERSION = 1
 HASH_BYTES = 16
+CUT_AT_ONCE = 128  # blocks
 
 ExtraKeys = Mapping[int, tuple[bytes, ...]]
 """Block index -> image/audio hashes of the placeholder tokens that the block touches."""
@@ -49,7 +51,7 @@ class Placeholder(NamedTuple):
 class BlockHasher:
     """Hashes prompts under one fingerprint. Stateless after construction; thread-safe."""
 
-    __slots__ = ("_blocks", "_chain", "_digest", "_root_head", "block_size")
+    __slots__ = ("_blocks", "_chain", "_digest", "_root_head", "_run_bytes", "_runs", "block_size")
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         if fingerprint.block_size < 1:
@@ -58,6 +60,8 @@ class BlockHasher:
         self._digest = _DIGESTS[fingerprint.hash_algorithm]
         self._chain = _CHAINS[fingerprint.hash_algorithm]
         self._blocks = struct.Struct(f"{4 * fingerprint.block_size}s").iter_unpack
+        self._runs = struct.Struct(f"{4 * fingerprint.block_size}s" * CUT_AT_ONCE).iter_unpack
+        self._run_bytes = 4 * fingerprint.block_size * CUT_AT_ONCE
         self._root_head = b"warmpath root" + _prefixed(
             HASH_FORMAT_VERSION.to_bytes(4, "little"),
             fingerprint.block_size.to_bytes(4, "little"),
@@ -85,7 +89,7 @@ class BlockHasher:
         step = 4 * size
         assert len(buffer) == max(last_block - first_block, 0) * step, "hashed past the last full block"
         if not extra_keys:
-            return self._chain(parent, self._blocks(buffer))
+            return self._chain(parent, self._cut(buffer))
         digest = self._digest
         previous: bytes = parent
         hashes: list[BlockHash] = []
@@ -99,7 +103,13 @@ class BlockHasher:
     def extend_packed(self, parent: BlockHash, tokens: bytes | memoryview) -> bytes:
         """`extend` by blocks of text whose tokens are little-endian int32 already; its hashes, joined."""
         assert len(tokens) % (4 * self.block_size) == 0, "hashed past the last full block"
-        return b"".join(self._chain(parent, self._blocks(tokens)))
+        return b"".join(self._chain(parent, self._cut(tokens)))
+
+    def _cut(self, tokens: bytes | memoryview) -> Iterator[bytes]:
+        """The tokens of each block. Many with one call: one per block would be a seventh of a fast hash."""
+        view, whole = memoryview(tokens), len(tokens) // self._run_bytes * self._run_bytes
+        runs = itertools.chain(self._runs(view[:whole]), self._blocks(view[whole:]))
+        return itertools.chain.from_iterable(runs)
 
     def contents(self, token_ids: array[int], first_block: int, last_block: int) -> list[bytes]:
         """What an exact hit compares, of blocks [first_block, last_block): equal for equal tokens only."""
@@ -238,19 +248,19 @@ def _sha256(message: bytes) -> bytes:
 # with nothing in it that is the same for every block. Calling `_sha256` or `BlockHash` would cost a fifth.
 
 
-def _xxh3_chain(parent: bytes, blocks: Iterator[tuple[bytes, ...]]) -> list[BlockHash]:
+def _xxh3_chain(parent: bytes, blocks: Iterator[bytes]) -> list[BlockHash]:
     digest = xxhash.xxh3_128_digest
-    hashes = [parent := digest(parent + block) for (block,) in blocks]
+    hashes = [parent := digest(parent + block) for block in blocks]
     return cast("list[BlockHash]", hashes)
 
 
-def _sha256_chain(parent: bytes, blocks: Iterator[tuple[bytes, ...]]) -> list[BlockHash]:
+def _sha256_chain(parent: bytes, blocks: Iterator[bytes]) -> list[BlockHash]:
     sha256 = hashlib.sha256
-    hashes = [parent := sha256(parent + block).digest()[:HASH_BYTES] for (block,) in blocks]
+    hashes = [parent := sha256(parent + block).digest()[:HASH_BYTES] for block in blocks]
     return cast("list[BlockHash]", hashes)
 
 
-_CHAINS: dict[HashAlgorithm, Callable[[bytes, Iterator[tuple[bytes, ...]]], list[BlockHash]]] = {
+_CHAINS: dict[HashAlgorithm, Callable[[bytes, Iterator[bytes]], list[BlockHash]]] = {
     HashAlgorithm.XXH3_128: _xxh3_chain,
     HashAlgorithm.SHA256: _sha256_chain,
 }

@@ -46,16 +46,18 @@ class HotPrefixes:
         self._current.update(hints[self._stride - 1 :: self._stride])
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
-        """Leading blocks used at least that often, rounded down to the stride. O(log(blocks))."""
+        """Leading blocks used at least that often, rounded down to the stride. O(log(those))."""
         current, previous, stride = self._current.get, self._previous.get, self._stride
         low, high = 0, len(hints) // stride
+        middle = 0  # most prompts have no hot prefix, or a short one: from the front in growing steps
         while low < high:
-            middle = (low + high) // 2
             hint = hints[(middle + 1) * stride - 1]
             if current(hint, 0) + previous(hint, 0) >= min_uses:
                 low = middle + 1
+                middle = min(2 * middle + 1, (low + high) // 2)
             else:
                 high = middle
+                middle = (low + high) // 2
         return low * stride
 
     def num_uses(self, hints: Sequence[HashHint], num_blocks: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
@@ -84,8 +85,10 @@ class ExpectedTime(StatelessPolicy):
         shape = request.shape
         cached = [candidate.cached_tokens for candidate in candidates]
         found = costs(candidates, shape, memory_pressure_s=self.options.memory_pressure_s)
-        names = [candidate.replica_id for candidate in candidates]
-        self._prefer_own(found, names, [price_of(candidate.load) for candidate in candidates], cached, shape)
+        if others := self._preferred_by_others():
+            names = [candidate.replica_id for candidate in candidates]
+            prices = [price_of(candidate.load) for candidate in candidates]
+            self._prefer_own(found, others, names, prices, cached, shape)
         order = self._order(found, cached, lambda index: _load_of_view(candidates[index]))
         return [Scored(candidates[index], found[index]) for index in order]
 
@@ -107,15 +110,16 @@ class ExpectedTime(StatelessPolicy):
         self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
     ) -> list[float]:
         """Of each state, all in one unit: seconds, or tokens times requests if one's speed is unknown."""
-        prices = [state.price for state in states if state.price is not None]
-        if len(prices) < len(states):
+        prices = [state.price for state in states]
+        if not _all_known(prices):
             total = shape.num_prompt_tokens
             return [
                 tuning_free(total - held, state.num_requests_at(now))
                 for state, held in zip(states, cached, strict=True)
             ]
         found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
-        self._prefer_own(found, [state.replica_id for state in states], prices, cached, shape)
+        if others := self._preferred_by_others():
+            self._prefer_own(found, others, [state.replica_id for state in states], prices, cached, shape)
         return found
 
     def _order(
@@ -163,15 +167,13 @@ class ExpectedTime(StatelessPolicy):
     def _prefer_own(
         self,
         found: list[float],
+        others: frozenset[ReplicaId],
         names: Sequence[ReplicaId],
         prices: Sequence[Price | None],
         cached: Sequence[int],
         shape: RequestShape,
     ) -> None:
         """Makes the others' replicas a little dearer, by what there is to compute there."""
-        others = self._preferred_by_others()
-        if not others:
-            return
         for index, (name, price) in enumerate(zip(names, prices, strict=True)):
             if price is not None and name in others:
                 own_s = prefill_s(price, shape.num_prompt_tokens, cached[index])
@@ -194,6 +196,10 @@ class ExpectedTime(StatelessPolicy):
             for index, replica_id in enumerate(sorted(self._replicas))
             if num_shares > 1 and index % num_shares != place % num_shares
         )
+
+
+def _all_known(prices: list[Price | None]) -> TypeGuard[list[Price]]:
+    return all(prices)  # a price is a tuple of eight
 
 
 def _load_of_view(candidate: Candidate) -> TieKey:

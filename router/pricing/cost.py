@@ -98,15 +98,14 @@ def expected_times(
     """
     total, hot, weight, hot_share = shape
     surcharge, invested = weight - 1.0, 1.0 - hot_share
-    square, half_square = total * total, total * total / 2.0
+    square, before = total * total, 0
+    uncached, pairs = total, square / 2.0
     found = []
     for price, held in zip(prices, cached, strict=True):
         busy_until, chunk_s, decode_s, token_s, attention_s, room, step_left_s, pressure = price
-        # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
-        if held:
-            uncached, pairs = total - held, (square - held * held) / 2.0
-        else:
-            uncached, pairs = total, half_square
+        if held != before:  # mostly all hold the same system prompt, or nothing
+            # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
+            uncached, pairs, before = total - held, (square - held * held) / 2.0, held
         chunks = -(-uncached // room)
         prefill_s = chunks * chunk_s + uncached * token_s + pairs * attention_s
         recompute_s = surcharge * prefill_s
