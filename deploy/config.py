@@ -18,6 +18,7 @@ from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy.errors import UnknownKey
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
+from router.tenants.settings import TenantSettings
 
 ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})
 """`RouterConfig` fields that follow from the replicas' settings: not to be set twice."""
@@ -38,9 +39,16 @@ class AppConfig:
         _refuse_unknown("args", args, {"replica", "router"})
         replica = _section("args.replica", args.get("replica"), ReplicaConfig, frozenset())
         router = _section("args.router", args.get("router"), RouterConfig, ROUTER_KEYS_FROM_DEPLOY)
+        if _tenants(router).has_keys:
+            # Hits compare tokens whatever the hash; this keeps one tenant from misleading others' placement.
+            replica.setdefault("hash_algorithm", HashAlgorithm.SHA256)
         config = cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
         router_config(config, model_name="", tokenizer="", fingerprint=_ANY_FINGERPRINT)  # its ranges, now
         return config
+
+    @property
+    def tenants(self) -> TenantSettings:
+        return _tenants(self.router)
 
     @property
     def model_name(self) -> str:
@@ -51,6 +59,11 @@ def router_config(config: AppConfig, **derived: Any) -> RouterConfig:
     """The Router's whole config, once model and fingerprint are known."""
     built: RouterConfig = _build("args.router", RouterConfig, {**config.router, **derived})
     return built
+
+
+def _tenants(router: Mapping[str, Any]) -> TenantSettings:
+    tenants: TenantSettings = router.get("tenants", TenantSettings())
+    return tenants
 
 
 def _section(

@@ -28,7 +28,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deploy.errors import DeployFailed
 from deploy.ports import Ports
-from deploy.preflight import check_memory, check_models
+from deploy.preflight import check_keys, check_memory, check_models
 from deploy.serve_file import ServeFile
 
 POLL_S = 0.25
@@ -42,6 +42,7 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
     ports.check_free(file.host)
     check_memory(file)
     check_models(file)
+    check_keys(file)
     rendered = run_folder / "deploy.yaml"
     rendered.write_text(yaml.safe_dump(file.with_port(ports.http), sort_keys=False))
     _stop_on_signals()
@@ -104,28 +105,26 @@ class _Watch:
 
     def _run(self) -> None:
         try:
-            version = self._until_ready()
+            is_ready = self._until_ready()
         except DeployFailed as failure:
             self.failure = failure
             _thread.interrupt_main()
             return
-        if version is not None:
-            self._say_ready(version)
+        if is_ready:
+            self._say_ready()
 
-    def _until_ready(self) -> dict[str, Any] | None:
-        """What the service says of itself once ready; None when stopped before. Raises DeployFailed."""
+    def _until_ready(self) -> bool:
+        """False when stopped before. Raises DeployFailed."""
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task("Starting Ray Serve")
             while not self._stopped.wait(POLL_S):
                 progress.update(task, description=self._describe())
-                if _get_json(f"{self._url}/health") is None:
-                    continue
                 # /health speaks of the replicas known so far; the operator asked for all of them.
-                version = _get_json(f"{self._url}/version")
-                if version is not None and len(version["replicas"]) >= self._file.num_replicas:
-                    return version
-        return None
+                health = _get_json(f"{self._url}/health")
+                if health is not None and health["replicas"] >= self._file.num_replicas:
+                    return True
+        return False
 
     def _describe(self) -> str:
         """Where the start is. Raises DeployFailed when Serve has given up."""
@@ -143,7 +142,10 @@ class _Watch:
             return f"Loading the model (running: {counts or 'nothing yet'})"
         return "Waiting for every replica's cache snapshot"
 
-    def _say_ready(self, version: dict[str, Any]) -> None:
+    def _say_ready(self) -> None:
+        # What the service says of itself; nothing where it wants a key, which we do not have.
+        version = _get_json(f"{self._url}/version")
+        has_keys = self._file.app.tenants.has_keys
         name = self._file.app.model_name
         lines = [
             f"\nReady after {time.monotonic() - self._began:.0f} s: {self._url}/v1",
@@ -152,10 +154,14 @@ class _Watch:
         if self._file.app.replica.model == "tiny":
             lines.append("            random weights, so it speaks nonsense; for a real one, in deploy.yaml:")
             lines.append("            model: <local dir or hub id>")
-        lines += [f"  replica   {_replica_line(replica)}" for replica in version["replicas"]]
-        lines.append(f"  routing   {version['policy']}")
+        if version is not None:
+            lines += [f"  replica   {_replica_line(replica)}" for replica in version["replicas"]]
+            lines.append(f"  routing   {version['policy']}")
+        if has_keys:
+            lines.append(f"  API keys  needed; cache scope: {self._file.app.tenants.scope.value}")
         lines.append(f"  proxy     {'HAProxy' if self._fast_proxy else 'Serve, Python'}")
-        lines.append(f"\nTry it:\n\n{_curl(self._url, name, chat=version['has_chat_template'])}")
+        chat = version is not None and version["has_chat_template"]
+        lines.append(f"\nTry it:\n\n{_curl(self._url, name, chat=chat, key=has_keys)}")
         lines.append("\nCtrl-C stops everything.")
         # One write, and no wrapping: the command must survive a narrow terminal's copy and paste.
         self._console.print("\n".join(lines), soft_wrap=True, markup=False)
@@ -169,13 +175,16 @@ def _replica_line(replica: dict[str, Any]) -> str:
     )
 
 
-def _curl(url: str, model: str, *, chat: bool) -> str:
+def _curl(url: str, model: str, *, chat: bool, key: bool) -> str:
     body: dict[str, Any] = {"model": model, "max_tokens": 32, "stream": True}
     if chat:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
     else:
         path, body["prompt"] = "completions", "Hello!"
-    return f"curl -N {url}/v1/{path} -H 'content-type: application/json' \\\n  -d '{json.dumps(body)}'"
+    headers = "-H 'content-type: application/json'"
+    if key:
+        headers += ' -H "authorization: Bearer $OPENAI_API_KEY"'
+    return f"curl -N {url}/v1/{path} {headers} \\\n  -d '{json.dumps(body)}'"
 
 
 def _root_cause(application: Any) -> str:

@@ -1,4 +1,4 @@
-"""What can be found wrong with the model and this machine before a cluster is started.
+"""What can be found wrong with the model, the API keys and this machine before a cluster is started.
 
 Reads files and this machine's memory; imports neither Ray nor torch.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
 from replica.model_source import NotEnoughMemory, resolve, weight_bytes
+from router.tenants.tenancy import check_settings
 
 
 def check_models(file: ServeFile) -> str:
@@ -16,6 +17,11 @@ def check_models(file: ServeFile) -> str:
     if config.runner == "simulated":
         return "simulated"
     return resolve(config.model, config.revision).model_id
+
+
+def check_keys(file: ServeFile) -> None:
+    """The API keys and the secret, as a Router on this machine would find them. Raises ConfigError."""
+    check_settings(file.app.tenants)
 
 
 def check_memory(file: ServeFile) -> None:

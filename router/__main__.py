@@ -1,4 +1,4 @@
-"""`python -m router`: ask a running Router why a request went where it went, and what would help."""
+"""`python -m router`: ask a Router why a request went where it went and what would help; make keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cache.errors import ServingError
+from cache.errors import ConfigError, ServingError
 from router.insight.advice import Advice, advise, hit_ratio
 from router.insight.debug_view import (
     FORMAT_VERSION,
@@ -25,13 +25,17 @@ from router.insight.debug_view import (
     merged,
 )
 from router.insight.explanation import explain, seconds
+from router.tenants.api_key import digest_of, new_key, new_secret
+from router.tenants.key_table import parse_keys
 
 DESCRIPTION = """\
 explain  one request in words: who could have taken it, what each held of its prompt, what each would have
          cost, why it went where it went, and what the engine found then. Without an id: the latest requests.
 advise   what would raise the hit rate, ranked by the tokens each cause costs.
+key      a new API key and what goes into the key file for it. Asks nobody, writes nothing.
 
-Both ask the Router at --url for /debug/route, which is off unless deploy.yaml says, under args.router,
+explain and advise ask the Router at --url for /debug/route, which is off unless deploy.yaml says, under
+args.router,
     expose_debug: true
 They see request ids and numbers, never a prompt.
 
@@ -40,6 +44,7 @@ examples:
   python -m router explain chatcmpl-6f1c2a90b7d44e52    by the id in an answer
   python -m router explain my-trace-17                  by the x-request-id the client sent
   python -m router advise --url http://10.0.0.5:8000
+  python -m router key alice-laptop --tenant alice
 """
 
 URL_VARIABLE, TOKEN_VARIABLE = "WARMPATH_URL", "WARMPATH_DEBUG_TOKEN"
@@ -56,6 +61,9 @@ class CannotAsk(ServingError):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console(highlight=False)
+    if arguments.command == "key":
+        _new_key(console, arguments)
+        return 0
     try:
         with _client(arguments.url, arguments.token) as client:
             if arguments.command == "advise":
@@ -74,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m router", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="explain | advise")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="explain | advise | key")
     explaining = commands.add_parser(
         "explain",
         help="one request in words, or the latest ones",
@@ -103,9 +111,24 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--token",
             default=os.environ.get(TOKEN_VARIABLE),
-            help=f"debug_token of deploy.yaml, if it has one (default: ${TOKEN_VARIABLE})",
+            help=f"debug_token of deploy.yaml, or an operator's API key (default: ${TOKEN_VARIABLE})",
         )
+    _add_key_command(commands)
     return parser
+
+
+def _add_key_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    making = commands.add_parser(
+        "key",
+        help="a new API key, and its entry in the key file",
+        description="A new API key, and its entry in the key file, which holds no key but its SHA-256.",
+    )
+    making.add_argument("name", nargs="?", default="new-key", help="unique in the file; in logs")
+    making.add_argument("--tenant", help="whose cached prefixes it shares (default: the name)")
+    making.add_argument("--operator", action="store_true", help="may also read /metrics, /debug and the like")
+    making.add_argument(
+        "--secret", action="store_true", help="instead: a secret for `tenants.secret_file`, nothing else"
+    )
 
 
 def _count(text: str) -> int:
@@ -113,6 +136,30 @@ def _count(text: str) -> int:
     if not 1 <= value <= MAX_LAST:
         raise argparse.ArgumentTypeError(f"must be between 1 and {MAX_LAST}")
     return value
+
+
+# --- making keys ----------------------------------------------------------------------------------
+
+
+def _new_key(console: Console, arguments: argparse.Namespace) -> None:
+    if arguments.secret:
+        console.print(new_secret(), markup=False)
+        return
+    key = new_key()
+    lines = [f"  - name: {arguments.name}"]
+    if arguments.tenant is not None:
+        lines.append(f"    tenant: {arguments.tenant}")
+    lines.append(f'    sha256: "{digest_of(key.encode()).hex()}"')
+    if arguments.operator:
+        lines.append("    operator: true")
+    try:
+        parse_keys("\n".join(["keys:", *lines]))
+    except ConfigError as error:
+        field = error.field.rpartition(".")[2]
+        raise SystemExit(f"{field} = {error.value!r}: {error.accepted}") from None
+    console.print(f"The key, for its user alone; it is shown only now:\n\n{key}\n", markup=False)
+    console.print("Under `keys:` in the key file:\n", markup=False)
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 # --- asking ---------------------------------------------------------------------------------------
@@ -186,7 +233,10 @@ def _refused(answer: httpx.Response) -> CannotAsk:
     if code == "unknown_url":
         return CannotAsk("/debug/route is off: in deploy.yaml, under args.router, set expose_debug: true")
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        return CannotAsk(f"the Router asks for its debug_token: give --token, or set {TOKEN_VARIABLE}")
+        wanted = "its debug_token, or an operator's API key"
+        return CannotAsk(f"the Router asks for {wanted}: give --token, or set {TOKEN_VARIABLE}")
+    if answer.status_code == httpx.codes.FORBIDDEN:
+        return CannotAsk("that API key opens the API only; this page needs an operator's")
     return CannotAsk(f"the server answered {answer.status_code}: {message}")
 
 
