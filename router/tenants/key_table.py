@@ -28,6 +28,7 @@ MAX_KEYS = 10_000  # each has its own limits in every Router's memory: about 1 K
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # it goes into log lines
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _HIDDEN = "(hidden)"
+_MAX_DEPTH = 8  # four are needed
 # libyaml's parser is ten times faster and not everywhere.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -88,8 +89,9 @@ class KeyTable:
 def parse_keys(text: str) -> KeyTable:
     """The key file's content. Raises ConfigError for anything in it that is not as described above."""
     try:
+        _check_depth(text)
         content = yaml.load(text, _LOADER)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date there cannot be
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date there cannot be
         raise ConfigError("keys", _HIDDEN, f"is not YAML{_place(error)}") from None
     # An empty list says that no key works; an empty file, that somebody is still writing it.
     if not isinstance(content, dict) or not isinstance(content.get("keys"), list):
@@ -111,6 +113,18 @@ def parse_keys(text: str) -> KeyTable:
                 raise ConfigError(f"{where}.sha256", _HIDDEN, f"is also {by_digest[digest].name}'s")
             by_digest[digest] = key
     return KeyTable(by_digest)
+
+
+def _check_depth(text: str) -> None:
+    """Raises ConfigError for what is nested as no key file is: libyaml would end the process over it."""
+    depth = 0
+    for event in yaml.parse(text, _LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise ConfigError("keys", _HIDDEN, "is nested deeper than a key file can be")
 
 
 def _entry(where: str, entry: Any) -> tuple[ApiKey, list[bytes]]:

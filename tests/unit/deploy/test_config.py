@@ -75,6 +75,9 @@ def test_what_follows_from_the_replicas_cannot_be_set_twice() -> None:
         ({"router": {"record": {"folder": "x", "max_total_bytes": 5}}}, "args.router.record.max_total_bytes"),
         ({"router": {"shadow_policy": "fastest"}}, "args.router.shadow_policy"),
         ({"replica": {"sim": {"slowdown": -1.0}}}, "args.replica.sim.slowdown"),
+        ({"router": {"tenants": {"keys_file": "keys.yaml"}}}, "args.router.tenants.keys_file"),
+        ({"router": {"tenants": {"cache_scope": "user"}}}, "args.router.tenants.cache_scope"),
+        ({"router": {"tenants": {"keys_variable": "K"}}}, "args.router.tenants.secret_file"),
     ],
 )
 def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None:
@@ -82,6 +85,17 @@ def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None
         AppConfig.from_args(args)
     assert caught.value.field == field
     assert str(caught.value).startswith(field + " = ")
+
+
+def test_where_keys_tell_tenants_apart_nobody_can_forge_a_hash() -> None:
+    tenants = {"keys_variable": "K", "secret_variable": "S"}
+    config = AppConfig.from_args({"router": {"tenants": tenants}})
+    assert config.tenants.keys_variable == "K"
+    assert config.replica.hash_algorithm is HashAlgorithm.SHA256
+    asked_for = {"hash_algorithm": "xxh3_128"}
+    config = AppConfig.from_args({"replica": asked_for, "router": {"tenants": tenants}})
+    assert config.replica.hash_algorithm is HashAlgorithm.XXH3_128
+    assert AppConfig.from_args({}).replica.hash_algorithm is HashAlgorithm.XXH3_128
 
 
 def test_router_range_is_checked_at_once() -> None:

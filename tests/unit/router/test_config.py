@@ -10,6 +10,7 @@ from cache.errors import ConfigError
 from router.config import RecordConfig
 from router.limits import Limits
 from router.policies import NAMES
+from router.tenants.settings import TenantSettings
 from tests.fakes.router import config
 
 
@@ -55,6 +56,13 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"record\.key"):
         RecordConfig(folder="traces", key="hunter2")
+
+
+def test_one_kind_of_key_opens_the_debug_page() -> None:
+    keys = TenantSettings(keys_file="/k", cache_scope="shared")
+    with pytest.raises(ConfigError, match="operators' keys open") as caught:
+        config(debug_token="a" * 20, tenants=keys)
+    assert "aaaa" not in str(caught.value)
 
 
 def test_secrets_are_in_no_representation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from router.insight.debug_view import (
     SummaryView,
     merged,
 )
+from router.tenants.key_table import ApiKey, parse_keys
 from tests.unit.router.insight.test_advice import SUMMARY, summary
 from tests.unit.router.insight.test_explanation import REQUEST
 
@@ -104,6 +106,8 @@ def test_a_forgotten_request_names_what_to_do(run: Any) -> None:
     [
         (refusal(404, "unknown_url"), "expose_debug: true"),
         (refusal(401, "unauthorized"), "WARMPATH_DEBUG_TOKEN"),
+        (refusal(401, "invalid_api_key"), "operator's API key"),
+        (refusal(403, "insufficient_permissions"), "needs an operator's"),
         (refusal(500, "internal_error"), "answered 500: no"),
         (httpx.Response(502, text="<html>bad gateway"), "answered 502: <html>bad gateway"),
         (httpx.Response(200, text="hello"), "no Router of this version"),
@@ -223,3 +227,22 @@ def test_routers_are_merged_field_by_field() -> None:
     assert both.shadow is None
     assert both.cache_tokens == SUMMARY.cache_tokens, "the fleet is one, however many Routers see it"
     assert merged([SUMMARY]) == SUMMARY
+
+
+def test_a_new_key_comes_with_its_entry_in_the_key_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["key", "alice-laptop", "--tenant", "alice", "--operator"]) == 0
+    key, entry = re.fullmatch(r".*\n\n(wp-\S+)\n\n.*\n\n(.*)", capsys.readouterr().out, re.DOTALL).groups()  # type: ignore[union-attr]
+    table = parse_keys("keys:\n" + entry)
+    assert table.find(key.encode()) == ApiKey("alice-laptop", "alice", is_operator=True)
+    assert key not in entry
+
+
+def test_a_name_that_the_key_file_would_not_take_makes_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"name = 'a b': must be 1 to 64 letters"):
+        command.main(["key", "a b"])
+    assert "wp-" not in capsys.readouterr().out
+
+
+def test_a_secret_is_long_and_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["key", "--secret"]) == 0
+    assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)

@@ -1,0 +1,299 @@
+"""API keys over HTTP: what is closed, what a refusal says, and what a key's requests are told apart by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from cache.errors import QueueFull
+from cache.messages import Delta, FinishReason, GenerateRequest
+from cache.types import ReplicaId
+from router.openai_api.prompt_text import SaltedText
+from router.tenants.gate import OPEN_PATHS
+from router.tenants.settings import TenantSettings
+from tests.fakes.http import MODEL, RouterUnderTest
+from tests.fakes.keys import entry, key_file
+
+SECRET = "0123456789abcdef" * 2
+PROMPT = "one prompt of several blocks"
+LIMITS = {"requests_per_minute": 2, "tokens_per_minute": 10_000}
+ENTRIES = [
+    entry("alice", tenant="acme"),
+    entry("anna", tenant="acme"),
+    entry("bob"),
+    entry("limited", limits=LIMITS),
+    entry("single", limits={"max_concurrent": 1}),
+    entry("thrifty", limits={"tokens_per_minute": 40}),
+    entry("operator", operator=True),
+]
+
+
+def settings(tmp_path: Path, **changes: Any) -> TenantSettings:
+    (tmp_path / "keys.yaml").write_text(key_file(*ENTRIES))
+    (tmp_path / "secret").write_text(SECRET)
+    return TenantSettings(
+        keys_file=str(tmp_path / "keys.yaml"), secret_file=str(tmp_path / "secret"), **changes
+    )
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[RouterUnderTest]:
+    async with RouterUnderTest(tenants=settings(tmp_path), expose_debug=True) as router:
+        yield router
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer key of {name}"}
+
+
+async def ask(router: RouterUnderTest, name: str, prompt: Any = PROMPT, **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, **fields}
+    return await router.client.post("/v1/completions", json=body, headers=key(name))
+
+
+def code_of(answer: httpx.Response) -> str:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    code: str = error["code"]
+    return code
+
+
+# --- who comes in -----------------------------------------------------------------------------------
+
+
+async def test_every_route_but_health_and_live_is_closed(guarded: RouterUnderTest) -> None:
+    routes = [route for route in guarded.api.routes if isinstance(route, Route)]
+    assert {"/metrics", "/debug/route", "/version", "/openapi.json", "/tokenize"} <= {r.path for r in routes}
+    for route in routes:
+        path = route.path.replace("{name:path}", MODEL)
+        for method in route.methods or ():
+            answer = await guarded.client.request(method, path)
+            assert answer.status_code == (200 if path in OPEN_PATHS else 401), (method, path)
+    for path in ("/not/there", "/", "/health/", "//health", "/live/../metrics", "/%6detrics"):
+        assert (await guarded.client.get(path)).status_code == 401, path
+
+
+@pytest.mark.parametrize(
+    "given", [None, "Bearer wp-secret-canary", "Basic wp-secret-canary", "wp-secret-canary"]
+)
+async def test_a_refusal_says_how_and_not_what(
+    guarded: RouterUnderTest, given: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"x-request-id": "mine"} | ({} if given is None else {"authorization": given})
+    answer = await guarded.client.post("/v1/chat/completions", json={}, headers=headers)
+    assert (answer.status_code, code_of(answer)) == (401, "invalid_api_key")
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["x-request-id"] == "mine"
+    assert "canary" not in answer.text + caplog.text
+    metrics = await guarded.client.get("/metrics", headers=key("operator"))
+    assert "canary" not in metrics.text
+    assert guarded.calls.requests == []
+
+
+async def test_a_key_opens_the_api_and_an_operators_the_rest(guarded: RouterUnderTest) -> None:
+    for path in ("/v1/models", f"/v1/models/{MODEL}", "/version", "/openapi.json"):
+        assert (await guarded.client.get(path, headers=key("bob"))).status_code == 200
+    for path in ("/metrics", "/debug/route"):
+        refused = await guarded.client.get(path, headers=key("bob"))
+        assert (refused.status_code, code_of(refused)) == (403, "insufficient_permissions")
+        assert (await guarded.client.get(path, headers=key("operator"))).status_code == 200
+
+
+async def test_without_keys_nobody_is_asked(router: RouterUnderTest) -> None:
+    assert router.parts.tenancy.gate is None
+    assert (await router.complete()).status_code == 200
+    assert (await router.client.get("/metrics")).status_code == 200
+
+
+async def test_what_is_refused_is_counted_by_why_and_by_nobodys_name(guarded: RouterUnderTest) -> None:
+    await guarded.client.get("/v1/models")
+    await guarded.client.get("/v1/models", headers=key("nobody"))
+    await guarded.client.get("/metrics", headers=key("bob"))
+    for _ in range(3):
+        await ask(guarded, "limited")
+    for why in ("missing", "unknown", "not_permitted", "requests_limit"):
+        assert guarded.metric("warmpath_key_refusals_total", why=why) == 1
+    assert guarded.metric("warmpath_api_keys") == len(ENTRIES)
+    text = (await guarded.client.get("/metrics", headers=key("operator"))).text
+    assert not [name for name in ("alice", "acme", "bob", "thrifty") if name in text]
+
+
+# --- limits -----------------------------------------------------------------------------------------
+
+
+async def test_a_used_up_key_is_told_when_to_come_back(guarded: RouterUnderTest) -> None:
+    answers = [await ask(guarded, "limited") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    left = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers]
+    assert left == ["1", "0", "0"]
+    refused = answers[-1]
+    assert code_of(refused) == "rate_limit_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert refused.headers["x-ratelimit-limit-requests"] == "2"
+    used = 2 * len(PROMPT)  # of the two prompts; answers are counted as they come
+    assert int(answers[1].headers["x-ratelimit-remaining-tokens"]) in range(
+        10_000 - used - 8, 10_000 - used + 1
+    )
+    assert (await ask(guarded, "bob")).status_code == 200
+
+
+async def test_what_computes_nothing_is_not_limited(guarded: RouterUnderTest) -> None:
+    for _ in range(5):
+        assert (await guarded.client.get("/v1/models", headers=key("limited"))).status_code == 200
+
+
+async def test_one_at_a_time_is_from_the_header_to_the_streams_end(guarded: RouterUnderTest) -> None:
+    release = asyncio.Event()
+
+    async def waiting(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        yield Delta("a", (1,), 0)
+        await release.wait()
+        yield Delta("b", (2,), 0, FinishReason.LENGTH)
+
+    guarded.calls.scripts = dict.fromkeys(guarded.replicas, waiting)
+    first = asyncio.create_task(ask(guarded, "single", stream=True))
+    async with asyncio.timeout(5):
+        while not guarded.calls.running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    refused = await ask(guarded, "single")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    release.set()
+    assert (await first).status_code == 200
+    assert (await ask(guarded, "single")).status_code == 200
+    batch = await ask(guarded, "single", prompt=["a", "b"])
+    assert (batch.status_code, code_of(batch)) == (429, "rate_limit_exceeded")
+    assert (await ask(guarded, "single")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_gives_its_place_back(guarded: RouterUnderTest, stream: bool) -> None:
+    async def endless(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        while True:
+            yield Delta("a", (1,), 0)
+            await asyncio.sleep(0.001)
+
+    guarded.calls.scripts = dict.fromkeys(guarded.replicas, endless)
+    asking = asyncio.create_task(ask(guarded, "single", stream=stream))
+    async with asyncio.timeout(5):
+        while not guarded.calls.running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    guarded.calls.scripts = {}
+    assert (await ask(guarded, "single")).status_code == 200
+
+
+async def test_a_prompt_that_nobody_took_is_not_charged(guarded: RouterUnderTest) -> None:
+    async def busy(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        raise QueueFull(1, 1)
+        yield
+
+    guarded.calls.scripts = dict.fromkeys(guarded.replicas, busy)
+    for _ in range(3):
+        refused = await ask(guarded, "thrifty", "x" * 30)
+        assert (refused.status_code, code_of(refused)) == (429, "server_busy")
+    guarded.calls.scripts = {}
+    assert (await ask(guarded, "thrifty", "x" * 30)).status_code == 200
+    refused = await ask(guarded, "thrifty", "x" * 30)
+    assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
+    assert refused.headers["x-ratelimit-limit-tokens"] == "40"
+
+
+# --- caches -----------------------------------------------------------------------------------------
+
+
+async def salts_of(router: RouterUnderTest, *asked: tuple[str, dict[str, Any]]) -> list[str]:
+    for name, fields in asked:
+        assert (await ask(router, name, **fields)).status_code == 200
+    return [request.cache_salt for _, request in router.calls.requests]
+
+
+async def test_tenants_have_a_salt_each_that_reaches_engine_and_index(guarded: RouterUnderTest) -> None:
+    own = {"cache_salt": "own"}
+    alice, anna, bob, alices, bobs = await salts_of(
+        guarded, ("alice", {}), ("anna", {}), ("bob", {}), ("alice", own), ("bob", own)
+    )
+    assert alice == anna
+    assert len({alice, bob, alices, bobs}) == 4
+    sent = [request for _, request in guarded.calls.requests]
+    assert all(len(request.block_hashes) == len(PROMPT) // 4 for request in sent)
+    hashes = {tuple(request.block_hashes) for request in sent}
+    assert len(hashes) == 4
+    assert not set.intersection(*(set(each) for each in hashes))
+    hasher = guarded.parts.dispatcher.hasher
+    for request in sent:  # as an engine derives them
+        root = hasher.root(salt=request.cache_salt)
+        assert list(request.block_hashes) == hasher.chain(root, request.token_ids)
+
+
+async def test_every_attempt_at_a_request_has_its_salt(tmp_path: Path) -> None:
+    """Else nothing of what one replica had computed would be found by the next."""
+
+    async def dying(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        raise QueueFull(1, 1)
+        yield
+
+    async with RouterUnderTest(tenants=settings(tmp_path, cache_scope="request")) as router:
+        router.calls.scripts = {router.replicas[0]: dying}
+        for _ in range(8):
+            assert (await ask(router, "alice", ["a", "b"])).status_code == 200
+        salts: dict[str, set[str]] = {}
+        for _, request in router.calls.requests:
+            salts.setdefault(str(request.request_id)[:32], set()).add(request.cache_salt)
+        assert len(router.calls.requests) > 16
+        assert [len(each) for each in salts.values()] == [1] * 8
+        assert len(set.union(*salts.values())) == 8
+
+
+async def test_shared_caches_with_keys(tmp_path: Path) -> None:
+    async with RouterUnderTest(tenants=settings(tmp_path, cache_scope="shared")) as router:
+        salts = await salts_of(router, ("alice", {}), ("bob", {}), ("bob", {"cache_salt": "x"}))
+        assert salts == ["", "", "x"]
+
+
+async def test_what_was_tokenized_for_one_tenant_is_not_looked_up_for_another(
+    guarded: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    encoder = guarded.parts.service._encoder
+    for name in ("encode_text", "encode_chat"):
+        original = getattr(encoder, name)
+
+        async def noting(*arguments: Any, original: Any = original, **options: Any) -> Any:
+            given.append(options["salt"])
+            return await original(*arguments, **options)
+
+        monkeypatch.setattr(encoder, name, noting)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    for name in ("alice", "bob"):
+        await ask(guarded, name)
+        await guarded.client.post("/v1/chat/completions", json=chat, headers=key(name))
+        for body in ({"prompt": "x"}, {"messages": chat["messages"]}):
+            answer = await guarded.client.post("/tokenize", json=body, headers=key(name))
+            assert answer.status_code == 200
+    assert len(given) == 8
+    assert len(set(given[:4])) == len(set(given[4:])) == 1
+    assert given[0] != given[4]
+    assert "" not in given
+
+
+async def test_policies_that_place_by_text_or_session_meet_one_tenants_alone(
+    guarded: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    start = guarded.parts.dispatcher.start
+    monkeypatch.setattr(guarded.parts.dispatcher, "start", lambda job: seen.append(job.text) or start(job))
+    for name in ("alice", "anna", "bob"):
+        await ask(guarded, name, prompt_cache_key="session")
+    assert all(isinstance(view, SaltedText) for view in seen)
+    for read in (lambda view: view.text, lambda view: view.first_user_text, lambda view: view.session):
+        alice, anna, bob = map(read, seen)
+        assert alice == anna != bob
+        assert alice.endswith(("session", PROMPT))
