@@ -179,9 +179,8 @@ class Routing:
         shape = self._shape(hints, query.num_prompt_tokens, states, cached, now)
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
         ranking = self._rank(policy, states, cached, request, now)
-        # A snapshot on its way in is in the index under a name that is no replica's.
-        most_held = max([held[name] for name in held if name in self._fleet], default=0)
-        available = self._usable_tokens(most_held, query.num_prompt_tokens)
+        everybody = len(states) == len(self._fleet.members)
+        available = max(cached) if everybody else self._most_available(held, query.num_prompt_tokens)
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
         return Decision(query, request, policy, ranking, available, own_s)
@@ -432,6 +431,13 @@ class Routing:
             held = {replica_id: min(overlap, usable) for replica_id, overlap in held.items()}
         overlap_of = held.get
         return [overlap_of(state.replica_id, 0) * size for state in states]
+
+    def _most_available(self, held: Mapping[ReplicaId, int], num_prompt_tokens: int) -> int:
+        """Usable tokens of the prompt that some replica holds, also one that may not be chosen now."""
+        # A snapshot on its way in is in the index under a name that is no replica's.
+        members = self._fleet.members
+        most_held = max([held[name] for name in held if name in members], default=0)
+        return self._usable_tokens(most_held, num_prompt_tokens)
 
     def _shape(
         self,

@@ -133,10 +133,10 @@ class ChainCache:
         """Remember a finished chain. Runs it is made of are as if just used."""
         if not self._max_bytes:
             return
-        step, packed = HASH_BYTES * self._blocks, chain.packed
+        step, packed, num_known = HASH_BYTES * self._blocks, chain.packed, len(chain.runs)
         before: _Run | BlockHash = chain.root
         for number, key in enumerate(chain.keys[1:]):
-            if number < len(chain.runs) and self._runs.get(key) is chain.runs[number]:
+            if number < num_known and self._runs.get(key) is chain.runs[number]:
                 before = chain.runs[number]
                 continue
             before = _Run(before, chain.pieces[number], packed[number * step : (number + 1) * step])
@@ -146,14 +146,17 @@ class ChainCache:
             start = len(chain.pieces) * self._run_bytes
             tokens = chain.buffer[start : start + len(left) // HASH_BYTES * self._block_bytes]
             self._put(TAIL | chain.keys[-1], _Run(before, tokens, left))
-        for key in reversed(chain.keys[1:]):  # so that the first one leaves last
+            self._runs.move_to_end(TAIL | chain.keys[-1])
+        for key in chain.keys[:0:-1]:  # so that the first one leaves last
             self._runs.move_to_end(key)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._runs.popitem(last=False)[1].num_bytes
 
     def _put(self, key: int, run: _Run) -> None:
-        old = self._runs.pop(key, None)
-        self._num_bytes += run.num_bytes - (old.num_bytes if old is not None else 0)
+        old = self._runs.get(key)
+        if old is not None:
+            self._num_bytes -= old.num_bytes
+        self._num_bytes += run.num_bytes
         self._runs[key] = run
 
     def _cut(self, chain: PartialChain) -> None:
