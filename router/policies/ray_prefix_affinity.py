@@ -17,14 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.policies.base import PolicyContext, PolicyRequest, Scored
-from router.policies.indexes.radix_tree import RadixTree
 from router.policies.options import check_range
-from router.policies.prompt_parts import prompt_text
 from router.policies.ranking import least_loaded, num_requests, two_random_choices
-from router.policies.stateful import StatefulPolicy
+from router.policies.sent_text import SentText
 from router.pricing.cost import Candidate
 
 
@@ -48,16 +45,15 @@ class RayPrefixAffinityOptions:
         )
 
 
-class RayPrefixAffinity(StatefulPolicy):
+class RayPrefixAffinity(SentText):
     name = "ray_prefix_affinity"
     uses_prefix = True
     Options = RayPrefixAffinityOptions
 
     def __init__(self, context: PolicyContext, options: RayPrefixAffinityOptions) -> None:
+        super().__init__(context.block_size, options.max_tree_chars)
         self._options = options
-        self._block_size = context.block_size
         self._rng = context.rng
-        self._tree = RadixTree()
 
     def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
         queues = [num_requests(candidate) for candidate in candidates]
@@ -68,15 +64,8 @@ class RayPrefixAffinity(StatefulPolicy):
         by_queue.sort(key=lambda candidate: candidate.replica_id not in preferred)
         return [Scored(candidate, None) for candidate in by_queue]
 
-    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        self._tree.add_owner(replica_id, self._options.max_tree_chars)
-
-    def replica_removed(self, replica_id: ReplicaId) -> None:
-        self._tree.remove_owner(replica_id)
-
     def routed(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
-        text = prompt_text(request, self._block_size)
-        self._tree.insert(text.symbols, text.chars_per_symbol, replica_id)
+        super().routed(replica_id, request)
         options = self._options
         if options.do_eviction and self._tree.num_chars(replica_id) > options.eviction_threshold_chars:
             self._tree.trim(replica_id, options.eviction_target_chars)
@@ -84,7 +73,7 @@ class RayPrefixAffinity(StatefulPolicy):
     def _preferred(self, candidates: Sequence[Candidate], request: PolicyRequest) -> set[ReplicaId]:
         """Those with the longest match, or with least text if that is too short."""
         names = {candidate.replica_id for candidate in candidates}
-        text = prompt_text(request, self._block_size)
+        text = self._text(request)
         match = self._tree.match(text.symbols, among=names)
         matched_chars = match.length * text.chars_per_symbol
         if match.length and matched_chars >= self._options.match_rate_threshold * text.num_chars:

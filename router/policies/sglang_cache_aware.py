@@ -18,14 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache.messages import ReplicaInfo
-from cache.types import ReplicaId
 from router.policies.base import PolicyContext, PolicyRequest, Scored
-from router.policies.indexes.radix_tree import RadixTree
 from router.policies.options import check_range
-from router.policies.prompt_parts import prompt_text
 from router.policies.ranking import chosen_first, least_loaded, num_in_flight
-from router.policies.stateful import StatefulPolicy
+from router.policies.sent_text import SentText
 from router.pricing.cost import Candidate
 
 
@@ -46,21 +42,20 @@ class SglangCacheAwareOptions:
         )
 
 
-class SglangCacheAware(StatefulPolicy):
+class SglangCacheAware(SentText):
     name = "sglang_cache_aware"
     uses_prefix = True
     Options = SglangCacheAwareOptions
 
     def __init__(self, context: PolicyContext, options: SglangCacheAwareOptions) -> None:
+        super().__init__(context.block_size, options.max_tree_chars)
         self._options = options
-        self._block_size = context.block_size
-        self._tree = RadixTree()
 
     def rank(self, candidates: Sequence[Candidate], request: PolicyRequest) -> list[Scored]:
         by_load = least_loaded(candidates, num_in_flight)
         if self._is_imbalanced(by_load):
             return chosen_first(by_load[0], by_load)
-        text = prompt_text(request, self._block_size)
+        text = self._text(request)
         match = self._tree.match(text.symbols)
         if match.length * text.chars_per_symbol <= self._options.cache_threshold * text.num_chars:
             return chosen_first(by_load[0], by_load)
@@ -68,16 +63,6 @@ class SglangCacheAware(StatefulPolicy):
         # One that cannot be chosen now is passed over for the first that can, as there.
         chosen = next((c for c in candidates if c.replica_id == holder), candidates[0])
         return chosen_first(chosen, by_load)
-
-    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        self._tree.add_owner(replica_id, self._options.max_tree_chars)
-
-    def replica_removed(self, replica_id: ReplicaId) -> None:
-        self._tree.remove_owner(replica_id)
-
-    def routed(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
-        text = prompt_text(request, self._block_size)
-        self._tree.insert(text.symbols, text.chars_per_symbol, replica_id)
 
     def _is_imbalanced(self, by_load: Sequence[Candidate]) -> bool:
         least, most = num_in_flight(by_load[0]), num_in_flight(by_load[-1])
