@@ -239,9 +239,9 @@ class HotChains(SilentObserver):
         """What one use weighs: old ones keep their weight, new ones weigh more."""
         half_lives = (self._clock() - self._weighed_from) / self._half_life_s
         if half_lives > _MAX_EXPONENT:
-            self._scale(2.0**-half_lives)
+            self._scale(math.exp2(-half_lives))
             self._weighed_from, half_lives = self._clock(), 0.0
-        return float(2.0**half_lives)
+        return math.exp2(half_lives)
 
     def _scale(self, factor: float) -> None:
         """Rare: once in a day of half-lives of five minutes. O(runs)."""
@@ -256,7 +256,7 @@ class HotChains(SilentObserver):
     def _per_minute(self) -> float:
         """What a weight means in prompts a minute, for uses that came evenly since following began."""
         age = max(self._clock() - self._since, 1.0) / self._half_life_s
-        seconds = self._half_life_s / math.log(2.0) * (1.0 - 2.0**-age)
+        seconds = self._half_life_s / math.log(2.0) * (1.0 - math.exp2(-age))
         return 60.0 / seconds / self._weight_now()
 
     def _view(self, run: _Run, parent: int | None, total: float, per_minute: float) -> HotRun:

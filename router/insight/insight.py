@@ -2,8 +2,11 @@
 
     Accounting ──account──> ClosedLoop ──doubt──> a snapshot of that replica
         │                                  (always)
-        └──account──> Journal <──verdict── Shadow      TrafficRecorder
-                      (expose_debug)       (shadow_policy)   (record)
+        ├──account──> Journal <──verdict── Shadow      TrafficRecorder
+        │             (expose_debug,       (shadow_policy)   (record)
+        │              dashboard)
+        └──account──> RecentTraffic        HotChains
+                      (dashboard)          (dashboard)
 
 Knows every watcher; knows neither HTTP, words nor sockets. Owner: the router's event loop.
 """
@@ -24,6 +27,7 @@ from router.insight.debug_view import (
     FORMAT_VERSION,
     MAX_CANDIDATES,
     DebugPage,
+    RequestView,
     SummaryView,
     loop_view,
     recording_view,
@@ -31,7 +35,9 @@ from router.insight.debug_view import (
     shadow_totals_view,
     totals_view,
 )
+from router.insight.hot_chains import HotChains
 from router.insight.journal import Journal, JournalEntry
+from router.insight.recent_traffic import RecentTraffic
 from router.insight.recording import RecordingTotals, TrafficRecorder
 from router.insight.shadow import Shadow, ShadowTotals
 from router.placement.observer import SilentObserver
@@ -39,6 +45,8 @@ from router.placement.routing import Routing
 from router.policies import PolicyContext, make_policy
 from router.policies.expected_time import ExpectedTime, ExpectedTimeOptions
 from router.pricing.cost import MEMORY_PRESSURE_S
+
+DASHBOARD_REQUESTS = 64  # the journal keeps for the live page alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,15 @@ class InsightTotals:
     recent_share_within_one: float
     shadow: ShadowTotals | None
     recording: RecordingTotals | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """Who watches for the live page."""
+
+    journal: Journal
+    traffic: RecentTraffic
+    chains: HotChains
 
 
 class Insight:
@@ -79,10 +96,32 @@ class Insight:
         self._journal = self._make_journal()
         self._shadow = self._make_shadow()
         self._recorder = self._make_recorder(wall_clock)
+        self.live = self._make_live()
         # The journal first: a shadow's verdict is written into its entry.
         for watcher in (self._journal, self._shadow, self._accounting, _Leaving(self._loop), self._recorder):
             if watcher is not None:
                 routing.watch(watcher)
+        if self.live is not None:
+            routing.watch(self.live.traffic)
+            routing.watch(self.live.chains)
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since this Router started: what times in its views count from."""
+        return self._clock() - self._started_at
+
+    def since_start(self, moment: float) -> float:
+        """A moment of the clock, as `uptime_s` was then."""
+        return moment - self._started_at
+
+    def view(self, entry: JournalEntry, max_candidates: int) -> RequestView:
+        """One remembered request as `/debug/route` shows it."""
+        return request_view(
+            entry,
+            block_size=self._block_size,
+            memory_pressure_s=self._memory_pressure_s,
+            max_candidates=max_candidates,
+        )
 
     def totals(self) -> InsightTotals:
         """O(1)."""
@@ -110,15 +149,7 @@ class Insight:
             await asyncio.to_thread(self._recorder.close)
 
     def _page(self, entries: list[JournalEntry], max_candidates: int) -> DebugPage:
-        views = [
-            request_view(
-                entry,
-                block_size=self._block_size,
-                memory_pressure_s=self._memory_pressure_s,
-                max_candidates=max_candidates,
-            )
-            for entry in entries
-        ]
+        views = [self.view(entry, max_candidates) for entry in entries]
         return DebugPage(FORMAT_VERSION, self._summary(), views)
 
     def _summary(self) -> SummaryView:
@@ -126,7 +157,7 @@ class Insight:
         totals = self.totals()
         return SummaryView(
             router=self.name,
-            uptime_s=self._clock() - self._started_at,
+            uptime_s=self.uptime_s,
             model=self._config.model_name,
             policy=self._config.policy,
             block_size=self._block_size,
@@ -139,11 +170,21 @@ class Insight:
         )
 
     def _make_journal(self) -> Journal | None:
-        if not self._config.expose_debug:
+        config = self._config
+        if not (config.expose_debug or config.dashboard):
             return None
-        journal = Journal(self._config.debug_requests, clock=self._clock)
+        most = config.debug_requests if config.expose_debug else DASHBOARD_REQUESTS
+        journal = Journal(most, clock=self._clock)
         self._accounting.listen(journal.accounted)
         return journal
+
+    def _make_live(self) -> LiveView | None:
+        if not self._config.dashboard:
+            return None
+        assert self._journal is not None
+        traffic = RecentTraffic(clock=self._clock)
+        self._accounting.listen(traffic.accounted)
+        return LiveView(self._journal, traffic, HotChains(self._block_size, clock=self._clock))
 
     def _make_shadow(self) -> Shadow | None:
         config = self._config

@@ -88,8 +88,9 @@ class Span:
     """The latest stretch of time, up to now."""
 
     step_s: float  # of one point
+    num_slots: int  # points there are once the Router has run that long
     since_start_s: float  # the last point's end, seconds since the Router started; it is not over yet
-    points: Sequence[Point]  # oldest first; as many as slots have begun since the start, at most the ring's
+    points: Sequence[Point]  # oldest first, from the Router's start on
     total: Tally
 
 
@@ -124,7 +125,7 @@ class _Ring:
             total.add(slot)
         first = max(0, last - self.num_slots + 1)
         points = [self._point(number, last) for number in range(first, last + 1)]
-        return Span(self.step_s, (last + 1) * self.step_s, points, total)
+        return Span(self.step_s, self.num_slots, (last + 1) * self.step_s, points, total)
 
     def _point(self, number: int, last: int) -> Point:
         slot = self._slots.get(number)
@@ -132,7 +133,8 @@ class _Ring:
             return _NOTHING
         point = self._closed.get(number)
         if point is None:
-            point = Point(slot.requests, *slot.quantiles(0.5, 0.99), slot.prompt, slot.delivered)
+            p50_s, p99_s = slot.quantiles(0.5, 0.99)
+            point = Point(slot.requests, p50_s, p99_s, slot.prompt, slot.delivered)
             if number < last:
                 self._closed[number] = point
         return point

@@ -26,6 +26,7 @@ from cache.errors import ServingError
 from router.errors import HeadersTooLarge
 from router.metrics import CONTENT_TYPE
 from router.openai_api.body import parse_object, read_limited
+from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
 from router.openai_api.errors import ErrorAnswer, answer_to, outcome_of, route_error
@@ -227,6 +228,8 @@ class _Routes:
         if self._service.config.expose_debug:
             debug = DebugRoute(self._service.insight, self._service.config.debug_token)
             api.add_api_route(DEBUG_PATH, debug.handle, methods=["GET"], response_model=None)
+        if (dashboard := self._service.dashboard()) is not None:
+            DashboardRoutes.of(dashboard, self._service.config.debug_token).register(api)
 
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: dict[str, Any]) -> Answer:

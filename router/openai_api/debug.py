@@ -31,10 +31,8 @@ class DebugRoute:
     token: str | None  # None: whoever reaches the port may read
 
     async def handle(self, request: Request) -> Response:
-        if not self._may_read(request):
-            return _refusal(
-                401, "This page needs its token: authorization: Bearer <debug_token>.", "unauthorized"
-            )
+        if not may_read(request, self.token):
+            return unauthorized()
         request_id = request.query_params.get("request_id")
         if request_id is not None:
             page = self.insight.find(request_id)
@@ -43,7 +41,7 @@ class DebugRoute:
         else:
             last = _count(request.query_params.get("last", str(DEFAULT_LAST)))
             if last is None:
-                return _refusal(
+                return refusal(
                     400, f"'last' must be an integer between 0 and {MAX_LAST}.", "invalid_value", "last"
                 )
             page = self.insight.latest(last)
@@ -51,19 +49,26 @@ class DebugRoute:
             _ENCODER.encode(page), media_type="application/json", headers={"cache-control": "no-store"}
         )
 
-    def _may_read(self, request: Request) -> bool:
-        if self.token is None:
-            return True
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), self.token.encode())
-
     def _unknown(self) -> Response:
         """Which Router said so is in a header: with several of them another one may know the request."""
-        response = _refusal(
+        response = refusal(
             404, "This Router does not remember that request.", "request_not_found", "request_id"
         )
         response.headers["x-warmpath-router"] = self.insight.name
         return response
+
+
+def may_read(request: Request, token: str | None) -> bool:
+    """Whether who asks has sent the token; None: there is none, whoever reaches the port may read."""
+    if token is None:
+        return True
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), token.encode())
+
+
+def unauthorized() -> Response:
+    """The answer to who may not read."""
+    return refusal(401, "This page needs its token: authorization: Bearer <debug_token>.", "unauthorized")
 
 
 def _count(text: str) -> int | None:
@@ -72,6 +77,7 @@ def _count(text: str) -> int | None:
     return int(text) if int(text) <= MAX_LAST else None
 
 
-def _refusal(status: int, message: str, code: str, param: str | None = None) -> Response:
+def refusal(status: int, message: str, code: str, param: str | None = None) -> Response:
+    """An error object of this shape."""
     answer = ErrorAnswer(status, message, INVALID_REQUEST, param=param, code=code)
     return Response(answer.content(), status_code=status, media_type="application/json")

@@ -20,6 +20,7 @@ from cache.errors import ServingError
 from cache.messages import SamplingParams
 from cache.types import RequestId
 from router.config import RouterConfig
+from router.dashboard.view import Dashboard
 from router.dispatch import Dispatcher, Generation, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
 from router.insight.insight import Insight
@@ -348,6 +349,11 @@ class Service:
     def max_model_len(self) -> int | None:
         """Prompt and output tokens that fit every known replica; None while there is none."""
         return min((info.max_model_len for info in self._routing.replicas.values()), default=None)
+
+    def dashboard(self) -> Dashboard | None:
+        """What the live page shows; None where it is off."""
+        live = self.insight.live
+        return Dashboard(self.config, self._routing, self.insight, live) if live is not None else None
 
     def models(self) -> ModelList:
         return ModelList(object="list", data=[self._card()])

@@ -19,8 +19,9 @@ from router.tenants.key_table import ApiKey, KeyTable
 
 _PEERS_INTERVAL_S = 1.0  # how often the number of Routers is asked for
 
-OPEN_PATHS = frozenset({"/health", "/live"})
-"""Nothing is asked of who asks for these: probes have no key."""
+OPEN_PATHS = frozenset({"/health", "/live", "/dashboard"})
+"""Nothing is asked of who asks for these: probes have no key, nor has a browser before it shows the page that
+takes one. The page tells nothing; its data, at another path, is for operators."""
 
 _API_PATHS = frozenset({"/tokenize", "/detokenize", "/version", "/openapi.json"})
 _API_PREFIX = "/v1/"
