@@ -15,6 +15,8 @@ from cache.types import ReplicaId
 from router.config import RouterConfig
 from router.dispatch import Dispatcher, ReplicaCalls
 from router.events.subscriber import SubscriberGroup
+from router.fleet.engine_series import EngineView
+from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
 from router.insight.insight_metrics import InsightCollector
 from router.metrics import RouterMetrics
@@ -59,6 +61,13 @@ class RouterParts:
         self.metrics.watch_routing(self.routing.statistics)
         self.metrics.watch_events(self.subscribers.statistics)
         self.metrics.watch_tokenization(encoder.statistics)
+        self.fleet = FleetMetrics(
+            self.insight.name,
+            model_name=config.model_name,
+            own=self.metrics.registry.collect,
+            engines=self._engines,
+            clock=clock,
+        )
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock)
         self.service = Service(
             config,
@@ -68,6 +77,7 @@ class RouterParts:
             dispatcher=self.dispatcher,
             insight=self.insight,
             metrics=self.metrics,
+            fleet=self.fleet,
             tenancy=self.tenancy,
             readiness=self.readiness,
             version=version,
@@ -95,10 +105,15 @@ class RouterParts:
             self._was_synced = True
         return Readiness(None, len(replicas))
 
+    def _engines(self) -> dict[ReplicaId, EngineView]:
+        reports = self.subscribers.statistics().reports
+        return {name: EngineView(info, reports.get(name)) for name, info in self.routing.replicas.items()}
+
     def _doubt(self, replica_id: ReplicaId) -> None:
         self.subscribers.resync(replica_id)
 
     async def aclose(self) -> None:
+        await self.fleet.aclose()
         self.dispatcher.close()
         await self.subscribers.aclose()
         await self.insight.aclose()

@@ -41,6 +41,7 @@ from router.openai_api.app import build_api
 from router.openai_api.service import Readiness
 from router.placement.registry import register_routing, unregister_routing
 from router.prompts.prompt import PromptEncoder, hide_torch
+from router.serve_peers import among_routers
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -110,6 +111,8 @@ class Ingress:
         )
         self._parts.routing.watch_membership(self._on_membership)
         self._parts.service.readiness = self._readiness
+        if (peers := among_routers()) is not None:
+            self._parts.fleet.peers = peers
         register_routing(ROUTING_KEY, self._parts.routing)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -121,6 +124,10 @@ class Ingress:
         """Serve asks this every few seconds. Raises RuntimeError when this process can never serve."""
         if self._fault is not None:
             raise RuntimeError(self._fault)
+
+    async def fleet_report(self, asker: str, wanted: list[str]) -> bytes:
+        """What this Router tells another of its metrics; called by Routers, never by clients."""
+        return self._parts.fleet.answer(asker, wanted)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _api: FastAPI) -> AsyncIterator[None]:

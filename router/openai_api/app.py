@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cache.errors import ServingError
 from router.errors import HeadersTooLarge
-from router.metrics import CONTENT_TYPE
+from router.fleet.exposition import CONTENT_TYPE
 from router.openai_api.body import parse_object, read_limited
 from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
@@ -292,7 +292,8 @@ class _Routes:
         return JSONResponse({"status": "live"})
 
     async def metrics(self, _request: Request) -> Response:
-        return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
+        """Of the fleet: every Router's series and every engine's, whichever Router answers."""
+        return Response(await self._service.fleet.text(), media_type=CONTENT_TYPE)
 
     async def version(self, _request: Request) -> Response:
         return JSONResponse(self._service.version())

@@ -23,6 +23,7 @@ from router.config import RouterConfig
 from router.dashboard.view import Dashboard
 from router.dispatch import Dispatcher, Generation, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
+from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
 from router.metrics import RouterMetrics
 from router.openai_api.codec import (
@@ -133,6 +134,7 @@ class Service:
         dispatcher: Dispatcher,
         insight: Insight,
         metrics: RouterMetrics,
+        fleet: FleetMetrics,
         tenancy: Tenancy,
         readiness: Callable[[], Readiness],
         version: str,
@@ -143,6 +145,7 @@ class Service:
         self.config = config
         self.insight = insight
         self.metrics = metrics
+        self.fleet = fleet
         self.tenancy = tenancy
         self.readiness = readiness
         self.clock = clock

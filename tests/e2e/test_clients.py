@@ -72,8 +72,8 @@ def run(*command: str, folder: Path, **environment: str) -> str:
 
 def requests_ok(server: Server) -> float:
     text = httpx.get(f"{server.url}/metrics", timeout=10).text
-    wanted = 'warmpath_requests_total{endpoint="chat/completions",outcome="ok"} '
-    return next(float(line.removeprefix(wanted)) for line in text.splitlines() if line.startswith(wanted))
+    wanted = 'warmpath_requests_total{endpoint="chat/completions",outcome="ok",'
+    return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(wanted))
 
 
 # --- openai -----------------------------------------------------------------------------------------

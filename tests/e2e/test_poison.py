@@ -55,7 +55,9 @@ def assert_unharmed(client: httpx.Client, canary: str) -> None:
     while num_running(client) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert num_running(client) == 0
-    assert "warmpath_requests_in_flight 0.0" in client.get("/metrics").text
+    lines = client.get("/metrics").text.splitlines()
+    in_flight = [line for line in lines if line.startswith("warmpath_requests_in_flight{")]
+    assert [line.rsplit(" ", 1)[1] for line in in_flight] == ["0.0"]
 
 
 def num_running(client: httpx.Client) -> int:

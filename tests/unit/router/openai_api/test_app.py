@@ -46,7 +46,10 @@ async def test_models_name_the_context_length(router: RouterUnderTest) -> None:
 async def test_metrics_and_the_api_description_are_served(router: RouterUnderTest) -> None:
     await router.chat()
     text = (await router.client.get("/metrics")).text
-    assert 'warmpath_requests_total{endpoint="chat/completions",outcome="ok"} 1.0' in text
+    name = router.parts.fleet.router
+    assert f'warmpath_requests_total{{endpoint="chat/completions",outcome="ok",router="{name}"}} 1.0' in text
+    assert f'warmpath_router_up{{router="{name}"}} 1.0' in text
+    assert "vllm:num_requests_running" in text
     paths = (await router.client.get("/openapi.json")).json()["paths"]
     assert "temperature" in json.dumps(paths["/v1/chat/completions"]["post"]["requestBody"])
 

@@ -161,7 +161,7 @@ async def test_the_metrics_sum_up(router: RouterUnderTest) -> None:
     )
     assert agreed + disagreed == 3
     text = (await router.client.get("/metrics")).text
-    assert 'warmpath_uncached_tokens_total{reason="evicted"}' in text
+    assert 'warmpath_uncached_tokens_total{reason="evicted",router=' in text
     assert "warmpath_recorded" not in text
 
 

@@ -1,0 +1,72 @@
+"""The other Routers, asked through Serve: one call to every running replica of this Router's own deployment.
+
+`DeploymentHandle.broadcast` is public but all or nothing: with one Router hung it would time out without the
+answers of the others. So the results are awaited one by one, which is private (ray 2.60): `_results_of`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+METHOD = "fleet_report"  # of the Ingress
+
+
+class ServePeers:
+    """`Peers` among the replicas of one deployment. Use it on its event loop."""
+
+    def __init__(self, deployment: str, application: str) -> None:
+        self._deployment = deployment
+        self._application = application
+        self._handle: DeploymentHandle | None = None
+
+    async def ask(self, asker: str, wanted: Sequence[str], timeout_s: float) -> list[bytes]:
+        """See `Peers`."""
+        if self._handle is None:  # not earlier: a handle needs the running loop
+            self._handle = serve.get_deployment_handle(self._deployment, self._application)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                results = await _results_of(self._handle.broadcast(METHOD, asker, list(wanted)))
+        except (TimeoutError, RayServeException, RayError):
+            return []  # the first call waits until Serve has told who there is
+        return await _in_time(results, deadline)
+
+
+async def _results_of(response: Any) -> list[Any]:
+    results: list[Any] = await response._fetch_replica_results_async()
+    return results
+
+
+async def _in_time(results: Sequence[Any], deadline: float) -> list[bytes]:
+    """What has come by then. The other calls are cancelled: a hung Router must not collect them."""
+    if not results:
+        return []
+    tasks = {asyncio.ensure_future(result.get_async()): result for result in results}
+    try:
+        done, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+    finally:
+        for task, result in tasks.items():
+            if not task.done():
+                result.cancel()
+                task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    # A Router that died under the call does not answer, like one that is too slow.
+    return [task.result() for task in done if not task.cancelled() and task.exception() is None]
+
+
+def among_routers() -> ServePeers | None:
+    """The Routers of this process's deployment; None outside Serve."""
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return None
+    return ServePeers(context.deployment, context.app_name)
