@@ -18,7 +18,7 @@ MESSAGES: Any = [{"role": "user", "content": "Tell me of the sea, please."}]
 
 def client_of(server: HttpServer, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", timeout=60, **{"max_retries": 0, **options}
+        base_url=f"{server.url}/v1", timeout=60, **{"api_key": "none", "max_retries": 0, **options}
     )
 
 

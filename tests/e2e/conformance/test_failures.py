@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +15,11 @@ import pytest
 from cache.errors import QueueFull
 from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
-from router.config import RouterConfig
+from router.tenants.settings import TenantSettings
 from tests.conformance.asking import assert_error, chat, client_of, complete, metric, raw_post, wait_for
 from tests.conformance.rows import row
 from tests.fakes.http import RouterUnderTest, counting
+from tests.fakes.keys import entry, key_file
 from tests.http_server import MODEL, HttpServer, scripted_server
 
 
@@ -67,9 +68,18 @@ def test_an_unknown_model(client: openai.OpenAI, ask: Any) -> None:
 
 
 @row("401 bad key")
-@pytest.mark.xfail(reason="there are no API keys yet: write this test when there are", strict=True)
-def test_a_bad_key_is_a_401() -> None:
-    assert any("key" in field.name for field in dataclasses.fields(RouterConfig))
+def test_a_bad_key_is_a_401(tmp_path: Path) -> None:
+    keys, secret = tmp_path / "keys.yaml", tmp_path / "secret"
+    keys.write_text(key_file(entry("mine", "the right key")))
+    secret.write_text("0123456789abcdef" * 2)
+    tenants = TenantSettings(keys_file=str(keys), secret_file=str(secret))
+    with scripted_server(RouterUnderTest(tenants=tenants)) as server:
+        with client_of(server, api_key="another key") as stranger:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                complete(stranger)
+            assert (caught.value.status_code, caught.value.code) == (401, "invalid_api_key")
+        with client_of(server, api_key="the right key") as known:
+            assert complete(known).choices[0].text
 
 
 @row("413 body too large")
