@@ -3,45 +3,35 @@
     key     k | empty | k | ghost | ...   uint64, one per slot
     word    1 | 0     | 5 | 0     | ...   uint64 bit set beside it; one more such array per 64 members more
 
-Linear hashing (Litwin 1980) over segments of fixed size, linear probing within a segment: the table grows
-by splitting one segment at a time, in order, and shrinks by undoing the last split, so that nothing ever
-rehashes more than two segments. Its arrays are reserved as address space up to the cap and touched segment
-by segment: growing moves nothing that is not split, and the gauge is the pages in use.
-
-    load = entries / slots between 0.375 (a round of splits is done) and 0.55 (the next one begins)
+Linear hashing over segments of fixed size (`linear_hashing.py`), linear probing within a segment: the table
+grows by splitting one segment at a time and shrinks by undoing the last split, so that nothing ever rehashes
+more than two segments. Its arrays are reserved as address space up to the cap (`columns.py`): growing moves
+nothing that is not split, and the gauge is the pages in use.
 
 An entry whose set becomes empty stays as a *ghost*, since others may have been probed past it; a segment with
 many ghosts is laid out anew, one or two per call, so that an hour of unique keys costs no memory.
-
-Hints are the hashes of what clients send, made with a public function: who could choose slots by them
-could make every probe long. A place is therefore `(hint mod p) * f mod p` with a secret random prime p of
-30 bits and a secret factor f: two given hints are congruent for at most 2 of millions of primes, and what is
-regular about the others (runs, multiples, equal low halves) the factor scatters. (Both are universal
-families: Carter & Wegman 1979.)
 
 Knows 64-bit keys and member numbers; knows neither replicas nor prefixes. Not thread-safe.
 """
 
 from __future__ import annotations
 
-import mmap
 import random
 import secrets
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Keys = NDArray[np.uint64]
-Slots = NDArray[np.int64]
+from router.index.columns import Columns
+from router.index.linear_hashing import SPLITS_END, Keys, LinearHashing, Slots, split_from
+
 Truths = NDArray[np.bool_]
 
 SEGMENT_BITS = 12  # 4,096 slots: splitting one takes a fraction of a millisecond
 WORD_BITS = 64
-SPLITS_BEGIN, SPLITS_END = 0.55, 0.75  # load of a segment not yet split in this round
 MAX_FILL = 0.9  # of a segment, ghosts included: beyond it a key is refused
 SHRINK_SLACK = 1.3  # the table shrinks only if it would still be large enough for so many times its entries
 MAX_GHOSTS = 1 / 8  # of a segment: more, and it is laid out anew
@@ -51,7 +41,6 @@ MAX_STRETCH = 4  # times as many segments as entries call for, at most, because 
 NO_ROOM = -1  # instead of a slot
 SMALL = 12  # so few keys are faster one by one than as arrays
 STRAGGLERS = 12  # so few unsettled probes are
-PRIME_BITS = 30  # the most for which Python divides a 64-bit integer by a single digit
 FIXED_BYTES = 4096  # objects, views and the smallest of everything
 
 
@@ -74,19 +63,18 @@ class PackedTable:
         """max_entries: further hints are refused. rng: draws the secrets; the system's if None."""
         rng = rng or secrets.SystemRandom()
         self._max_entries = max_entries
+        self._hashing = LinearHashing(segment_bits, rng)
         self._bits = segment_bits
         self._slots = 1 << segment_bits  # per segment
         self._in_segment = self._slots - 1
         self._fill_limit = int(MAX_FILL * self._slots)
-        self._prime = _random_prime(rng)
-        self._factor = rng.randrange(1, self._prime)
         # A hint cannot mark what is empty by a value that clients could send: 2 ** -64 that one does.
         self._empty = rng.getrandbits(64)
-        self._max_segments = self._segments_for(max_entries)
+        self._max_segments = self._hashing.segments_for(max_entries)
         self._used = np.zeros(self._max_segments, np.int64)  # slots of each segment that are not empty
         self._ghosts = np.zeros(self._max_segments, np.int64)  # of those, slots without members
         # Keys lie beside their first words, where a look-up that needs both waits for memory once.
-        self._memory = [_Memory(self._max_segments << segment_bits, 2)]
+        self._memory = [Columns(self._max_segments << segment_bits, 2)]
         self._keys, self._key_view = self._memory[0].columns[0]
         self._words: list[Keys] = []
         self._word_views: list[memoryview[int]] = []
@@ -95,9 +83,6 @@ class PackedTable:
         self._dead: list[int] = []  # per word, members that are being swept away
         self._num_entries = 0
         self._num_untidied = 0  # entries lost since the last look at what is to be tidied
-        self._num_segments = 0
-        self._high = self._low = 0  # masks that make a segment of a place
-        self._full_at = 0  # entries for which the next split is due
         self._add_word()
         self._open_segment()
 
@@ -105,13 +90,9 @@ class PackedTable:
 
     def get(self, hint: int) -> int:
         """The hint's members as a bit set, 0 if there are none. O(1)."""
-        place: int = hint % self._prime * self._factor % self._prime
-        segment = place >> self._bits & self._high
-        if segment >= self._num_segments:
-            segment &= self._low
-        base, inside, keys = segment << self._bits, self._in_segment, self._key_view
-        slot = base | place & inside
-        key = keys[slot]
+        inside, keys = self._in_segment, self._key_view
+        slot = self._hashing.home(hint)
+        base, key = slot & ~inside, keys[slot]
         while key != hint:
             if key == self._empty:
                 return 0
@@ -135,8 +116,9 @@ class PackedTable:
         O(distinct depths * log(hints)) look-ups.
         """
         # `get`, written out: a call for each look-up would make every match a third slower.
-        prime, factor, bits, inside = self._prime, self._factor, self._bits, self._in_segment
-        high, low, num_segments = self._high, self._low, self._num_segments
+        hashing = self._hashing
+        prime, factor, bits, inside = hashing.prime, hashing.factor, hashing.bits, hashing.in_segment
+        high, low, num_segments = hashing.high, hashing.low, hashing.num_segments
         keys, empty, first_word, more_words = self._key_view, self._empty, self._first_word, self._more_words
         found: list[tuple[int, int]] = []
         deeper: list[tuple[int, int, int, int]] = []  # stretches to come to, the shallowest on top
@@ -201,7 +183,7 @@ class PackedTable:
 
     @property
     def num_segments(self) -> int:
-        return self._num_segments
+        return self._hashing.num_segments
 
     @property
     def num_words(self) -> int:
@@ -209,8 +191,8 @@ class PackedTable:
 
     def num_bytes(self) -> int:
         """Memory in use."""
-        slots = self._num_segments << self._bits
-        return 8 * slots * (1 + len(self._words)) + 16 * self._num_segments + FIXED_BYTES
+        slots = self.num_segments << self._bits
+        return 8 * slots * (1 + len(self._words)) + 16 * self.num_segments + FIXED_BYTES
 
     # --- changes ------------------------------------------------------------------------------
 
@@ -258,7 +240,7 @@ class PackedTable:
         """
         self._dead = [members >> WORD_BITS * place & 2**64 - 1 for place in range(len(self._words))]
         start = first_segment << self._bits
-        stop = min(first_segment + num_segments, self._num_segments) << self._bits
+        stop = min(first_segment + num_segments, self.num_segments) << self._bits
         if start >= stop:
             return
         touched: list[Slots] = []
@@ -327,11 +309,7 @@ class PackedTable:
 
     def _find_one(self, hint: int) -> tuple[int, bool]:
         """Where the hint is, or the empty slot where it would be put."""
-        place: int = hint % self._prime * self._factor % self._prime
-        segment = place >> self._bits & self._high
-        if segment >= self._num_segments:
-            segment &= self._low
-        return self._probe(hint, segment << self._bits | place & self._in_segment)
+        return self._probe(hint, self._hashing.home(hint))
 
     def _probe(self, hint: int, slot: int) -> tuple[int, bool]:
         inside, keys, empty = self._in_segment, self._key_view, self._empty
@@ -359,22 +337,9 @@ class PackedTable:
 
     # --- as arrays ----------------------------------------------------------------------------
 
-    def _places(self, keys: Keys) -> Slots:
-        """30 bits each; segments are numbered by the upper ones, slots by the lower."""
-        prime = np.uint64(self._prime)
-        return (keys % prime * np.uint64(self._factor) % prime).astype(np.int64)
-
-    def _homes(self, keys: Keys) -> Slots:
-        """The slot at which each key's probing begins."""
-        places = self._places(keys)
-        segments = places >> self._bits & self._high
-        beyond = segments >= self._num_segments
-        segments[beyond] &= self._low
-        return segments << self._bits | places & self._in_segment
-
     def _find(self, keys: Keys) -> tuple[Slots, Truths]:
         """Where each key is, or the first empty slot of its probe; and which of the two."""
-        slots = self._homes(keys)
+        slots = self._hashing.homes(keys)
         seen = self._keys[slots]
         known = seen == keys
         active = np.flatnonzero(~(known | (seen == self._empty)))
@@ -402,7 +367,7 @@ class PackedTable:
         word[where] |= bit
         if len(risen):
             self._num_entries += len(risen)
-            self._ghosts[: self._num_segments] -= self._per_segment(risen)
+            self._ghosts[: self.num_segments] -= self._per_segment(risen)
         return _change(keys[fresh])
 
     def _memberless(self, slots: Slots) -> Truths:
@@ -412,13 +377,13 @@ class PackedTable:
         return bare
 
     def _per_segment(self, slots: Slots) -> Slots:
-        return np.bincount(slots >> self._bits, minlength=self._num_segments)
+        return np.bincount(slots >> self._bits, minlength=self.num_segments)
 
     def _bury(self, slots: Slots) -> None:
         """These slots have just lost their last member."""
         if len(slots):
             self._num_entries -= len(slots)
-            self._ghosts[: self._num_segments] += self._per_segment(slots)
+            self._ghosts[: self.num_segments] += self._per_segment(slots)
 
     def _admit(self, keys: Keys) -> tuple[Keys, Keys]:
         """Grow for these new keys; those for whom there is room in their segment, and the others."""
@@ -429,14 +394,14 @@ class PackedTable:
                 break
         refused = keys[:0]
         for segment in np.flatnonzero(over).tolist():
-            inside = np.flatnonzero(self._homes(keys) >> self._bits == segment)[-int(over[segment]) :]
+            inside = np.flatnonzero(self._hashing.homes(keys) >> self._bits == segment)[-int(over[segment]) :]
             refused = np.concatenate((refused, keys[inside]))
             keys = np.delete(keys, inside)
         return keys, refused
 
     def _overfull(self, keys: Keys) -> Slots:
         """By how many keys each segment would be too full with these."""
-        filled = self._used[: self._num_segments] + self._per_segment(self._homes(keys))
+        filled = self._used[: self.num_segments] + self._per_segment(self._hashing.homes(keys))
         over: Slots = np.maximum(filled - self._fill_limit, 0)
         return over
 
@@ -447,8 +412,8 @@ class PackedTable:
             self._lay_out_anew(segment)
         if haunted:
             return True
-        most = min(self._max_segments, MAX_STRETCH * self._segments_for(self._num_entries + num_keys))
-        if self._num_segments >= most:
+        most = min(self._max_segments, MAX_STRETCH * self._hashing.segments_for(self._num_entries + num_keys))
+        if self.num_segments >= most:
             return False
         self._split()
         return True
@@ -456,8 +421,8 @@ class PackedTable:
     def _insert(self, keys: Keys, member: int) -> None:
         """Put distinct keys that are not there, for which there is room, with one member each."""
         word, bit = self._words[member // WORD_BITS], np.uint64(1 << member % WORD_BITS)
-        slots = self._homes(keys)
-        self._used[: self._num_segments] += self._per_segment(slots)
+        slots = self._hashing.homes(keys)
+        self._used[: self.num_segments] += self._per_segment(slots)
         self._num_entries += len(keys)
         while len(keys) > STRAGGLERS:
             free = self._keys[slots] == self._empty
@@ -474,23 +439,10 @@ class PackedTable:
 
     # --- growing, shrinking, tidying ----------------------------------------------------------
 
-    def _segments_for(self, num_entries: int) -> int:
-        count = 1
-        while self._capacity(count) < num_entries:
-            count *= 2
-        first = count // 2 + 1
-        return first + bisect_left(range(first, count), num_entries, key=self._capacity)
-
-    def _capacity(self, num_segments: int) -> int:
-        """Entries that so many segments take before the next split is due."""
-        whole = 1 << num_segments.bit_length() - 1  # segments when the round began
-        done = (num_segments - whole) / whole  # part of them that has been split since
-        return int(whole * self._slots * (SPLITS_BEGIN + done * (SPLITS_END - SPLITS_BEGIN)))
-
     def _grow(self, num_entries: int) -> bool:
         """Split segments until there are enough for so many entries. Whether any was."""
         grown = False
-        while num_entries > self._full_at and self._num_segments < self._max_segments:
+        while num_entries > self._hashing.full_at and self.num_segments < self._max_segments:
             self._split()
             grown = True
         return grown
@@ -504,7 +456,7 @@ class PackedTable:
         num_changes, self._num_untidied = self._num_untidied, 0
         limit = MAX_GHOSTS * self._slots
         for _ in range(min(MAX_CHORES, 1 + int(2 * num_changes / limit))):
-            worst = int(self._ghosts[: self._num_segments].argmax())
+            worst = int(self._ghosts[: self.num_segments].argmax())
             if self._ghosts[worst] <= limit:
                 break
             self._lay_out_anew(worst)
@@ -513,34 +465,34 @@ class PackedTable:
     def _shrink(self, most: int) -> None:
         for _ in range(most):
             if (
-                self._num_segments == 1
-                or self._num_entries * SHRINK_SLACK > self._capacity(self._num_segments - 1)
+                self.num_segments == 1
+                or self._num_entries * SHRINK_SLACK > self._hashing.capacity(self.num_segments - 1)
                 or not self._merge()
             ):
                 return
 
     def _split(self) -> None:
         """The next segment in order gives the keys that are the new segment's to a new one."""
-        new = self._num_segments
+        new = self.num_segments
         self._open_segment()
-        old = new - (1 << new.bit_length() - 1) if new else 0
+        old = split_from(new)
         keys, words = self._take(old)
-        moves = self._homes(keys) >> self._bits == new
+        moves = self._hashing.homes(keys) >> self._bits == new
         self._lay_out(new, keys[moves], [word[moves] for word in words])
         stays = ~moves
         self._lay_out(old, keys[stays], [word[stays] for word in words])
 
     def _merge(self) -> bool:
         """Undo the last split: the last segment's keys go back to where they came from. False if too many."""
-        last = self._num_segments - 1
-        old = last - (1 << last.bit_length() - 1)
+        last = self.num_segments - 1
+        old = split_from(last)
         keys, words = self._take(last)
         others, other_words = self._take(old)
         if len(keys) + len(others) > SPLITS_END * self._slots:
             self._lay_out(last, keys, words)
             self._lay_out(old, others, other_words)
             return False
-        self._set_num_segments(last)
+        self._hashing.resize(last)
         self._used[last] = self._ghosts[last] = 0
         for memory in self._memory:
             memory.release(last << self._bits, self._slots)
@@ -572,7 +524,7 @@ class PackedTable:
     def _lay_out(self, segment: int, keys: Keys, words: Sequence[Keys]) -> None:
         """Write a segment anew: these entries, each as near to its home as linear probing would put it."""
         start, slots = segment << self._bits, self._slots
-        homes = self._places(keys) & self._in_segment
+        homes = self._hashing.homes_within(keys)
         order = np.argsort(homes)
         steps = np.arange(len(order))
         # In the order of their homes, each key's place is its home or the one after its neighbour's.
@@ -592,17 +544,11 @@ class PackedTable:
         self._ghosts[segment] = 0
 
     def _open_segment(self) -> None:
-        start = self._num_segments << self._bits
+        start = self.num_segments << self._bits
         self._keys[start : start + self._slots] = self._empty
         for word in self._words:
             word[start : start + self._slots] = 0
-        self._set_num_segments(self._num_segments + 1)
-
-    def _set_num_segments(self, count: int) -> None:
-        self._num_segments = count
-        self._high = (1 << (count - 1).bit_length()) - 1
-        self._low = self._high >> 1
-        self._full_at = self._capacity(count)
+        self._hashing.resize(self.num_segments + 1)
 
     def _reach(self, member: int) -> None:
         while member // WORD_BITS >= len(self._words):
@@ -611,7 +557,7 @@ class PackedTable:
     def _add_word(self) -> None:
         """Room for 64 more members. Fresh pages are zeros: nothing is written until somebody is added."""
         if self._words:
-            self._memory.append(_Memory(self._max_segments << self._bits, 1))
+            self._memory.append(Columns(self._max_segments << self._bits, 1))
         numbers, view = self._memory[-1].columns[-1]
         self._words.append(numbers)
         self._word_views.append(view)
@@ -630,33 +576,8 @@ class PackedTable:
 
     def _stretches(self, segments: int = 16) -> Iterator[tuple[int, int]]:
         """All slots in ranges small enough to stay in a processor's cache."""
-        for first in range(0, self._num_segments, segments):
-            yield first << self._bits, min(first + segments, self._num_segments) << self._bits
-
-
-class _Memory:
-    """Columns of 64-bit numbers side by side in reserved address space: a page written to takes memory."""
-
-    def __init__(self, count: int, num_columns: int) -> None:
-        """count: rows."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._row_bytes = 8 * num_columns
-        self._memory = mmap.mmap(-1, self._row_bytes * count, flags=flags)
-        # Pages of 2 MiB would make a small table large, and the gauge wrong.
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
-        numbers: Keys = np.frombuffer(self._memory, np.uint64)
-        view = memoryview(self._memory).cast("Q")
-        places = [slice(column, None, num_columns) for column in range(num_columns)]
-        self.columns: list[tuple[Keys, memoryview[int]]] = [(numbers[at], view[at]) for at in places]
-
-    def release(self, first: int, count: int) -> None:
-        """Give the memory of these rows back, as far as whole pages go; they must be written anew."""
-        start = -(-self._row_bytes * first // mmap.PAGESIZE)
-        stop = self._row_bytes * (first + count) // mmap.PAGESIZE
-        if start < stop and hasattr(mmap, "MADV_DONTNEED"):
-            length = (stop - start) * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_DONTNEED, start * mmap.PAGESIZE, length)
+        for first in range(0, self.num_segments, segments):
+            yield first << self._bits, min(first + segments, self.num_segments) << self._bits
 
 
 def _packed(hints: Sequence[int] | Keys) -> Keys:
@@ -684,29 +605,3 @@ def _change(keys: Keys) -> Change:
 
 def _sum(one: Change, other: Change) -> Change:
     return Change(one.num_hints + other.num_hints, one.xor ^ other.xor)
-
-
-def _random_prime(rng: random.Random) -> int:
-    """One of about 6 million: the upper eighth of the numbers of PRIME_BITS bits."""
-    while True:
-        candidate = rng.randrange(7 << PRIME_BITS - 3, 1 << PRIME_BITS) | 1
-        if _is_prime(candidate):
-            return candidate
-
-
-def _is_prime(number: int) -> bool:
-    """Miller-Rabin, with bases that leave no doubt below 3.2e9 (Pomerance, Selfridge, Wagstaff 1980)."""
-    odd, twos = number - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in (2, 3, 5, 7):
-        power = pow(base, odd, number)
-        if power in (1, number - 1):
-            continue
-        for _ in range(twos - 1):
-            power = power * power % number
-            if power == number - 1:
-                break
-        else:
-            return False
-    return True
