@@ -61,7 +61,9 @@ class RouterConfig:
     policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
     # A request waits here until its best replica is nearly free; "at_once": in that replica's own queue.
     binding: str = "late"
-    hold_backlog_s: float = 0.05  # late: a replica that would start within this is free to be given work
+    # late: a replica that would start within about this is free to be given work; within up to twice as much
+    # for the shortest requests, for long ones only once it is idle.
+    hold_backlog_s: float = 0.05
     hold_window: int = 24  # late: requests, shortest first, that are looked at each time a replica is free
     hold_aging: float = 0.1  # late: seconds of own prefill that one second of waiting outweighs
     hold_age_floor_s: float = 20.0  # late: who has waited so long goes before everybody who has not

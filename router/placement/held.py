@@ -11,7 +11,13 @@ load of that moment; and short work goes first, which lowers the mean wait of al
 
 where nobody who has waited `age_floor_s` stands behind somebody who has not: those go first, oldest first.
 For the first `window` in that order the decision is taken (`Routing.weigh`); whoever's best replica would
-start on it within `max_backlog_s` leaves, booked. The others keep their place and are bound to nothing.
+start on it soon leaves, booked. The others keep their place and are bound to nothing. How soon follows from
+the order, too:
+
+    2 * max_backlog_s * exp(-order / mean own prefill)        a request of mean length: 0.74 * max_backlog_s
+
+so that the order holds between routers that do not know each other's requests: whoever holds the shorter one
+may send it earlier, and the others hear of it from the replica before their own turn has come.
 This is also the router's bounded queue: beyond `max_held_per_replica` a request is refused with AllBusy.
 
 Pure and clock-driven: it neither waits nor calls back. Whoever drives it (an event loop, a simulation) calls
@@ -22,6 +28,7 @@ Knows requests, seconds and `Routing`; knows neither tasks nor sockets. Owner: t
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +45,8 @@ RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at l
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
 FRESH_S = 0.001  # a decision no older than this need not be taken again
+EARLIEST = 2.0  # times `max_backlog_s`: the backlog behind which the very first in the order is sent
+MEAN_OVER = 32  # requests, about, that the mean own prefill goes back
 
 
 class Deciding(Protocol):
@@ -115,6 +124,8 @@ class HeldRequests:
         self._in_order: list[_Held] = []
         self._by_age: list[_Held] = []
         self._by_deadline: list[_Held] = []  # of those that have one
+        self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
+        self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
 
     def __len__(self) -> int:
@@ -168,7 +179,8 @@ class HeldRequests:
         now = self._clock()
         departures = self._overdue(now)
         if self._by_id:
-            num_replicas, free = self._routing.free_replicas(self._options.max_backlog_s + ROUNDING_S)
+            within_s = EARLIEST * self._options.max_backlog_s + ROUNDING_S
+            num_replicas, free = self._routing.free_replicas(within_s)
             news = [state for state in free if state is not self._known_free.get(state.replica_id)]
             self._known_free = {state.replica_id: state for state in free}
             if free or not num_replicas:
@@ -248,10 +260,25 @@ class HeldRequests:
 
     def _weigh(self, held: _Held, now: float) -> Decision:
         decision = self._routing.weigh(held.query, earlier=held.decision)
+        if held.decision is None:
+            self._count(decision.prefill_s)
         held.decision, held.weighed_at = decision, now
-        held.free_at = now + decision.start_s - self._options.max_backlog_s
         self._reorder(held, decision.prefill_s + self._options.aging * held.since)
+        held.free_at = now + decision.start_s - self._soon_s(held, now)
         return decision
+
+    def _soon_s(self, held: _Held, now: float) -> float:
+        """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""
+        most_s = EARLIEST * self._options.max_backlog_s
+        order_s = held.order - self._options.aging * now
+        if order_s <= 0 or not self._mean_prefill_s or now - held.since >= self._options.age_floor_s:
+            return most_s
+        return most_s * math.exp(-order_s / self._mean_prefill_s)
+
+    def _count(self, prefill_s: float) -> None:
+        """One more request came."""
+        self._num_counted = min(self._num_counted + 1, MEAN_OVER)
+        self._mean_prefill_s += (prefill_s - self._mean_prefill_s) / self._num_counted
 
     # --- the order ----------------------------------------------------------------------------
 
