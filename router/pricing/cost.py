@@ -7,11 +7,12 @@
 
 The first line is the time to the first token, beside the sequences that decode: each step also computes one
 token for each of them, and a request that finds nobody queued still waits for the step in progress. The
-second charges for computing again what somebody else holds: near saturation the greedy choice wastes
-the fleet's time, so `w` grows with the queues. What is *hot* is not charged: one more copy of it will be
-used by others, who bear its cost with the one that makes it. The last keeps sequences from pushing each
-other out. While a replica's speed can neither be known nor be assumed (`load.py`), seconds cannot be
-compared, and `tuning_free` orders all of them by uncached tokens times requests instead.
+second charges for computing again what somebody else holds: a second of the fleet's time delays all who come
+until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). What is *hot* is not
+charged: one more copy of it will be used by others, who bear its cost with the one that makes it. The last
+keeps sequences from pushing each other out. While a replica's speed can neither be known nor be assumed
+(`load.py`), seconds cannot be compared, and `tuning_free` orders all of them by uncached tokens times
+requests instead.
 
 Knows tokens and seconds; knows neither hashes nor how ties are broken (`policies/`).
 """
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from router.pricing.load import LoadView
 
 MEMORY_PRESSURE_S = 0.15  # lambda: costs as much at half full as 0.15 s of waiting
-MAX_USED_FRACTION = 0.99  # keeps k / (1 - k) finite
+# Above it memory counts as full: a saturated replica's is always within hundredths of its end, and
+# k / (1 - k) would make many seconds of each. Who waits for memory is in the queue, and so in the backlog.
+MAX_USED_FRACTION = 0.9
 MIN_CHUNK_FRACTION = 1 / 8  # of a step's tokens that prefill gets at least, however many sequences decode
 
 
@@ -235,11 +238,18 @@ def memory_pressure(used_fraction: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeCharge:
-    """w of the cost: how much dearer than waiting it is to compute again what somebody else holds."""
+    """w of the cost: how much dearer than waiting it is to compute again what somebody else holds.
+
+    A second of work delays whoever comes until the queue is empty. In an M/G/1 queue with backlog B, arrivals
+    at rate a and utilization u those are a * B / (1 - u), the slope of its value a * B**2 / (2 - 2 * u).
+    By Little's law a * B is about the number queued, q; and 1 / (1 - u) is about 1 + q (exactly in M/M/1,
+    everybody in the system counted). So w grows with q * (1 + q): a long queue will not be empty soon.
+    """
 
     idle: float = 2.0  # with nobody queued
-    per_queued: float = 2.0  # more of it per queued request and replica
-    most: float = 8.0  # beyond it, holding on to a prefix starves idle replicas
+    per_queued: float = 1.0  # more of it per q * (1 + q), q queued requests per replica
+    most: float = 100.0  # reached with ten queued: overload lasts, but not for ever
 
     def weight(self, mean_queued: float) -> float:
-        return min(self.idle + self.per_queued * mean_queued, self.most)
+        """mean_queued: requests per replica, from 0."""
+        return min(self.idle + self.per_queued * mean_queued * (1.0 + mean_queued), self.most)

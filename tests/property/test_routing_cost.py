@@ -34,7 +34,7 @@ SHAPES = st.builds(
     RequestShape,
     num_prompt_tokens=st.integers(1, 100_000),
     hot_tokens=st.just(0),
-    recompute_weight=st.floats(2, 8),
+    recompute_weight=st.floats(2, 100),
     hot_share=st.just(1.0),
 )
 
