@@ -447,7 +447,9 @@ class Routing:
         cached: Sequence[int],
         now: float,
     ) -> RequestShape:
-        waiting = sum([state.num_waiting for state in states]) + self._num_held
+        # Requests come to the routers alike: what waits at the others is about as much as what waits here.
+        num_held = self._num_held * self._peers()[1]
+        waiting = sum([state.num_waiting for state in states]) + num_held
         mean_queued = self._queue.update(waiting / len(states), now)
         weight = self._priced.charge.weight(mean_queued)
         least_uses = self._priced.uses_of_a_copy(mean_queued)

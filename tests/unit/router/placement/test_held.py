@@ -294,6 +294,20 @@ def test_held_requests_count_as_queued(router: Router) -> None:
     assert after > 20.0
 
 
+def test_what_other_routers_hold_counts_too(router: Router) -> None:
+    """Nobody tells; requests come to all routers alike, so each holds about as many."""
+    others = Routing(config(), clock=router.clock, peers=lambda: (1, 3))
+    others.update_replicas(router.infos)
+    others.on_load(A, load())
+    for routing, num_held in ((router.routing, 3), (others, 1)):
+        routing.note_held(num_held)
+        routing.weigh(query("first"))  # the mean begins with what it sees first
+    weights = [
+        routing.weigh(query("probe")).request.shape.recompute_weight for routing in (router.routing, others)
+    ]
+    assert weights[0] == weights[1] > 2.0
+
+
 def test_a_match_that_arrives_while_waiting_counts() -> None:
     """Its own prefill is what is left of it now, and its place in the order follows."""
     router = Router()
