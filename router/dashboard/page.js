@@ -6,7 +6,8 @@
   const TIMEOUT_MS = 8000;
   const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
   const SAME_ROUTER_TRIES = 3; // with several Routers behind one address, asked again for the one that is shown
-  const KEPT_DECISIONS = 40;
+  const KEPT_DECISIONS = 40, FOLDED_DECISIONS = 12;
+  const LEAST_STEPS = 30; // of the chart, while a Router is young
   const LEFT_MS = 10000; // how long a replica that has left stays on the page
   const FEW = 8, FOLDED = 16; // replicas: below, wide cells; above, folded on a phone
   const DATA_URL = "dashboard/data"; // beside the page, whatever the service is mounted under
@@ -273,6 +274,7 @@
     $("banner").hidden = true;
     $("forget").hidden = true;
     $("login").hidden = false;
+    mark(document.body, "data-locked", "true");
     const error = $("login-error");
     error.hidden = !hadKey;
     say(error, status === 403 ? "That key works, but is no operator's." : "That key is not known here.");
@@ -287,10 +289,12 @@
     if (!router) return;
     const view = router.view;
     $("login").hidden = true;
+    mark(document.body, "data-locked", null);
     $("main").hidden = false;
     $("forget").hidden = key === null;
     say($("subject"), `${view.model} · ${view.policy}`);
     showRouters();
+    common = findCommon(view.fleet.replicas.map((replica) => replica.id));
     showTiles(view);
     showTtft(view.traffic);
     showWhy(view.traffic.sums);
@@ -316,20 +320,21 @@
   // --- tiles
 
   const tiles = new Map();
-  function tile(name, value, unit, note, { level = "", meter = null, title: hint = null } = {}) {
-    let parts = tiles.get(name);
+  function tile(id, value, unit, note, { name = id, level = "", meter = null, title: hint = null } = {}) {
+    let parts = tiles.get(id);
     if (!parts) {
       parts = {
-        value: make("span"), unit: make("small"), note: make("div", { class: "tile-note" }),
+        name: make("div", { class: "tile-name" }), value: make("span"), unit: make("small"), note: make("div", { class: "tile-note" }),
         bar: make("span"), meter: null,
       };
       parts.meter = make("div", { class: "meter", "aria-hidden": "true" }, parts.bar);
       parts.box = make("div", { class: "tile" },
-        make("div", { class: "tile-name" }, name),
+        parts.name,
         make("div", { class: "tile-value" }, parts.value, " ", parts.unit), parts.note, parts.meter);
       $("tiles").append(parts.box);
-      tiles.set(name, parts);
+      tiles.set(id, parts);
     }
+    say(parts.name, name);
     say(parts.value, value);
     say(parts.unit, unit);
     say(parts.note, note);
@@ -367,18 +372,19 @@
     tile("KV in use", blocks ? percent(used) : "–", "", fullest ? `fullest ${percent(fullest.used)}` : "",
       { meter: used, level: fullest && fullest.used > 0.95 ? "warn" : "", title: fullest ? `fullest: ${fullest.id}` : null });
 
+    const during = span ? "1 h" : "5 min";
     const hit = sums.prompt ? sums.delivered / sums.prompt : null;
-    tile("Hit ratio", percent(hit), "",
+    tile("hits", percent(hit), "",
       sums.prompt ? `${percent(sums.available / sums.prompt)} was cached` : "no prompt yet",
-      { meter: hit ?? 0, title: "Prompt tokens taken from a cache; below it, those that were cached anywhere in the fleet" });
+      { name: `Hit ratio, ${during}`, meter: hit ?? 0, title: "Prompt tokens taken from a cache; below it, those that were cached anywhere in the fleet" });
 
-    tile("First token, p50", seconds(sums.p50_s), "", `p99 ${seconds(sums.p99_s)}`);
+    tile("ttft", seconds(sums.p50_s), "p50", `p99 ${seconds(sums.p99_s)}`, { name: `First token, ${during}` });
 
     const elapsed = Math.max(traffic.step_s, Math.min(traffic.requests.length, traffic.num_steps) * traffic.step_s);
     const rate = sums.requests / elapsed;
     const perSecond = rate >= 2;
-    tile("Requests", sums.requests ? count(perSecond ? rate : rate * 60) : "0", perSecond ? "/ s" : "/ min",
-      `${count(fleet.in_flight)} in flight`);
+    tile("requests", sums.requests ? count(perSecond ? rate : rate * 60) : "0", perSecond ? "/ s" : "/ min",
+      `${count(fleet.in_flight)} in flight`, { name: `Requests, ${during}` });
 
     const refused = fleet.refused_busy + fleet.refused_no_replica;
     tile("Refused", count(refused), "",
@@ -389,6 +395,7 @@
   // --- time to first token
 
   const PAD = { left: 52, right: 8, top: 8, bottom: 22 };
+  const TIME_STEPS = [10, 15, 20, 30, 60, 120, 300, 600, 900]; // seconds between two labels
   let plot = null; // what the pointer needs to know of the chart
   let pointed = null; // index of the step pointed at
 
@@ -404,7 +411,8 @@
       say($("ttft-read"), "");
       return;
     }
-    const steps = traffic.num_steps, missing = steps - traffic.requests.length;
+    const steps = Math.min(traffic.num_steps, Math.max(LEAST_STEPS, traffic.requests.length));
+    const missing = steps - traffic.requests.length;
     const [low, high] = [Math.min(...values) / 1.15, Math.max(...values) * 1.15];
     const rateTop = height - PAD.bottom - 34;
     const x = (index) => PAD.left + ((index + missing + 0.5) / steps) * (width - PAD.left - PAD.right);
@@ -416,11 +424,11 @@
         draw("text", { x: PAD.left - 8, y: y(value) + 4, "text-anchor": "end" }, seconds(value).replace(".00", "")));
     }
     const spanSeconds = steps * traffic.step_s;
-    for (let part = 0; part <= 5; part += 1) {
-      const back = spanSeconds * (1 - part / 5);
-      const at = PAD.left + (part / 5) * (width - PAD.left - PAD.right);
-      svg.append(draw("text", { x: at, y: height - 5, "text-anchor": part === 5 ? "end" : part ? "middle" : "start" },
-        back ? `−${back / 60} min` : "now"));
+    const every = TIME_STEPS.find((seconds) => spanSeconds / seconds <= Math.max(2, (width - PAD.left) / 90)) ?? 900;
+    for (let back = 0; back <= spanSeconds; back += every) {
+      const at = width - PAD.right - (back / spanSeconds) * (width - PAD.left - PAD.right);
+      svg.append(draw("text", { x: at, y: height - 5, "text-anchor": back ? (at < PAD.left + 14 ? "start" : "middle") : "end" },
+        back ? `−${every < 60 ? `${back} s` : `${back / 60} min`}` : "now"));
     }
 
     const most = Math.max(...traffic.requests, 1);
@@ -603,7 +611,7 @@
     return nodes;
   }
 
-  function tall(run) { return Math.round(24 + 5.5 * Math.log2(1 + (run.end - run.start) / 16)); }
+  function tall(run) { return Math.round(28 + 6 * Math.log2(1 + (run.end - run.start) / 16)); }
 
   function showRun(box, { run, top, height }, left, width, wide) {
     let button = runs.get(run.name);
@@ -623,7 +631,7 @@
     style.height = `${height}px`;
     style.setProperty("--hit", `${100 * (run.hit ?? 0)}%`);
     mark(button, "data-unknown", run.hit === null);
-    mark(button, "data-narrow", width * wide < 46);
+    mark(button, "data-lines", width * wide < 46 ? 0 : height < 42 ? 1 : height < 58 ? 2 : 3);
     say(button.children[0], `${count(run.end - run.start)} tokens`);
     say(button.children[1], `${percent(run.share)} of prompts, ${percent(run.hit)} cached`);
     mark(button, "aria-label", describe(run));
@@ -746,7 +754,22 @@
     say(more, isFolded ? `Show all ${all.length} replicas` : "Show fewer");
   }
 
-  const byName = (a, b) => a.row.id.localeCompare(b.row.id, "en", { numeric: true });
+  const byName = (a, b) => compareIds(a.row.id, b.row.id);
+  function compareIds(a, b) { // replica-2 before replica-10, but no numbers are looked for in hexadecimal names
+    const [, headA, tailA] = /^(.*?)(\d*)$/.exec(a), [, headB, tailB] = /^(.*?)(\d*)$/.exec(b);
+    if (headA === headB && tailA && tailB) return tailA - tailB || (a < b ? -1 : 1);
+    return a < b ? -1 : a > b ? 1 : 0;
+  }
+
+  let common = ""; // what all replicas' names begin with, up to a separator
+  function nameOf(id) { return id.startsWith(common) ? id.slice(common.length) : id; }
+  function findCommon(ids) {
+    if (ids.length < 2) return "";
+    let size = 0;
+    while (ids.every((id) => id.length > size && id[size] === ids[0][size])) size += 1;
+    return /^.*[#/:._-]/.exec(ids[0].slice(0, size))?.[0] ?? "";
+  }
+
   const ORDERS = {
     name: byName,
     work: (a, b) => b.row.backlog_s - a.row.backlog_s || b.row.running + b.row.waiting - a.row.running - a.row.waiting || byName(a, b),
@@ -758,7 +781,7 @@
     let parts = cells.get(row.id);
     if (!parts) {
       const value = () => make("dd");
-      parts = { name: make("span", { class: "replica-name", title: row.id }, row.id), chips: make("span"),
+      parts = { name: make("span", { class: "replica-name" }), chips: make("span"),
         used: make("span", { class: "used" }), kept: make("span", { class: "kept" }),
         running: value(), waiting: value(), ahead: value(), cache: value() };
       parts.box = make("div", { class: "replica", role: "listitem" },
@@ -779,6 +802,7 @@
     mark(parts.box, "data-trouble", !hasLeft && (row.is_silent || row.is_draining));
     parts.used.style.width = `${100 * row.used}%`;
     parts.kept.style.width = `${100 * Math.min(1, Math.max(row.used, row.cached))}%`;
+    say(parts.name, nameOf(row.id));
     say(parts.running, count(row.running));
     say(parts.waiting, count(row.waiting));
     say(parts.ahead, seconds(row.backlog_s));
@@ -790,14 +814,19 @@
 
   // --- decisions
 
+  let areAllDecisions = false;
   const opened = new Set(); // "router/number" of rows whose costs are shown
   const rowsShown = new Map(); // "router/number" -> { line, detail, told }
 
   function showDecisions(router) {
     const box = $("decisions");
     const numbers = [...router.decisions.keys()].sort((a, b) => b - a);
-    const visible = numbers.filter((number, index) => index < KEPT_DECISIONS || opened.has(`${shown}/${number}`));
+    const most = areAllDecisions ? KEPT_DECISIONS : FOLDED_DECISIONS;
+    const visible = numbers.filter((number, index) => index < most || opened.has(`${shown}/${number}`));
     say($("decisions-note"), visible.length ? `the latest ${visible.length}, newest first` : "");
+    const more = $("decisions-more");
+    more.hidden = numbers.length <= FOLDED_DECISIONS;
+    say(more, areAllDecisions ? "Show fewer" : `Show up to ${KEPT_DECISIONS}`);
     if (!visible.length) {
       rowsShown.clear();
       box.replaceChildren(make("div", { class: "empty" }, "No decision yet. Try ",
@@ -808,7 +837,7 @@
     if (!body || box.dataset.router !== shown) {
       box.dataset.router = shown;
       rowsShown.clear();
-      const made = table(["when", "request", "prompt#", "went to", "expected there", "predicted#", "first token#", "from cache#", "because", "costs"], [], "cards");
+      const made = table(["when", "because", "request", "went to", "prompt#", "expected there", "from cache#", "predicted#", "first token#", "costs"], [], "cards");
       box.replaceChildren(made);
       body = made.querySelector("tbody");
     }
@@ -841,10 +870,10 @@
         matched: cell("expected there"), predicted: cell("predicted", "num"), first: cell("first token", "num"),
         cached: cell("from cache", "num"), reason: cell("because"), more: cell("costs"), detail: null, told: null,
       };
-      row.button = make("button", { type: "button", class: "row-button", "aria-expanded": "false", onclick: () => toggle(name) }, "costs");
+      row.button = make("button", { type: "button", class: "row-button", "aria-expanded": "false", onclick: () => toggle(name) }, "show");
       row.more.append(row.button);
-      row.line = make("tr", { class: told.isNew ? "decision-new" : null }, row.when, row.id, row.prompt, row.replica, row.matched,
-        row.predicted, row.first, row.cached, row.reason, row.more);
+      row.line = make("tr", { class: told.isNew ? "decision-new" : null }, row.when, row.reason, row.id, row.replica,
+        row.prompt, row.matched, row.cached, row.predicted, row.first, row.more);
       rowsShown.set(name, row);
     }
     say(row.when, ago(router.view.uptime_s - told.asked_s));
@@ -866,7 +895,9 @@
     say(row.id, request.request_id.length > 20 ? `${request.request_id.slice(0, 18)}…` : request.request_id);
     mark(row.id, "title", request.request_id);
     say(row.prompt, count(request.prompt_tokens));
-    say(row.replica, request.outcome?.replica ?? best.replica);
+    const replica = request.outcome?.replica ?? best.replica;
+    say(row.replica, nameOf(replica));
+    mark(row.replica, "title", replica);
     const share = request.prompt_tokens ? best.cached_tokens / request.prompt_tokens : 0;
     const bar = make("span");
     bar.style.width = `${100 * share}%`;
@@ -891,7 +922,7 @@
     const rows = request.candidates.map((candidate, index) => {
       const { terms } = candidate;
       const cells = [
-        candidate.replica, candidate.is_matched ? count(candidate.cached_tokens) : "unknown",
+        nameOf(candidate.replica), candidate.is_matched ? count(candidate.cached_tokens) : "unknown",
         count(candidate.num_running), count(candidate.num_waiting), seconds(terms?.backlog_s), seconds(terms?.prefill_s),
         terms ? `× ${terms.decode_slowdown.toFixed(2)}` : "–", seconds(terms?.recompute_s), seconds(terms?.memory_pressure_s),
         terms ? seconds(terms.total_s) : candidate.cost === null ? "–" : candidate.cost.toPrecision(3),
@@ -908,8 +939,8 @@
 
   function story(request) {
     const best = request.candidates[0];
-    const parts = [`${request.policy} sent ${count(request.prompt_tokens)} tokens to ${best.replica}: ${DECISIONS[request.reason] ?? request.reason}.`];
-    if (request.num_attempts > 1) parts.push(`It was attempt ${request.num_attempts}${request.excluded.length ? `, without ${request.excluded.join(", ")}` : ""}.`);
+    const parts = [`${request.policy} sent ${count(request.prompt_tokens)} tokens to ${nameOf(best.replica)}: ${DECISIONS[request.reason] ?? request.reason}.`];
+    if (request.num_attempts > 1) parts.push(`It was attempt ${request.num_attempts}${request.excluded.length ? `, without ${request.excluded.map(nameOf).join(", ")}` : ""}.`);
     if (request.held_s > 0.0005) parts.push(`It was held here for ${seconds(request.held_s)}.`);
     if (request.outcome) {
       const { outcome } = request;
@@ -918,7 +949,7 @@
       parts.push(`The engine found ${count(outcome.delivered)} tokens${outcome.delivered === best.cached_tokens ? ", as expected" : ""}${why ? `, and computed ${why}` : ""}.`);
     }
     if (request.total_s !== null) parts.push(`Over after ${seconds(request.total_s)}, ${plural(request.output_tokens, "token")} out.`);
-    if (request.shadow && !request.shadow.agrees) parts.push(`${request.shadow.policy} would have chosen ${request.shadow.replica}.`);
+    if (request.shadow && !request.shadow.agrees) parts.push(`${request.shadow.policy} would have chosen ${nameOf(request.shadow.replica)}.`);
     return parts.join(" ");
   }
 
@@ -930,7 +961,8 @@
   function paint() {
     const isDark = theme === "dark" || (theme === "system" && dark.matches);
     mark(document.documentElement, "data-theme", isDark ? "dark" : "light");
-    say($("theme"), `Theme: ${theme}`);
+    say($("theme-name"), theme);
+    mark($("theme"), "aria-label", `Theme: ${theme}`);
   }
   dark.addEventListener("change", paint);
   $("theme").addEventListener("click", () => {
@@ -959,6 +991,11 @@
   $("router").addEventListener("change", (event) => { shown = event.target.value; picked = zoomed = null; show(); resume(); });
   $("order").addEventListener("change", () => { const router = heard.get(shown); if (router) showFleet(router); });
   $("fleet-more").addEventListener("click", () => { isUnfolded = !isUnfolded; const router = heard.get(shown); if (router) showFleet(router); });
+  $("decisions-more").addEventListener("click", () => {
+    areAllDecisions = !areAllDecisions;
+    const router = heard.get(shown);
+    if (router) showDecisions(router);
+  });
   $("icicle").addEventListener("keydown", step);
   $("icicle").addEventListener("mouseleave", () => { if (!$("icicle").contains(document.activeElement)) pick(null); });
   $("chain-table-box").addEventListener("toggle", () => { if ($("chain-table-box").open) refresh(); });

@@ -25,10 +25,10 @@ from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
 
 FORMAT_VERSION = 1
-MAX_DECISIONS = 32  # in one answer, the latest
-MAX_CANDIDATES = 5  # of one decision; of the rest their number
+MAX_DECISIONS = 12  # in one answer, the latest
+MAX_CANDIDATES = 4  # of one decision; of the rest their number
 MAX_RUNS = 96  # of the hottest chains
-MIN_SHARE = 0.004  # of all prompts: a run with less would be thinner than a line
+MIN_SHARE = 0.01  # of all prompts: a run with less would be thinner than a line
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
@@ -156,7 +156,7 @@ class Dashboard:
         )
 
     def _fleet(self) -> FleetView:
-        numbers = self._routing.statistics()
+        numbers = self._routing.fleet_statistics()
         return FleetView(
             replicas=[self._replica(replica) for replica in numbers.replicas],
             held=numbers.held,

@@ -129,6 +129,17 @@ class ReplicaStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetStatistics:
+    """The part of `RoutingStatistics` that can be asked for every second, whatever is in the index."""
+
+    replicas: tuple[ReplicaStatistics, ...]
+    in_flight: int
+    held: int  # requests that wait at this router
+    no_replica: int  # requests refused, since the start
+    all_busy: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingStatistics:
     """A snapshot for metrics, /health and tests. Counters count from the start of the process."""
 

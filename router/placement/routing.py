@@ -30,6 +30,7 @@ from router.index.prefix_index import PrefixIndex
 from router.placement.decision import (
     Decision,
     DecisionRecord,
+    FleetStatistics,
     Placement,
     ReplicaStatistics,
     RouteQuery,
@@ -358,8 +359,18 @@ class Routing:
 
     # --- questions ----------------------------------------------------------------------------
 
-    def statistics(self) -> RoutingStatistics:
+    def fleet_statistics(self) -> FleetStatistics:
         """O(replicas)."""
+        return FleetStatistics(
+            replicas=tuple(map(self._replica_statistics, self._fleet)),
+            in_flight=len(self._in_flight),
+            held=self._num_held,
+            no_replica=self._num_no_replica,
+            all_busy=self._num_all_busy,
+        )
+
+    def statistics(self) -> RoutingStatistics:
+        """O(replicas + what the index expects): milliseconds while thousands of prompts are under way."""
         return RoutingStatistics(
             replicas=tuple(map(self._replica_statistics, self._fleet)),
             in_flight=len(self._in_flight),
