@@ -19,11 +19,11 @@ from router.fleet.engine_series import EngineView
 from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
 from router.insight.insight_metrics import InsightCollector
-from router.metrics import RouterMetrics
+from router.insight.timed_routing import TimedRouting
+from router.metrics import DecisionPart, RouterMetrics
 from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
 from router.openai_api.service import Readiness, Service
-from router.placement.routing import Routing
 from router.policies.base import alone
 from router.prompts.prompt import PromptEncoder
 from router.tenants.tenancy import GateCollector, Tenancy
@@ -48,7 +48,16 @@ class RouterParts:
         hasher = BlockHasher(config.fingerprint)
         self.config = config
         self.metrics = RouterMetrics([endpoint.value for endpoint in Endpoint], OUTCOMES)
-        self.routing = Routing(config, clock=clock, rng=rng, peers=peers)
+        parts = self.metrics.decision_s
+        self.routing = TimedRouting(
+            config,
+            clock=clock,
+            rng=rng,
+            peers=peers,
+            match=parts[DecisionPart.MATCH].observe,
+            rank=parts[DecisionPart.RANK].observe,
+            book=parts[DecisionPart.BOOK].observe,
+        )
         self.insight = Insight(  # before anything that must be closed: its recording may be refused
             config, self.routing, doubt=self._doubt, clock=clock, wall_clock=wall_clock
         )
@@ -85,6 +94,7 @@ class RouterParts:
             wall_clock=wall_clock,
             rng=rng,
         )
+        self.metrics.watch_hashing(self.service.hashing)
         self._encoder = encoder
         self._was_synced = False
 

@@ -100,6 +100,7 @@ class Generation:
         self._excluded: frozenset[ReplicaId] = frozenset()
         self._deaths = 0
         self._forward_failures = 0
+        self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._was_placed = False
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
@@ -198,8 +199,6 @@ class Generation:
         )
         if shared.config.binding == "late":
             shared.metrics.held_s.observe(shared.clock() - started_at)
-        else:
-            shared.metrics.decision_s.observe(shared.clock() - started_at)
         shared.metrics.decisions.labels(placement.policy, placement.reason.value).inc()
         return placement
 
@@ -235,6 +234,8 @@ class Generation:
     def _take(self, delta: Delta, placement: Placement) -> None:
         if self.cached_tokens is None:
             self._take_first(delta, placement)
+        if self._continues_from:
+            self._count_continuation(delta)
         self._tokens.extend(delta.token_ids)
         self._sent_chars += len(delta.text)
         self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
@@ -246,12 +247,24 @@ class Generation:
         self.cached_tokens = delta.cached_tokens
         self._shared.routing.first_token(self._job.request_id, self.replica_id, delta.cached_tokens)
 
+    def _count_continuation(self, delta: Delta) -> None:
+        """Another replica has gone on with the stream: what it had to compute again for that.
+
+        It counts what it found cached of the prompt; what was generated before it has surely not.
+        """
+        metrics = self._shared.metrics
+        metrics.continuations.inc()
+        metrics.continued_tokens.labels("cached").inc(delta.cached_tokens)
+        metrics.continued_tokens.labels("computed").inc(self._continues_from - delta.cached_tokens)
+        self._continues_from = 0
+
     def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
         """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""
         why = self._cause(error)
         if why is None or is_last or not self._has_alternative():
             raise self._final(error) from error
         phase = "mid_stream" if self.has_tokens else "before_first_token"
+        self._continues_from = len(self._tokens) if self.has_tokens else 0
         self._shared.metrics.retries.labels(why, phase).inc()
         logger.warning(
             "retrying elsewhere",

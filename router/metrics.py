@@ -1,15 +1,16 @@
 """The Router's metrics: every name, unit and label, here and (of what watches decisions) in
 `insight_metrics.py`.
 
-All are of one Router process; with several Routers, sum over them. Labels take few, known values: no
-request, tenant or prompt ever becomes one. Gauges read their source when scraped, so a replica that
-left has no series left behind.
+All are of one Router process; `fleet/` puts those of several together, by their label `router`. Labels take
+few, known values: no request, tenant or prompt ever becomes one. Gauges read their source when scraped, so a
+replica that left has no series left behind. docs/metrics.md lists every name; a test compares.
 Knows Prometheus; knows neither HTTP nor where the numbers come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
@@ -23,10 +24,10 @@ from prometheus_client.registry import Collector
 from router.events.event_lag import LAG_BUCKETS_S
 from router.events.event_stream import ResyncReason
 from router.events.subscriber import EventStatistics
+from router.index.hash_trie import MAX_BLOCKS
 from router.placement.decision import ReplicaStatistics, RoutingStatistics
+from router.prompts.chain_cache import ChainStatistics
 from router.prompts.segment_cache import CacheStatistics
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _LATENCY_BUCKETS_S = (
@@ -71,18 +72,14 @@ class RouterMetrics:
             ("policy", "reason"),
             registry=registry,
         )
-        self.hash_s = Histogram(
-            "warmpath_hash_seconds",
-            "Block hashes of one prompt.",
-            buckets=_DECISION_BUCKETS_S,
-            registry=registry,
-        )
-        self.decision_s = Histogram(
+        decision_s = Histogram(
             "warmpath_decision_seconds",
-            "Match, cost, pick and reserve.",
+            "Time of each part of a routing decision; of one bound late, match and rank come several times.",
+            ("part",),
             buckets=_DECISION_BUCKETS_S,
             registry=registry,
         )
+        self.decision_s = {part: decision_s.labels(part.value) for part in DecisionPart}
         self.held_s = Histogram(
             "warmpath_held_seconds",
             "Waiting at the router for a replica that is nearly free; only where requests are bound late.",
@@ -99,6 +96,19 @@ class RouterMetrics:
         for why in RETRY_CAUSES:
             for phase in RETRY_PHASES:
                 self.retries.labels(why, phase)
+        self.continuations = Counter(
+            "warmpath_continuations",
+            "Streams that went on elsewhere after their replica was lost, once they had a token there.",
+            registry=registry,
+        )
+        self.continued_tokens = Counter(
+            "warmpath_continued_tokens",
+            "Tokens that continuations began from, by whether the other replica had them cached.",
+            ("source",),
+            registry=registry,
+        )
+        for source in ("cached", "computed"):
+            self.continued_tokens.labels(source)
         self.unknown_fields = Counter(
             "warmpath_unknown_fields",
             "Body fields accepted that this server does not know.",
@@ -113,6 +123,10 @@ class RouterMetrics:
         """Adds metrics that call `read` at every scrape; None = prompts are tokenized whole. Call once."""
         self.registry.register(_TokenizationCollector(read))
 
+    def watch_hashing(self, read: Callable[[], ChainStatistics]) -> None:
+        """Adds metrics that call `read` at every scrape. Call once."""
+        self.registry.register(_HashingCollector(read))
+
     def watch_events(self, read: Callable[[], EventStatistics]) -> None:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_EventCollector(read))
@@ -120,6 +134,16 @@ class RouterMetrics:
     def text(self) -> bytes:
         """The exposition format; takes well under a millisecond."""
         return generate_latest(self.registry)
+
+
+class DecisionPart(Enum):
+    """Where the time of placing one request goes, in order."""
+
+    TOKENIZE = "tokenize"  # a text or chat to token ids, waiting for a thread included
+    HASH = "hash"  # the prompt's blocks
+    MATCH = "match"  # what each replica holds of it
+    RANK = "rank"  # what it would cost where
+    BOOK = "book"  # reserve, and expect its blocks there
 
 
 RETRY_CAUSES = ("replica_lost", "busy", "forward_failed")
@@ -159,6 +183,34 @@ class _TokenizationCollector(Collector):
         tokens.add_metric(("kept",), numbers.reused_tokens)
         tokens.add_metric(("tokenized",), numbers.tokenized_tokens)
         yield tokens
+
+
+class _HashingCollector(Collector):
+    """Reads the cache of prompts' hashes at scrape time."""
+
+    def __init__(self, read: Callable[[], ChainStatistics]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is read at registration
+
+    def collect(self) -> Iterable[Metric]:
+        numbers = self._read()
+        yield GaugeMetricFamily(
+            "warmpath_hash_cache_bytes", "Memory of kept hashes, bytes.", numbers.num_bytes
+        )
+        yield GaugeMetricFamily("warmpath_hash_cache_runs", "Runs of blocks kept.", numbers.num_runs)
+        yield CounterMetricFamily(
+            "warmpath_hash_cache_evictions", "Runs dropped for want of room.", numbers.evicted_runs
+        )
+        blocks = CounterMetricFamily(
+            "warmpath_hashed_blocks",
+            "Full blocks of prompts, by whether their hash was kept or had to be computed.",
+            labels=("source",),
+        )
+        blocks.add_metric(("kept",), numbers.reused_blocks)
+        blocks.add_metric(("computed",), numbers.hashed_blocks)
+        yield blocks
 
 
 class _EventCollector(Collector):
@@ -220,8 +272,25 @@ class _RoutingCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         numbers = self._read()
         yield GaugeMetricFamily("warmpath_index_entries", "Block hashes known.", numbers.index_entries)
+        yield GaugeMetricFamily("warmpath_index_max_entries", "Block hashes there is room for.", MAX_BLOCKS)
         yield GaugeMetricFamily("warmpath_index_bytes", "Memory of the index, bytes.", numbers.index_bytes)
+        yield GaugeMetricFamily(
+            "warmpath_index_refused_blocks",
+            "Blocks that replicas hold and the index has no room for.",
+            numbers.index_refused,
+        )
         yield GaugeMetricFamily("warmpath_replicas", "Replicas that may be chosen.", len(numbers.replicas))
+        yield GaugeMetricFamily(
+            "warmpath_held_requests", "Requests that wait at the router for a replica.", numbers.held
+        )
+        rejections = CounterMetricFamily(
+            "warmpath_rejections",
+            "Attempts that no replica could be found for: all were full, or none was there.",
+            labels=("reason",),
+        )
+        rejections.add_metric(("all_busy",), numbers.all_busy)
+        rejections.add_metric(("no_replica",), numbers.no_replica)
+        yield rejections
         yield CounterMetricFamily(
             "warmpath_degraded_decisions", "Decisions with some cache unknown.", numbers.degraded
         )
@@ -244,9 +313,32 @@ class _RoutingCollector(Collector):
     def _per_replica(self, numbers: RoutingStatistics) -> Iterable[Metric]:
         columns: tuple[tuple[str, str, Callable[[ReplicaStatistics], float]], ...] = (
             ("in_flight", "Requests of this Router there.", lambda replica: replica.in_flight),
+            ("unseen", "Of those, not yet named by its engine.", lambda replica: replica.unseen),
+            ("running", "Requests in its steps, as it last said.", lambda replica: replica.num_running),
             ("waiting", "Requests in its queue, as it last said.", lambda replica: replica.num_waiting),
+            (
+                "queued_tokens",
+                "Uncached prompt tokens in its queue, or sent and not yet seen.",
+                lambda replica: replica.queued_tokens,
+            ),
             ("backlog_seconds", "Prefill ahead of a new request.", lambda replica: replica.backlog_s),
-            ("known_blocks", "Blocks it holds, by its events.", lambda replica: replica.num_blocks),
+            (
+                "used_ratio",
+                "Share of its blocks taken by running requests and by what was sent, 0 to 1.",
+                lambda replica: replica.used_fraction,
+            ),
+            (
+                "known_blocks",
+                "Blocks it holds, by its events, or by what was sent there if it tells none.",
+                lambda replica: replica.num_blocks,
+            ),
+            (
+                "matched",
+                "1 = its hashes are this Router's; 0 = load alone.",
+                lambda replica: replica.is_matched,
+            ),
+            ("silent", "1 = nothing was heard of it for a while.", lambda replica: replica.is_silent),
+            ("draining", "1 = it takes no new requests.", lambda replica: replica.is_draining),
         )
         for name, text, value in columns:
             family = GaugeMetricFamily(f"warmpath_replica_{name}", text, labels=("replica",))

@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from router.dispatch import Dispatcher, Generation, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
 from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
-from router.metrics import RouterMetrics
+from router.metrics import DecisionPart, RouterMetrics
 from router.openai_api.codec import (
     ChatCodec,
     Choice,
@@ -46,7 +46,7 @@ from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
-from router.prompts.chain_cache import ChainCache
+from router.prompts.chain_cache import ChainCache, ChainStatistics
 from router.prompts.prompt import PromptEncoder
 from router.tenants.allowance import OPEN_VISIT, Visit
 from router.tenants.tenancy import Tenancy
@@ -180,7 +180,7 @@ class Service:
         tool_format = self._tool_format(body)
         messages = [message.for_template() for message in body.messages]
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        prompt = await self._encoder.encode_chat(messages, tools=body.tools, salt=salt)
+        prompt = await self._timed(self._encoder.encode_chat(messages, tools=body.tools, salt=salt))
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
         job = await self._job(body, prompt, text, salt, body.token_limit, unique, policy, "messages")
@@ -276,7 +276,14 @@ class Service:
     async def _encode(self, prompt: Prompt, param: str, salt: str) -> array[int]:
         if isinstance(prompt, TokenPrompt):
             return await self._encoder.encode_ids(prompt.token_ids, param=param)
-        return await self._encoder.encode_text(prompt.text, param=param, salt=salt)
+        return await self._timed(self._encoder.encode_text(prompt.text, param=param, salt=salt))
+
+    async def _timed(self, tokenization: Awaitable[array[int]]) -> array[int]:
+        began_at = self.clock()
+        try:
+            return await tokenization
+        finally:
+            self.metrics.decision_s[DecisionPart.TOKENIZE].observe(self.clock() - began_at)
 
     async def _job(
         self,
@@ -294,7 +301,7 @@ class Service:
         if body.min_tokens > max_tokens:
             raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
         hashes = await self._hash(prompt, salt)
-        self.metrics.hash_s.observe(self.clock() - started_at)
+        self.metrics.decision_s[DecisionPart.HASH].observe(self.clock() - started_at)
         return Job(
             request_id=request_id,
             prompt=prompt,
@@ -352,6 +359,10 @@ class Service:
     def max_model_len(self) -> int | None:
         """Prompt and output tokens that fit every known replica; None while there is none."""
         return min((info.max_model_len for info in self._routing.replicas.values()), default=None)
+
+    def hashing(self) -> ChainStatistics:
+        """What is kept of prompts' hashes. O(1)."""
+        return self._chains.statistics()
 
     def dashboard(self) -> Dashboard | None:
         """What the live page shows; None where it is off."""

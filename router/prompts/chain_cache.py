@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from cache.block_hash import HASH_BYTES, BlockHasher, PackedHashes, lookup_key
@@ -80,6 +81,17 @@ class PartialChain:
             self.packed += self._hasher.extend_packed(parent, rest)
 
 
+@dataclass(frozen=True, slots=True)
+class ChainStatistics:
+    """Counters count from the start of the process."""
+
+    num_bytes: int
+    num_runs: int
+    reused_blocks: int  # of prompts, whose hashes were known
+    hashed_blocks: int  # of prompts, whose hashes had to be computed
+    evicted_runs: int
+
+
 class ChainCache:
     """Bounded by bytes; the least recently used run goes first."""
 
@@ -92,6 +104,7 @@ class ChainCache:
         self._run_bytes = self._blocks * self._block_bytes
         self._runs: OrderedDict[int, _Run] = OrderedDict()
         self._num_bytes = 0
+        self._num_reused = self._num_hashed = self._num_evicted = 0
 
     @property
     def num_runs(self) -> int:
@@ -100,6 +113,12 @@ class ChainCache:
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
+
+    def statistics(self) -> ChainStatistics:
+        """O(1)."""
+        return ChainStatistics(
+            self._num_bytes, len(self._runs), self._num_reused, self._num_hashed, self._num_evicted
+        )
 
     def chain(self, root: BlockHash, token_ids: array[int]) -> PackedHashes:
         """`BlockHasher.chain`, packed, hashing only what no earlier prompt began with."""
@@ -111,22 +130,10 @@ class ChainCache:
     def begin(self, root: BlockHash, token_ids: array[int]) -> PartialChain:
         """What is known of the prompt. `finish` it, then `keep` it. O(tokens), a tenth of hashing them."""
         chain = PartialChain(self._hasher, root, token_ids)
-        if not self._max_bytes:
-            return chain
-        self._cut(chain)
-        runs, before, known = self._runs, cast("_Run | BlockHash", root), []
-        for key, piece in zip(chain.keys[1:], chain.pieces, strict=True):
-            run = runs.get(key)
-            if run is None or not run.is_after(before) or run.tokens != piece:
-                break
-            known.append(run.hashes)
-            chain.runs.append(run)
-            before = run
-        tail = runs.get(TAIL | chain.keys[len(chain.runs)])
-        if tail is not None and tail.is_after(before):
-            start = len(chain.runs) * self._run_bytes
-            known.append(self._beginning(tail, chain.buffer[start : start + len(tail.tokens)]))
-        chain.packed = b"".join(known)
+        if self._max_bytes:
+            self._find(chain)
+        self._num_reused += len(chain.packed) // HASH_BYTES
+        self._num_hashed += chain.num_missing_tokens // self._hasher.block_size
         return chain
 
     def keep(self, chain: PartialChain) -> None:
@@ -151,6 +158,24 @@ class ChainCache:
             self._runs.move_to_end(key)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._runs.popitem(last=False)[1].num_bytes
+            self._num_evicted += 1
+
+    def _find(self, chain: PartialChain) -> None:
+        """Fill in what is known of the prompt."""
+        self._cut(chain)
+        runs, before, known = self._runs, cast("_Run | BlockHash", chain.root), []
+        for key, piece in zip(chain.keys[1:], chain.pieces, strict=True):
+            run = runs.get(key)
+            if run is None or not run.is_after(before) or run.tokens != piece:
+                break
+            known.append(run.hashes)
+            chain.runs.append(run)
+            before = run
+        tail = runs.get(TAIL | chain.keys[len(chain.runs)])
+        if tail is not None and tail.is_after(before):
+            start = len(chain.runs) * self._run_bytes
+            known.append(self._beginning(tail, chain.buffer[start : start + len(tail.tokens)]))
+        chain.packed = b"".join(known)
 
     def _put(self, key: int, run: _Run) -> None:
         old = self._runs.get(key)

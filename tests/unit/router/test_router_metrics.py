@@ -1,0 +1,129 @@
+"""A Router's own series: each is documented, parts of decisions are timed, nothing stays of who left."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from cache.messages import Delta, GenerateRequest
+from cache.types import ReplicaId
+from router.config import RecordConfig
+from router.errors import ReplicaLost
+from router.fleet.exposition import text
+from router.fleet.report import families_of
+from router.metrics import DecisionPart, RouterMetrics
+from router.prompts.segment_cache import CacheStatistics
+from router.tenants.gate import GateStatistics
+from router.tenants.tenancy import GateCollector
+from tests.fakes.http import RouterUnderTest, a_replica_info, counting
+from tests.fakes.routers import parsed, value
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+async def router() -> AsyncGenerator[RouterUnderTest, None]:
+    async with RouterUnderTest() as router:
+        yield router
+
+
+async def test_every_series_is_in_the_document_and_the_other_way_round(tmp_path: Path) -> None:
+    record = RecordConfig(str(tmp_path))
+    async with RouterUnderTest(shadow_policy="round_robin", record=record) as router:
+        told = names((await router.client.get("/metrics")).text)
+    # What only some deployments have.
+    more = RouterMetrics([], [])
+    more.watch_tokenization(lambda: CacheStatistics(0, 0, 0, 0, 0))
+    more.registry.register(GateCollector(lambda: GateStatistics(0, 0, 0, Counter())))
+    told |= names(text(families_of(more.registry.collect())).decode())
+    rows = re.findall(r"^\| `(\S+?)(?:\{.*?\})?` \|", DOCUMENT.read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert told == set(rows)
+
+
+def names(exposition: str) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE))
+
+
+async def test_every_label_is_in_the_document(router: RouterUnderTest) -> None:
+    await router.chat()
+    rows = re.findall(r"^\| `(\S+?)(?:\{(.*?)\})?` \|", DOCUMENT.read_text(), re.MULTILINE)
+    common = {"router", "le", "model_name", "engine"}
+    documented = {name: {label for label in labels.split(", ") if label} for name, labels in rows}
+    for name, labels in parsed((await router.client.get("/metrics")).content):
+        family = name if name in documented else name.rsplit("_", 1)[0]
+        assert {label for label, _ in labels} - common == documented[family], name
+
+
+async def test_each_part_of_a_decision_is_timed(router: RouterUnderTest) -> None:
+    await router.chat()
+    await router.complete([1, 2, 3])
+    counts = {
+        part: router.metric("warmpath_decision_seconds_count", part=part.value) for part in DecisionPart
+    }
+    assert counts.pop(DecisionPart.TOKENIZE) == 1  # ids are ids already
+    assert counts.pop(DecisionPart.HASH) == counts.pop(DecisionPart.BOOK) == 2
+    assert counts[DecisionPart.MATCH] == counts[DecisionPart.RANK] >= 2
+
+
+async def test_hashes_that_were_kept_are_told_from_those_computed(router: RouterUnderTest) -> None:
+    for _ in range(3):
+        await router.complete(list(range(40)))
+    assert router.metric("warmpath_hashed_blocks_total", source="computed") == 10
+    assert router.metric("warmpath_hashed_blocks_total", source="kept") == 20
+    assert router.metric("warmpath_hash_cache_runs") == 1
+
+
+async def test_a_continuation_is_counted_with_what_it_cost(router: RouterUnderTest) -> None:
+    """40 prompt tokens and 4 generated ones are sent on; 32 are found there."""
+
+    async def dies(request: GenerateRequest, replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        deltas = counting(request, replica)
+        yield await anext(deltas)
+        yield await anext(deltas)
+        raise ReplicaLost("killed")
+
+    async def goes_on(request: GenerateRequest, replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        async for delta in counting(request, replica):
+            yield Delta(delta.text, delta.token_ids, 32, delta.finish_reason)
+
+    first, second = router.replicas
+    router.calls.scripts[first] = lambda request, name: (goes_on if request.attempt else dies)(request, name)
+    router.calls.scripts[second] = router.calls.scripts[first]
+    await router.complete(list(range(40)), max_tokens=10)
+    assert router.metric("warmpath_continuations_total") == 1
+    assert router.metric("warmpath_continued_tokens_total", source="cached") == 32
+    assert router.metric("warmpath_continued_tokens_total", source="computed") == 12
+
+
+async def test_a_thousand_replicas_that_came_and_went_leave_no_series(router: RouterUnderTest) -> None:
+    routing = router.parts.routing
+    stays = next(iter(routing.replicas))
+    before = await lines(router)
+    for number in range(1000):
+        routing.update_replicas({stays: a_replica_info(), ReplicaId(f"gone-{number}"): a_replica_info()})
+        if number % 250 == 0:
+            assert f"gone-{number}" in (await router.client.get("/metrics")).text
+    routing.update_replicas({stays: a_replica_info()})
+    after = await lines(router)
+    assert after <= before
+    assert not [line for line in after if "gone" in line]
+
+
+async def lines(router: RouterUnderTest) -> set[str]:
+    """Series by name and labels, however often a snapshot was wanted."""
+    text = (await router.client.get("/metrics")).text
+    return {line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+async def test_refusals_are_counted_by_why(router: RouterUnderTest) -> None:
+    router.parts.routing.update_replicas({})
+    await router.complete([1, 2, 3])
+    values = parsed((await router.client.get("/metrics")).content)
+    name = router.parts.fleet.router
+    assert value(values, "warmpath_rejections_total", reason="all_busy", router=name) == 0
+    assert "warmpath_rejections_total" in {key for key, _ in values}
