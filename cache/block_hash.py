@@ -34,7 +34,7 @@ from cache.types import BlockHash, HashHint, little_endian_bytes
 # Another value makes every replica's hashes unknown to routers of the old one: bump it with the rule.
 HASH_FORMAT_VERSION = 1
 HASH_BYTES = 16
-CUT_AT_ONCE = 128  # blocks
+CUT_AT_ONCE = 128  # pieces
 
 ExtraKeys = Mapping[int, tuple[bytes, ...]]
 """Block index -> image/audio hashes of the placeholder tokens that the block touches."""
@@ -51,7 +51,7 @@ class Placeholder(NamedTuple):
 class BlockHasher:
     """Hashes prompts under one fingerprint. Stateless after construction; thread-safe."""
 
-    __slots__ = ("_blocks", "_chain", "_digest", "_root_head", "_run_bytes", "_runs", "block_size")
+    __slots__ = ("_chain", "_cut", "_digest", "_root_head", "block_size")
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         if fingerprint.block_size < 1:
@@ -59,9 +59,7 @@ class BlockHasher:
         self.block_size = fingerprint.block_size
         self._digest = _DIGESTS[fingerprint.hash_algorithm]
         self._chain = _CHAINS[fingerprint.hash_algorithm]
-        self._blocks = struct.Struct(f"{4 * fingerprint.block_size}s").iter_unpack
-        self._runs = struct.Struct(f"{4 * fingerprint.block_size}s" * CUT_AT_ONCE).iter_unpack
-        self._run_bytes = 4 * fingerprint.block_size * CUT_AT_ONCE
+        self._cut = _cutter(4 * fingerprint.block_size)
         self._root_head = b"warmpath root" + _prefixed(
             HASH_FORMAT_VERSION.to_bytes(4, "little"),
             fingerprint.block_size.to_bytes(4, "little"),
@@ -104,12 +102,6 @@ class BlockHasher:
         """`extend` by blocks of text whose tokens are little-endian int32 already; its hashes, joined."""
         assert len(tokens) % (4 * self.block_size) == 0, "hashed past the last full block"
         return b"".join(self._chain(parent, self._cut(tokens)))
-
-    def _cut(self, tokens: bytes | memoryview) -> Iterator[bytes]:
-        """The tokens of each block. Many with one call: one per block would be a seventh of a fast hash."""
-        view, whole = memoryview(tokens), len(tokens) // self._run_bytes * self._run_bytes
-        runs = itertools.chain(self._runs(view[:whole]), self._blocks(view[whole:]))
-        return itertools.chain.from_iterable(runs)
 
     def contents(self, token_ids: array[int], first_block: int, last_block: int) -> list[bytes]:
         """What an exact hit compares, of blocks [first_block, last_block): equal for equal tokens only."""
@@ -162,7 +154,7 @@ class PackedHashes(Sequence[BlockHash]):
         return BlockHash(self.packed[start : start + HASH_BYTES])
 
     def __iter__(self) -> Iterator[BlockHash]:
-        return (BlockHash(one) for (one,) in _SINGLE_HASHES(self.packed))
+        return cast("Iterator[BlockHash]", _single_hashes(self.packed))
 
     def __add__(self, others: Iterable[BlockHash]) -> PackedHashes:
         return PackedHashes(self.packed + PackedHashes.of(others).packed)
@@ -180,7 +172,21 @@ class PackedHashes(Sequence[BlockHash]):
         return PackedHashes, (self.packed,)
 
 
-_SINGLE_HASHES = struct.Struct(f"{HASH_BYTES}s").iter_unpack
+def _cutter(size: int) -> Callable[[bytes | memoryview], Iterator[bytes]]:
+    """What cuts a buffer into pieces of so many bytes, many with one call: one call for each takes longer
+    than anything that is done with a hash, and a seventh of the time that hashing a block takes."""
+    singles, runs = struct.Struct(f"{size}s").iter_unpack, struct.Struct(f"{size}s" * CUT_AT_ONCE).iter_unpack
+    run_bytes = size * CUT_AT_ONCE
+
+    def cut(buffer: bytes | memoryview) -> Iterator[bytes]:
+        view, whole = memoryview(buffer), len(buffer) // run_bytes * run_bytes
+        tuples = itertools.chain(runs(view[:whole]), singles(view[whole:]))
+        return itertools.chain.from_iterable(tuples)
+
+    return cut
+
+
+_single_hashes = _cutter(HASH_BYTES)
 
 
 def hint(block_hash: BlockHash) -> HashHint:

@@ -200,10 +200,11 @@ class HashTrie:
         if not hints:
             return {}
         # Prompts that begin alike (with one system prompt) mostly part from others at the same place, and
-        # are new in their last so many blocks, give or take a factor of two.
+        # are new in their last so many blocks: exactly as many, or give or take a factor of two.
         beginning = hints[0]
         parting, num_new = self._partings.get(beginning, (0, 0))
-        guesses = (parting - 1, parting, len(hints) - 2 * num_new)
+        new_at = len(hints) - num_new
+        guesses = (parting - 1, parting, new_at - 1, new_at, new_at - num_new)
         groups = self._table.depths(hints, self._members.live, guesses)
         self._latest = hints, groups
         if groups:
