@@ -186,6 +186,7 @@ def test_the_error_does_not_tell_what_the_model_said(runners: Runners) -> None:
     with failing_once(runners.get(setting.block_size, setting.num_blocks), 1, last_layer=False):
         errors = [progress.error for progress in engine.step()]
     assert len(errors) == len(PROMPTS)
+    assert all(isinstance(error, ForwardFailed) for error in errors)
     assert all("fell over" not in str(error) for error in errors)
 
 

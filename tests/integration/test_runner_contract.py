@@ -242,7 +242,8 @@ def test_the_engine_gives_each_request_its_own_output(
         for i in range(5)
     ]
     alone = [_engine(build(), {}).complete([r])[0].token_ids for r in requests]
-    engine = _engine(_smaller(build(), settings.pop("num_blocks", NUM_BLOCKS)), settings)
+    own = {name: value for name, value in settings.items() if name != "num_blocks"}
+    engine = _engine(_smaller(build(), settings.get("num_blocks", NUM_BLOCKS)), own)
     for _ in range(2):
         assert [c.token_ids for c in engine.complete(requests)] == alone
     assert engine.stats().cache.used == 0

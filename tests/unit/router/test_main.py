@@ -91,7 +91,10 @@ def test_a_request_of_another_router_is_found_by_asking_on(run: Any) -> None:
             return refusal(404, "request_not_found", **{"x-warmpath-router": f"router {len(asked) % 2}"})
         return page([REQUEST])
 
-    assert run(answer, "explain", "r")[0] == 0
+    status, out, _ = run(answer, "explain", "r")
+    assert status == 0
+    assert "expected_time sent it to A" in out
+    assert len(asked) == 4
 
 
 def test_a_forgotten_request_names_what_to_do(run: Any) -> None:

@@ -154,8 +154,9 @@ async def test_the_metrics_sum_up(router: RouterUnderTest) -> None:
     accounted = router.metric("warmpath_prompt_tokens_total")
     assert uncached == accounted - router.metric("warmpath_hit_tokens_total", stage="delivered") > 0
     assert router.metric("warmpath_match_error_blocks_count") == 3
-    assert router.metric("warmpath_match_error_blocks_bucket", le="1.0") <= 3
-    assert router.metric("warmpath_match_within_one_block_ratio") <= 1
+    # One block is common to all three; the scripted replicas find nothing, whatever was expected.
+    assert router.metric("warmpath_match_error_blocks_bucket", le="1.0") == 3
+    assert router.metric("warmpath_match_within_one_block_ratio") == 1
     agreed, disagreed = (
         router.metric("warmpath_shadow_decisions_total", agrees=a) for a in ("true", "false")
     )
