@@ -240,16 +240,16 @@ def memory_pressure(used_fraction: float) -> float:
 class RecomputeCharge:
     """w of the cost: how much dearer than waiting it is to compute again what somebody else holds.
 
-    A second of work delays whoever comes until the queue is empty. In an M/G/1 queue with backlog B, arrivals
-    at rate a and utilization u those are a * B / (1 - u), the slope of its value a * B**2 / (2 - 2 * u).
-    By Little's law a * B is about the number queued, q; and 1 / (1 - u) is about 1 + q (exactly in M/M/1,
-    everybody in the system counted). So w grows with q * (1 + q): a long queue will not be empty soon.
+    A second of work delays, beside its own request, whoever comes until the queue is empty. In an M/G/1 queue
+    with backlog B, arrivals at rate a and utilization u those are a * B / (1 - u): the slope of its relative
+    value. By Little's law a * B is about the number there, 1 + q if q wait; and so is 1 / (1 - u) (M/M/1).
+    Hence w = 1 + (1 + q)**2, which is 2 + q * (2 + q): a long queue will not be empty soon.
     """
 
     idle: float = 2.0  # with nobody queued
-    per_queued: float = 1.0  # more of it per q * (1 + q), q queued requests per replica
-    most: float = 100.0  # reached with ten queued: overload lasts, but not for ever
+    per_queued: float = 1.0  # more of it per q * (2 + q), q queued requests per replica
+    most: float = 100.0  # reached with nine queued: overload lasts, but not for ever
 
     def weight(self, mean_queued: float) -> float:
         """mean_queued: requests per replica, from 0."""
-        return min(self.idle + self.per_queued * mean_queued * (1.0 + mean_queued), self.most)
+        return min(self.idle + self.per_queued * mean_queued * (2.0 + mean_queued), self.most)

@@ -12,7 +12,7 @@ from router.pricing.cost import RecomputeCharge
 
 @pytest.mark.parametrize(
     ("queued", "weight"),
-    [(0.0, 2.0), (1.0, 4.0), (2.0, 8.0), (4.0, 22.0), (9.0, 92.0), (10.0, 100.0), (1000.0, 100.0)],
+    [(0.0, 2.0), (1.0, 5.0), (2.0, 10.0), (4.0, 26.0), (8.0, 82.0), (9.0, 100.0), (1000.0, 100.0)],
 )
 def test_the_charge_is_what_an_empty_queue_costs_and_those_who_will_wait(
     queued: float, weight: float
