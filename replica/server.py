@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from cache.events import EventLog
+from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, ReplicaInfo
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
@@ -139,9 +140,5 @@ def _log_through_serve() -> None:
     """Let the engine's own lines reach Serve's log files. Changes nothing outside Serve."""
     if _replica_id() is None:
         return
-    package = logging.getLogger("replica")
-    package.setLevel(logging.INFO)
-    for handler in logging.getLogger("ray.serve").handlers:
-        if handler not in package.handlers:
-            package.addHandler(handler)
-    package.propagate = False
+    for package in ("replica", "cache"):
+        pass_on(package, logging.getLogger("ray.serve").handlers)

@@ -33,6 +33,7 @@ from ray.serve.exceptions import (
 )
 
 from cache.errors import ConfigError, ServingError
+from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, ReplicaInfo
 from cache.types import ReplicaId
 from router.assembly import RouterParts
@@ -235,12 +236,8 @@ def _version() -> str:
 
 def _log_through_serve() -> None:
     """Let this package's own lines reach Serve's log files."""
-    package = logging.getLogger("router")
-    package.setLevel(logging.INFO)
-    for handler in logger.handlers:
-        if handler not in package.handlers:
-            package.addHandler(handler)
-    package.propagate = False
+    for package in ("router", "cache"):
+        pass_on(package, logger.handlers)
 
 
 __all__ = ["HandleCalls", "Ingress", "check_one_loop", "translate"]

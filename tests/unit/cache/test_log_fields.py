@@ -1,0 +1,102 @@
+"""Fields of a log line come out with every formatter, on one line, once."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import logging.handlers
+from collections.abc import Iterator
+
+import pytest
+
+from cache.log_fields import FieldsHandler, as_text, fields_of, pass_on
+
+PACKAGE = "warmpath_test_package"
+
+
+class SomeJsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"message": record.getMessage(), **fields_of(record)}, default=str)
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger(PACKAGE)
+    yield logger
+    logger.handlers.clear()
+
+
+def stream(formatter: logging.Formatter | None = None) -> tuple[io.StringIO, logging.Handler]:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(formatter or logging.Formatter("%(levelname)s %(message)s"))
+    return written, handler
+
+
+def test_text_has_the_fields_behind_the_message(logger: logging.Logger) -> None:
+    written, handler = stream()
+    pass_on(PACKAGE, [handler])
+    logger.getChild("part").info("request %s", "ended", extra={"request_id": "r-1", "elapsed_s": 0.5})
+    assert written.getvalue() == "INFO request ended request_id=r-1 elapsed_s=0.5\n"
+
+
+def test_json_has_them_as_keys_and_nowhere_else(logger: logging.Logger) -> None:
+    written, handler = stream(SomeJsonFormatter())
+    buffer = logging.handlers.MemoryHandler(1, target=handler)  # as Serve has it before its files
+    pass_on(PACKAGE, [buffer])
+    logger.info("request ended", extra={"request_id": "r-1", "replicas": ["a", "b"]})
+    assert json.loads(written.getvalue()) == {
+        "message": "request ended",
+        "request_id": "r-1",
+        "replicas": ["a", "b"],
+    }
+    buffer.close()
+
+
+def test_one_line_whatever_is_in_a_field() -> None:
+    fields: dict[str, object] = {
+        "a": "x y",
+        "b": 'say "no"',
+        "c": "",
+        "d": "two\nlines",
+        "e": None,
+        "f": [1, "z"],
+    }
+    text = as_text(fields)
+    assert text == r'a="x y" b="say \"no\"" c="" d="two\nlines" e=null f=[1, "z"]'
+
+
+def test_a_line_is_written_once_however_often_it_is_set_up(logger: logging.Logger) -> None:
+    written, handler = stream()
+    for _ in range(3):
+        pass_on(PACKAGE, [handler])
+    logger.warning("once")
+    assert written.getvalue() == "WARNING once\n"
+
+
+def test_what_a_target_writes_into_a_record_nobody_else_sees(logger: logging.Logger) -> None:
+    """Serve's filters put an id of their own there."""
+    first_written, first = stream(SomeJsonFormatter())
+    second_written, second = stream(SomeJsonFormatter())
+
+    def spoil(record: logging.LogRecord) -> bool:
+        record.request_id = "another"
+        return True
+
+    first.addFilter(spoil)
+    pass_on(PACKAGE, [first, second])
+    logger.info("line", extra={"request_id": "mine"})
+    assert json.loads(first_written.getvalue())["request_id"] == "another"
+    assert json.loads(second_written.getvalue())["request_id"] == "mine"
+
+
+def test_a_traceback_is_still_there(logger: logging.Logger) -> None:
+    written, handler = stream()
+    logger.addHandler(FieldsHandler(handler))
+    try:
+        raise ValueError("cause")
+    except ValueError:
+        logger.exception("failed", extra={"request_id": "r-1"})
+    assert "failed request_id=r-1\nTraceback" in written.getvalue()
+    assert "ValueError: cause" in written.getvalue()
