@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import ApiError
 from router.openai_api.errors import answer_to
 from router.tenants.allowance import OPEN_VISIT, Visit
-from router.tenants.gate import OPEN_PATHS, Gate
+from router.tenants.gate import OPEN_PATHS, Gate, is_browsed
 from router.tenants.key_table import ApiKey
 
 _SCOPE_KEY = "warmpath.visit"
@@ -66,6 +66,8 @@ class KeyMiddleware:
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
             return
         answer = answer_to(error)
+        if answer.status == 401 and is_browsed(_path(scope)):
+            answer.headers["www-authenticate"] = 'Basic realm="Warmpath: an operator\'s API key as password"'
         limits = self._gate.limits_left(key) if key is not None else {}
         response = Response(
             answer.content(),
@@ -84,5 +86,5 @@ def _path(scope: Scope) -> str:
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:
-    """Of all headers of that name: two might be read differently by a proxy and by us."""
+    """Of all headers of that name."""
     return [value for header, value in scope["headers"] if header == name]

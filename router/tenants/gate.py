@@ -7,7 +7,8 @@ Owner: the router's event loop.
 
 from __future__ import annotations
 
-import logging
+import base64
+import binascii
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,19 +20,38 @@ from router.tenants.key_table import ApiKey, KeyTable
 
 _PEERS_INTERVAL_S = 1.0  # how often the number of Routers is asked for
 
-OPEN_PATHS = frozenset({"/health", "/live", "/dashboard"})
-"""Nothing is asked of who asks for these: probes have no key, nor has a browser before it shows the page that
-takes one. The page tells nothing; its data, at another path, is for operators."""
+OPEN_PATHS = frozenset({"/health", "/live"})
+"""Nothing is asked of who asks for these: probes have no key."""
 
 _API_PATHS = frozenset({"/tokenize", "/detokenize", "/version", "/openapi.json"})
 _API_PREFIX = "/v1/"
 
-logger = logging.getLogger(__name__)
+_BROWSED = "/dashboard"
+
+
+def is_browsed(path: str) -> bool:
+    """Whether people look at it with a browser, which sends a key as the password of Basic authentication."""
+    return path == _BROWSED or path.startswith(f"{_BROWSED}/")
 
 
 def is_api(path: str) -> bool:
     """Whether any key opens it. Whatever is not known to be the API is for operators: new pages too."""
     return path.startswith(_API_PREFIX) or path in _API_PATHS
+
+
+def _key_in(authorization: Sequence[bytes], path: str) -> bytes | None:
+    """The key that was sent; None if none was. Two headers might be read differently by a proxy and by us."""
+    if len(authorization) != 1:
+        return None
+    scheme, _, given = authorization[0].partition(b" ")
+    if scheme.lower() == b"bearer":
+        return given.strip()
+    if scheme.lower() == b"basic" and is_browsed(path):
+        try:
+            return base64.b64decode(given.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
+            return None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +88,11 @@ class Gate:
 
         Raises InvalidApiKey, or NotPermitted if the path is for operators.
         """
-        scheme, _, given = authorization[0].partition(b" ") if len(authorization) == 1 else (b"", b"", b"")
-        if scheme.lower() != b"bearer":
+        given = _key_in(authorization, path)
+        if given is None:
             self._refusals["missing"] += 1
             raise InvalidApiKey()
-        key = self._ring.table.find(given.strip())
+        key = self._ring.table.find(given)
         if key is None:
             self._refusals["unknown"] += 1
             raise InvalidApiKey()

@@ -200,7 +200,7 @@ async def test_with_api_keys_its_data_is_for_operators(tmp_path: Path) -> None:
             answer: httpx.Response = await router.client.get(path, headers=headers)
             return answer.status_code
 
-        assert await status("/dashboard", None) == 200
+        assert await status("/dashboard", None) == 401
         assert [await status("/dashboard/data", key) for key in (None, "nobody", "guest", "oncall")] == [
             401,
             401,

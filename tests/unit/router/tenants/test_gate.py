@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ def test_what_is_not_the_api_is_for_operators(path: Path, page: str) -> None:
     with pytest.raises(NotPermitted):
         setting.gate.authenticate([b"Bearer key of a"], page)
     assert setting.refusals("not_permitted") == 1
+
+
+def test_a_browser_sends_an_operators_key_as_a_password(path: Path) -> None:
+    gate = Setting(path, entry("a"), entry("o", operator=True)).gate
+    basic = {name: b"Basic " + base64.b64encode(f"me:key of {name}".encode()) for name in "ao"}
+    for page in ("/dashboard", "/dashboard/data"):
+        assert gate.authenticate([basic["o"]], page).name == "o"
+        with pytest.raises(NotPermitted):
+            gate.authenticate([basic["a"]], page)
+    for header, page in (
+        (basic["o"], "/metrics"),
+        (basic["o"], "/dashboards"),
+        (basic["a"], "/v1/models"),
+        (b"Basic key of o", "/dashboard"),
+        (b"Basic \xff", "/dashboard"),
+        (b"Basic", "/dashboard"),
+    ):
+        with pytest.raises(InvalidApiKey):
+            gate.authenticate([header], page)
 
 
 def test_a_key_that_left_the_file_opens_nothing(path: Path) -> None:
