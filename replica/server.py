@@ -1,4 +1,4 @@
-"""One replica as Ray Serve sees it: builds engine and publisher, streams generations, says how it is.
+"""One replica as Ray Serve sees it: starts a node, streams generations, says how it is.
 
 The only file of `replica` that knows Ray; `deploy/app.py` makes a deployment of it. Thin: what can be
 decided without Serve is decided in `engine.py`.
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from cache.events import EventLog
 from cache.log_fields import pass_on
-from cache.messages import Delta, GenerateRequest, ReplicaInfo
-from replica.assembly import Assembly, assemble
+from cache.messages import Delta, GenerateRequest
+from cache.tracing import Tracing
 from replica.config import ReplicaConfig
-from replica.engine import Engine
-from replica.publisher import Publisher, new_epoch
+from replica.node import running_node
+from replica.request_watch import RequestLog, RequestTraces
 
 METADATA_KEY = "warmpath"
 
@@ -32,39 +30,27 @@ logger = logging.getLogger("ray.serve")
 class ReplicaServer:
     """Serves from the moment it is built: `__init__` loads the model and warms it up."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        """Raises ConfigError for what cannot be served and EventSocketError for ports that are taken."""
+    def __init__(
+        self, config: ReplicaConfig, *, log_requests: bool = False, tracing: Tracing | None = None
+    ) -> None:
+        """log_requests: a line for every request that ends. tracing: closed with this.
+
+        Raises ConfigError for what cannot be served and EventSocketError for ports that are taken.
+        """
         with contextlib.ExitStack() as undo:
             _log_through_serve()
             logger.info("loading %s (%s runner)", config.model, config.runner)
-            assembly = assemble(config)
-            undo.callback(assembly.runner.close)
-            epoch = new_epoch()
-            events = EventLog(epoch)
-            publisher = Publisher(
-                host=config.event_host,
-                port=config.event_port,
-                epoch=epoch,
-                tells_blocks=config.kv_events,
-            )
-            undo.callback(publisher.close)
-            publisher.start()
-            core = assembly.core(sink=events)
-            engine = Engine(
-                core,
-                config,
-                events=events,
-                publish=publisher.publish,
-                report=publisher.report,
-                door=publisher,
-            )
-            undo.callback(engine.close)
-            logger.info("warming up on %s", assembly.runner.info.device)
-            engine.start()
+            if tracing is not None:
+                undo.callback(tracing.close)
+            node = undo.enter_context(running_node(config))
+            if log_requests:
+                node.engine.watch(RequestLog())
+            if tracing is not None:
+                node.engine.watch(RequestTraces(tracing))
             self._config = config
-            self._engine = engine
-            self._info = _replica_info(assembly, publisher, core.max_model_len)
-            self._close = undo.pop_all()  # engine first, then sockets, then the runner
+            self._engine = node.engine
+            self._info = node.info
+            self._close = undo.pop_all()
         info = self._info
         logger.info(
             "ready: %s, %s attention, %d blocks of %d tokens",
@@ -106,26 +92,6 @@ class ReplicaServer:
     def __del__(self) -> None:
         # Serve calls it when a replica leaves, after its requests have ended.
         self.shutdown()
-
-
-def _replica_info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> ReplicaInfo:
-    info, config = assembly.runner.info, assembly.config
-    return ReplicaInfo(
-        fingerprint=assembly.fingerprint,
-        event_endpoint=publisher.event_endpoint,
-        snapshot_endpoint=publisher.snapshot_endpoint,
-        num_blocks=info.num_blocks,
-        # What a request may reach here: a pool smaller than the model's own limit is the limit.
-        max_model_len=min(max_model_len, info.num_blocks * info.block_size),
-        max_batched_tokens=config.max_batched_tokens,
-        device=info.device,
-        attention_backend=info.attention_backend,
-        pid=os.getpid(),
-        max_running=config.max_running,
-        max_waiting=config.max_waiting,
-        has_prefix_cache=config.prefix_caching,
-        has_kv_events=config.kv_events,
-    )
 
 
 def _replica_id() -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -18,13 +17,10 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
-from cache.events import EventLog
-from cache.messages import Delta, GenerateRequest, ReplicaInfo
+from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
-from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
-from replica.engine import Engine
-from replica.publisher import Publisher, new_epoch
+from replica.node import Node, running_node
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.openai_api.app import build_api
@@ -127,40 +123,23 @@ class EngineFleet:
         self._num_blocks = num_blocks
         self._ids = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
         self._undo = contextlib.ExitStack()
-        self._engines: dict[ReplicaId, Engine] = {}
-        self._infos: dict[ReplicaId, ReplicaInfo] = {}
+        self._nodes: dict[ReplicaId, Node] = {}
         self._parts: RouterParts | None = None
 
     def __enter__(self) -> EngineFleet:
         config = ReplicaConfig(model=MODEL, num_blocks=self._num_blocks, torch_threads=1)
         with contextlib.ExitStack() as undo:
-            for replica_id in self._ids:
-                self._start(replica_id, config, undo)
+            self._nodes = {replica_id: undo.enter_context(running_node(config)) for replica_id in self._ids}
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._undo.close()
 
-    def _start(self, replica_id: ReplicaId, config: ReplicaConfig, undo: contextlib.ExitStack) -> None:
-        assembly = self._assembly = assemble(config)
-        undo.callback(assembly.runner.close)
-        epoch = new_epoch()
-        events = EventLog(epoch)
-        publisher = Publisher(host="127.0.0.1", port=0, epoch=epoch)
-        undo.callback(publisher.close)
-        publisher.start()
-        core = assembly.core(sink=events)
-        engine = Engine(core, config, events=events, publish=publisher.publish, door=publisher)
-        undo.callback(engine.close)
-        engine.start()
-        self._engines[replica_id] = engine
-        self._infos[replica_id] = _info(assembly, publisher)
-
     @contextlib.asynccontextmanager
     async def router(self, **config: object) -> AsyncIterator[RouterParts]:
         """A Router that knows what every engine caches. Must be entered on the loop it will run on."""
-        assembly = self._assembly
+        assembly = next(iter(self._nodes.values())).assembly
         settings = RouterConfig(
             model_name=MODEL,
             tokenizer=str(assembly.model.folder),
@@ -169,7 +148,7 @@ class EngineFleet:
         )
         encoder = PromptEncoder.load(str(assembly.model.folder), name=MODEL)
         parts = self._parts = RouterParts(settings, calls=self, encoder=encoder, version="test")
-        parts.routing.update_replicas(self._infos)
+        parts.routing.update_replicas({name: node.info for name, node in self._nodes.items()})
         while parts.readiness().reason is not None:  # noqa: ASYNC110  # nor has a Router: it is asked
             await asyncio.sleep(0.01)
         try:
@@ -182,21 +161,6 @@ class EngineFleet:
         assert self._parts is not None
         replica_id = request.ranks[0]
         self._parts.routing.routed(request.request_id, replica_id)
-        async with contextlib.aclosing(self._engines[replica_id].generate(request)) as deltas:
+        async with contextlib.aclosing(self._nodes[replica_id].engine.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
-
-
-def _info(assembly: Assembly, publisher: Publisher) -> ReplicaInfo:
-    info, config = assembly.runner.info, assembly.config
-    return ReplicaInfo(
-        fingerprint=assembly.fingerprint,
-        event_endpoint=publisher.event_endpoint,
-        snapshot_endpoint=publisher.snapshot_endpoint,
-        num_blocks=info.num_blocks,
-        max_model_len=min(info.max_model_len, info.num_blocks * info.block_size),
-        max_batched_tokens=config.max_batched_tokens,
-        device=info.device,
-        attention_backend=info.attention_backend,
-        pid=os.getpid(),
-    )

@@ -19,13 +19,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from cache.events import EventLog
 from cache.messages import GenerateRequest, ReplicaInfo
 from cache.types import RequestId
-from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
 from replica.engine import Engine
-from replica.publisher import Publisher, new_epoch
+from replica.node import running_node
 from replica.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
 from replica.step_time import StepWork, step_work
 
@@ -125,38 +123,11 @@ class StretchedRunner:
 def serve(pipe: Connection, config: ReplicaConfig) -> None:
     """The process's main function: serve what comes through the pipe until it says `Stop` or closes."""
     os.environ["OMP_NUM_THREADS"] = "1"  # one thread a replica: its processor time is the engine thread's
-    with contextlib.ExitStack() as undo:
-        assembly = assemble(replace(config, torch_threads=1))
-        undo.callback(assembly.runner.close)
-        runner = StretchedRunner(assembly.runner)
-        epoch = new_epoch()
-        events = EventLog(epoch)
-        publisher = Publisher(host=config.event_host, port=0, epoch=epoch)
-        undo.callback(publisher.close)
-        publisher.start()
-        core = replace(assembly, runner=runner).core(sink=events)
-        engine = Engine(core, config, events=events, publish=publisher.publish, door=publisher)
-        undo.callback(engine.close)
-        engine.start()
-        pipe.send(Ready(_info(assembly, publisher), assembly.runner.info.vocab_size))
-        asyncio.run(_Service(engine, runner, pipe).run())
-
-
-def _info(assembly: Assembly, publisher: Publisher) -> ReplicaInfo:
-    info, config = assembly.runner.info, assembly.config
-    return ReplicaInfo(
-        fingerprint=assembly.fingerprint,
-        event_endpoint=publisher.event_endpoint,
-        snapshot_endpoint=publisher.snapshot_endpoint,
-        num_blocks=info.num_blocks,
-        max_model_len=info.max_model_len,
-        max_batched_tokens=config.max_batched_tokens,
-        device=info.device,
-        attention_backend=info.attention_backend,
-        pid=os.getpid(),
-        max_running=config.max_running,
-        max_waiting=config.max_waiting,
-    )
+    with running_node(replace(config, torch_threads=1, event_port=0), wrap=StretchedRunner) as node:
+        runner = node.assembly.runner
+        assert isinstance(runner, StretchedRunner)
+        pipe.send(Ready(node.info, runner.info.vocab_size))
+        asyncio.run(_Service(node.engine, runner, pipe).run())
 
 
 class _Service:
