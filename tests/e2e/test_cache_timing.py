@@ -1,0 +1,118 @@
+"""What a tenant can learn from the clock: whether another tenant has sent a prompt before.
+
+A victim sends a prompt; an attacker with a key of its own sends it again, and beside it one that nobody has
+sent, in random order, and looks at the times to the first token alone. The area under the ROC curve is how
+often the right one of two looks faster: 0.5 is a coin, 1 is certainty. Where caches are shared the attack
+must work, or the test would have no power to find a leak.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.tenants.settings import TenantSettings
+from tests.fakes.keys import entry, key_file
+from tests.http_server import MODEL, engine_server
+
+PROMPT_WORDS = 40  # about 220 tokens, 13 full blocks
+WARM_UP = 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+# By chance alone the area lies beyond 0.5 ± 0.05 once in 2,000 runs at 800 probes a side.
+@pytest.mark.parametrize(
+    ("scope", "probes", "low", "high"), [("shared", 400, 0.9, 1.0), ("tenant", 800, 0.45, 0.55)]
+)
+def test_the_clock_tells_of_another_tenants_prompts_only_where_caches_are_shared(
+    tmp_path: Path, scope: str, probes: int, low: float, high: float
+) -> None:
+    with attack(tmp_path, scope) as (victim, attacker):
+        known_s, unknown_s = probe(victim, attacker, probes)
+    area = area_under_roc(known_s, unknown_s)
+    print(f"cache scope {scope}: area {area:.3f} over {probes} probes a side")
+    assert low <= area <= high
+
+
+@contextmanager
+def attack(folder: Path, scope: str) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """A server with one real engine, and a client for each of two tenants."""
+    (folder / "keys.yaml").write_text(key_file(entry("victim"), entry("attacker")))
+    (folder / "secret").write_text("0123456789abcdef" * 2)
+    settings = TenantSettings(
+        keys_file=str(folder / "keys.yaml"), secret_file=str(folder / "secret"), cache_scope=scope
+    )
+    with engine_server(num_replicas=1, num_blocks=1024, tenants=settings) as server, ExitStack() as clients:
+        yield tuple(  # type: ignore[misc]
+            clients.enter_context(
+                httpx.Client(
+                    base_url=server.url, timeout=60, headers={"authorization": f"Bearer key of {name}"}
+                )
+            )
+            for name in ("victim", "attacker")
+        )
+
+
+def probe(victim: httpx.Client, attacker: httpx.Client, count: int) -> tuple[list[float], list[float]]:
+    """Seconds to the first token of prompts that the victim has sent, and of others."""
+    rng = random.Random(20260101)
+    known_s: list[float] = []
+    unknown_s: list[float] = []
+    for index in range(WARM_UP + count):
+        theirs, nobodys = a_prompt(rng), a_prompt(rng)
+        ask(victim, theirs)
+        both = [(theirs, known_s), (nobodys, unknown_s)]
+        rng.shuffle(both)
+        for prompt, times_s in both:
+            elapsed_s = ask(attacker, prompt)
+            if index >= WARM_UP:
+                times_s.append(elapsed_s)
+    return known_s, unknown_s
+
+
+def a_prompt(rng: random.Random) -> str:
+    """Words that occur in no other: a cache of words, too, would be a way to tell."""
+    return " ".join("".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(PROMPT_WORDS))
+
+
+def ask(client: httpx.Client, prompt: str) -> float:
+    """Seconds to the first token, as a client sees them."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 1,
+        "stream": True,
+    }
+    started_at = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        chunks = answer.iter_raw()
+        next(chunks)
+        elapsed_s = time.perf_counter() - started_at
+        for _ in chunks:
+            pass
+    return elapsed_s
+
+
+def area_under_roc(faster: list[float], slower: list[float]) -> float:
+    """How often one of `faster` is below one of `slower`; ties count half."""
+    ranked = sorted(slower)
+    below = sum(len(ranked) - bisect_right(ranked, each) for each in faster)
+    ties = sum(bisect_right(ranked, each) - bisect_left(ranked, each) for each in faster)
+    return (below + ties / 2) / (len(faster) * len(slower))
+
+
+def test_the_area() -> None:
+    assert area_under_roc([1, 2], [3, 4]) == 1.0
+    assert area_under_roc([3, 4], [1, 2]) == 0.0
+    assert area_under_roc([1, 2], [1, 2]) == 0.5
+    assert area_under_roc([1, 4], [2, 3]) == 0.5
