@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -16,12 +16,17 @@ from ray.serve.config import RequestRouterConfig
 
 from cache.errors import ConfigError
 from deploy.config import AppConfig, router_config
+from deploy.traces import check_exporter, open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
 from replica.model_source import ResolvedModel, resolve, stored_dtype
 from replica.server import ReplicaServer
+from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
 from router.prompts.prompt import chat_template_of
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 REQUEST_ROUTER = "router.request_router:WarmpathRequestRouter"
 
@@ -47,15 +52,28 @@ def build(args: dict[str, Any]) -> serve.Application:
         ),
     )
     actor_options = {"num_gpus": 1} if replica.device == "cuda" else {}
-    replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(replica)
+    check_exporter(router.traces, "args.router.traces")
+    replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(
+        replica, log_requests=router.log_requests, traces=router.traces
+    )
     return Router.bind(router, replicas)
 
 
 class NodeReplica(ReplicaServer):
     """One engine. What depends on the node it landed on is settled when it starts there."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(_on_node(config))
+    def __init__(
+        self, config: ReplicaConfig, *, log_requests: bool = False, traces: str | None = None
+    ) -> None:
+        tracing = open_tracing(traces, component="replica") if traces is not None else None
+        super().__init__(_on_node(config), log_requests=log_requests, tracing=tracing)
+
+
+class NodeRouter(Ingress):
+    """One Router, with traces if its settings name where they go."""
+
+    def __init__(self, config: RouterConfig, replicas: DeploymentHandle) -> None:
+        super().__init__(config, replicas, open_tracing(config.traces, component="router"))
 
 
 # Names and options here are the defaults; deploy.yaml's `deployments` section overrides them by name.
@@ -76,7 +94,7 @@ Router = serve.deployment(
         # Places and routes on one event loop in every mode of Serve: docs/design/001-serving-on-ray.md.
         "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}},
     },
-)(serve.ingress()(Ingress))
+)(serve.ingress()(NodeRouter))
 
 
 def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float) -> ReplicaConfig:

@@ -30,6 +30,7 @@ from replica.config import ReplicaConfig
 from replica.engine_core import Completion, EngineCore, EngineStats, Progress
 from replica.errors import EngineStopped, RequestRefused
 from replica.request import Request
+from replica.request_watch import RequestWatcher
 from replica.stream import DeltaStream, Parcel, deliver
 from replica.watchdog import Watchdog
 
@@ -146,6 +147,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters as of the last step."""
         return self._stats
+
+    def watch(self, watcher: RequestWatcher) -> None:
+        """Tell `watcher`, on the engine thread, of every request's end from now on."""
+        self._core.watch(watcher)
 
     def check_health(self) -> None:
         """Raises EngineStopped when the engine can serve nothing any more."""

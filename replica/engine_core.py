@@ -24,6 +24,7 @@ from replica.detokenizer import Detokenizer, NoText, TokenDecoder
 from replica.engine_meter import Ending, EngineMeter
 from replica.errors import ForwardFailed
 from replica.request import Request, check_request, copy_tokens
+from replica.request_watch import RequestWatcher
 from replica.runner import Runner, ScheduledSequence, StepResult
 from replica.scheduler import Scheduler
 from replica.step_time import StepTimeFit, step_work
@@ -107,6 +108,7 @@ class EngineCore:
         )
         self._step_time = StepTimeFit()
         self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
+        self._watchers: list[RequestWatcher] = []
         self._ended_at_submission: list[Progress] = []
         self._logged_cause = ""
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
@@ -114,6 +116,10 @@ class EngineCore:
     def warm_up(self) -> None:
         """Let the runner do once what its first steps would otherwise wait for."""
         self._runner.warm_up()
+
+    def watch(self, watcher: RequestWatcher) -> None:
+        """Tell `watcher` of every request's end from now on. Any thread."""
+        self._watchers.append(watcher)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -152,6 +158,7 @@ class EngineCore:
                 sent_chars=request.sent_chars,
             ),
             num_earlier_tokens=len(token_ids) - num_prompt,
+            traceparent=request.traceparent,
         )
         self._scheduler.submit(taken)
         self._replay(taken)
@@ -161,7 +168,7 @@ class EngineCore:
         """Drop a request and free its blocks at once; None if it is not here (any more)."""
         request = self._scheduler.cancel(request_id)
         if request is not None:
-            self._meter.ended(request, Ending.ABORTED, self._clock())
+            self._note_end(request, Ending.ABORTED)
         return request
 
     @property
@@ -270,26 +277,36 @@ class EngineCore:
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         self._scheduler.finish(request)
-        self._meter.ended(request, Ending.of(reason), self._clock())
+        self._note_end(request, Ending.of(reason))
 
     def _expired(self, request: Request, error: ServingError) -> Progress:
-        self._meter.ended(request, Ending.ABORTED, self._clock())
+        self._note_end(request, Ending.ABORTED)
         return Progress(request, error=error)
+
+    def _note_end(self, request: Request, ending: Ending) -> None:
+        now_s = self._clock()
+        self._meter.ended(request, ending, now_s)
+        for watcher in self._watchers:
+            watcher.ended(request, ending, now_s)
 
     def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
         self._num_failed_steps += 1
+        failed = self._scheduler.fail_step()
         cause = f"{type(error).__name__}: {error}"
         logger.error(
             "forward failed; the step's requests fail, the engine goes on",
-            extra={"num_sequences": num_sequences, "num_failed_steps": self._num_failed_steps},
+            extra={
+                "num_sequences": num_sequences,
+                "num_failed_steps": self._num_failed_steps,
+                "request_ids": [request.request_id for request in failed],
+            },
             # A cause that repeats with every step is told in full once.
             exc_info=error if cause != self._logged_cause else None,
         )
         self._logged_cause = cause
         reason = type(error).__name__  # the message may quote tokens, so it stays in the log
-        failed = self._scheduler.fail_step()
         for request in failed:
-            self._meter.ended(request, Ending.FAILED, self._clock())
+            self._note_end(request, Ending.FAILED)
         return [Progress(request, error=ForwardFailed(reason)) for request in failed]
 
     def _check(self, result: StepResult, sequences: list[ScheduledSequence]) -> None:

@@ -52,6 +52,7 @@ class Request:
     first_token_s: float | None = None  # of those sampled here
     last_token_s: float | None = None
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
+    traceparent: str = ""  # of the span it is done under; "" = nobody traces
 
     @property
     def num_uncomputed(self) -> int:

@@ -6,11 +6,13 @@ Knows every Ray-free part of this package; knows nothing of Ray, which stays in 
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
 
 from cache.block_hash import BlockHasher
+from cache.tracing import NoTracing, Tracing
 from cache.types import ReplicaId
 from router.config import RouterConfig
 from router.dispatch import Dispatcher, ReplicaCalls
@@ -42,6 +44,7 @@ class RouterParts:
         peers: Callable[[], tuple[int, int]] = alone,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        tracing: Tracing | None = None,
     ) -> None:
         """peers: this Router's place among the Routers of the same replicas, and their number."""
         rng = random.Random(config.seed)
@@ -77,7 +80,8 @@ class RouterParts:
             engines=self._engines,
             clock=clock,
         )
-        self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock)
+        self._tracing = tracing or NoTracing()
+        self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock, self._tracing)
         self.service = Service(
             config,
             encoder=encoder,
@@ -87,6 +91,7 @@ class RouterParts:
             insight=self.insight,
             metrics=self.metrics,
             fleet=self.fleet,
+            tracing=self._tracing,
             tenancy=self.tenancy,
             readiness=self.readiness,
             version=version,
@@ -129,3 +134,4 @@ class RouterParts:
         await self.insight.aclose()
         await self.tenancy.aclose()
         self._encoder.close()
+        await asyncio.to_thread(self._tracing.close)

@@ -78,7 +78,8 @@ class RouterConfig:
     max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
     limits: Limits = field(default_factory=Limits)  # of one HTTP request
     tenants: TenantSettings = field(default_factory=TenantSettings)  # keys, and who shares cached prefixes
-    log_requests: bool = False  # a line per request, with its id and outcome; costs more than routing it
+    log_requests: bool = False  # lines per request, with its id and outcome; costs more than routing it
+    traces: str | None = None  # an OpenTelemetry exporter by name, "otlp" or "console"; None = no traces
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header
     expose_debug: bool = False  # GET /debug/route: latest decisions by request id, sums; no prompt text
     # What readers of /debug/route and of the dashboard's data must send as a bearer token; None: whoever

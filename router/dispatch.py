@@ -21,6 +21,7 @@ from typing import Protocol
 from cache.block_hash import BlockHasher, PackedHashes
 from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFull, RequestRefused
 from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
@@ -56,6 +57,7 @@ class Job:
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
+    traceparent: str = ""  # of the span it is done under; "" = nobody traces
 
 
 class Dispatcher:
@@ -69,7 +71,9 @@ class Dispatcher:
         hasher: BlockHasher,
         metrics: RouterMetrics,
         clock: Callable[[], float],
+        tracing: Tracing | None = None,
     ) -> None:
+        self.tracing = tracing or NoTracing()
         self.config = config
         self.routing = routing
         self.calls = calls
@@ -150,7 +154,7 @@ class Generation:
         """One attempt. The reservation is released however it ends, and the replica told if it ends early."""
         routing, request_id = self._shared.routing, self._job.request_id
         try:
-            placement = await self._place()
+            placement = await self._decide(attempt)
             async with contextlib.aclosing(self._stream(placement, attempt)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -172,6 +176,36 @@ class Generation:
             accepted_by = shared.routing.accepted_by(self._job.request_id)
             self._excluded |= {accepted_by or placement.replica_id}
             raise
+
+    async def _decide(self, attempt: int) -> Placement:
+        """`_place`, and what is said of it."""
+        shared, job = self._shared, self._job
+        named: dict[str, str | int | float | bool] = {"request_id": job.request_id, "attempt": attempt}
+        span, began_at, why = (
+            shared.tracing.begin("decide", job.traceparent, attributes=named),
+            shared.clock(),
+            None,
+        )
+        try:
+            placement = await self._place()
+        except BaseException as error:
+            why = type(error).__name__
+            raise
+        else:
+            found: Attributes = {
+                "replica_id": placement.replica_id,
+                "policy": placement.policy,
+                "reason": placement.reason.value,
+                "overlap_blocks": placement.overlap_blocks,
+                "matched_tokens": placement.overlap_blocks * shared.config.fingerprint.block_size,
+            }
+            span.tell(found)
+            if shared.config.log_requests:
+                waited_s = round(shared.clock() - began_at, 4)
+                logger.info("request placed", extra={**named, **found, "waited_s": waited_s})
+            return placement
+        finally:
+            span.end(why)
 
     async def _place(self) -> Placement:
         """Match, cost, pick, reserve; waiting for a replica, if that is how they are bound.
@@ -229,6 +263,7 @@ class Generation:
             ranks=placement.ranks,
             block_hashes=placement.block_hashes,
             deadline_s=None if deadline is None else deadline - now,
+            traceparent=job.traceparent,
         )
 
     def _take(self, delta: Delta, placement: Placement) -> None:

@@ -35,6 +35,7 @@ from ray.serve.exceptions import (
 from cache.errors import ConfigError, ServingError
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, ReplicaInfo
+from cache.tracing import Tracing
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
@@ -85,7 +86,9 @@ def place_among_routers() -> tuple[int, int]:
 class Ingress:
     """One Router. Serve builds it, asks it for its ASGI application, and runs that application's lifespan."""
 
-    def __init__(self, config: RouterConfig, replicas: DeploymentHandle) -> None:
+    def __init__(
+        self, config: RouterConfig, replicas: DeploymentHandle, tracing: Tracing | None = None
+    ) -> None:
         """Loads the tokenizer, which takes seconds. Raises ConfigError for what cannot be served.
 
         Serve calls this on the event loop that requests will run on.
@@ -110,6 +113,7 @@ class Ingress:
             encoder=encoder,
             version=_version(),
             peers=place_among_routers,
+            tracing=tracing,
         )
         self._parts.routing.watch_membership(self._on_membership)
         self._parts.service.readiness = self._readiness

@@ -33,7 +33,7 @@ from router.openai_api.errors import ErrorAnswer, answer_to, outcome_of, route_e
 from router.openai_api.fields import Endpoint, count_unknown
 from router.openai_api.keys import KeyMiddleware, visit_of
 from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
-from router.openai_api.service import Answer, Service
+from router.openai_api.service import TRACEPARENT, Answer, Service
 from router.openai_api.streams import BrokenStream, ClientGone, SseResponse, event, unless_gone
 from router.openai_api.tokenization import (
     DetokenizeBody,
@@ -49,6 +49,7 @@ REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
 OVERLAP_HEADER = "x-warmpath-overlap-blocks"
 REQUEST_ID_HEADER = "x-request-id"
+TRACE_HEADER = "traceparent"  # W3C trace context
 _SCOPE_KEY = "warmpath.request_id"
 _SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # it goes into logs and object ids
 _STATUS_CLIENT_GONE = 499  # nobody reads it; it shows in access logs
@@ -151,14 +152,21 @@ def _error_response(answer: ErrorAnswer, headers: dict[str, str] | None = None) 
 class _Tally:
     """One request in the counters and in the log. Several places may see its end: the first word wins."""
 
-    def __init__(self, service: Service, endpoint: Endpoint, request_id: str) -> None:
+    def __init__(self, service: Service, endpoint: Endpoint, request: Request) -> None:
         self._metrics = service.metrics
         self._is_logged = service.config.log_requests
         self._endpoint = endpoint
         self._clock = service.clock
-        self._request_id = request_id
+        self._request_id = _id_of(request)
         self._started_at = service.clock()
         self._ended = False
+        self._span = service.tracing.begin(
+            "ingress",
+            request.headers.get(TRACE_HEADER, ""),
+            attributes={"request_id": self._request_id, "endpoint": endpoint.value},
+        )
+        # For what this task does on the request's behalf: each request is a task of its own.
+        TRACEPARENT.set(self._span.traceparent)
 
     def end(self, outcome: str) -> None:
         if not self._ended:
@@ -166,6 +174,8 @@ class _Tally:
             self._metrics.requests.labels(self._endpoint.value, outcome).inc()
             elapsed_s = self._clock() - self._started_at
             self._metrics.request_s.labels(self._endpoint.value).observe(elapsed_s)
+            self._span.tell({"outcome": outcome})
+            self._span.end(None if outcome == "ok" else outcome)
             if not self._is_logged:
                 return
             logger.info(
@@ -308,7 +318,7 @@ class _Routes:
         start: Callable[[dict[str, Any]], Awaitable[Answer]],
     ) -> Response:
         """Body in; out comes the whole answer, a stream whose first token is there, or an error object."""
-        tally = _Tally(self._service, endpoint, _id_of(request))
+        tally = _Tally(self._service, endpoint, request)
         try:
             body = await self._read(request)
             self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
@@ -326,7 +336,7 @@ class _Routes:
         self, request: Request, endpoint: Endpoint, handle: Callable[[dict[str, Any]], Awaitable[bytes]]
     ) -> Response:
         """Body in; out comes one object, or an error object."""
-        tally = _Tally(self._service, endpoint, _id_of(request))
+        tally = _Tally(self._service, endpoint, request)
         try:
             content = await handle(await self._read(request))
         except (Exception, asyncio.CancelledError) as error:

@@ -12,12 +12,14 @@ import secrets
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from cache.block_hash import BlockHasher, PackedHashes
 from cache.errors import ServingError
 from cache.messages import SamplingParams
+from cache.tracing import Tracing
 from cache.types import RequestId
 from router.config import RouterConfig
 from router.dashboard.view import Dashboard
@@ -53,6 +55,9 @@ from router.tenants.tenancy import Tenancy
 
 # Hashing costs about 0.1 us per token with sha256: longer prompts than this would stall other streams.
 _HASH_OFFLOAD_TOKENS = 8192
+
+# Of the span that the present task's request is answered under; "" while nobody traces.
+TRACEPARENT: ContextVar[str] = ContextVar("warmpath traceparent", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ class Service:
         insight: Insight,
         metrics: RouterMetrics,
         fleet: FleetMetrics,
+        tracing: Tracing,
         tenancy: Tenancy,
         readiness: Callable[[], Readiness],
         version: str,
@@ -146,6 +152,7 @@ class Service:
         self.insight = insight
         self.metrics = metrics
         self.fleet = fleet
+        self.tracing = tracing
         self.tenancy = tenancy
         self.readiness = readiness
         self.clock = clock
@@ -279,10 +286,13 @@ class Service:
         return await self._timed(self._encoder.encode_text(prompt.text, param=param, salt=salt))
 
     async def _timed(self, tokenization: Awaitable[array[int]]) -> array[int]:
-        began_at = self.clock()
+        began_at, span = self.clock(), self.tracing.begin("tokenize", TRACEPARENT.get())
         try:
-            return await tokenization
+            token_ids = await tokenization
+            span.tell({"prompt_tokens": len(token_ids)})
+            return token_ids
         finally:
+            span.end()
             self.metrics.decision_s[DecisionPart.TOKENIZE].observe(self.clock() - began_at)
 
     async def _job(
@@ -321,6 +331,7 @@ class Service:
             cache_salt=salt,
             policy=policy,
             text=SaltedText(text, salt) if salt else text,
+            traceparent=TRACEPARENT.get(),
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> PackedHashes:

@@ -1,0 +1,109 @@
+"""OpenTelemetry behind our spans: one trace across processes, as the operator set it, only if asked for."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
+
+from cache.errors import ConfigError
+from cache.tracing import NO_SPAN, NoTracing
+from deploy.traces import OpenTelemetry, check_exporter, open_tracing
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracing(exporter: InMemorySpanExporter) -> OpenTelemetry:
+    return OpenTelemetry(SimpleSpanProcessor(exporter), "router")
+
+
+def test_a_span_goes_on_with_its_senders_trace(
+    tracing: OpenTelemetry, exporter: InMemorySpanExporter
+) -> None:
+    ingress = tracing.begin("ingress", PARENT)
+    tracing.begin("decide", ingress.traceparent, attributes={"reason": "prefix"}).end()
+    ingress.end()
+    decide, outer = exporter.get_finished_spans()
+    assert outer.parent is not None
+    assert format_span_id(outer.parent.span_id) == "b7ad6b7169203331"
+    assert outer.context is not None
+    assert decide.parent is not None
+    assert decide.parent.span_id == outer.context.span_id
+    assert {format_trace_id(span.context.trace_id) for span in (decide, outer) if span.context} == {
+        "0af7651916cd43dd8448eb211c80319c"
+    }
+    assert dict(decide.attributes or {}) == {"reason": "prefix"}
+
+
+@pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-01", PARENT.replace("00-0", "ff-0", 1)])
+def test_without_a_parent_that_can_be_read_a_trace_begins(
+    tracing: OpenTelemetry, exporter: InMemorySpanExporter, parent: str
+) -> None:
+    span = tracing.begin("ingress", parent)
+    assert span.traceparent.startswith("00-")
+    span.end()
+    assert exporter.get_finished_spans()[0].parent is None
+
+
+def test_a_span_ends_once_with_why(tracing: OpenTelemetry, exporter: InMemorySpanExporter) -> None:
+    span = tracing.begin("decide")
+    span.end("AllBusy")
+    span.end()
+    (ended,) = exporter.get_finished_spans()
+    assert ended.status.status_code is StatusCode.ERROR
+    assert (ended.attributes or {})["error.type"] == "AllBusy"
+
+
+def test_times_may_be_told_afterwards(tracing: OpenTelemetry, exporter: InMemorySpanExporter) -> None:
+    tracing.begin("queue", at_ns=1_000).end(at_ns=5_000)
+    (span,) = exporter.get_finished_spans()
+    assert (span.start_time, span.end_time) == (1_000, 5_000)
+
+
+def test_the_operators_environment_rules(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    silent = OpenTelemetry(SimpleSpanProcessor(exporter), "router")
+    span = silent.begin("ingress")
+    assert not int(span.traceparent[-2:], 16) & 1  # others are told not to sample either
+    span.tell({"a": 1})
+    span.end()
+    assert not exporter.get_finished_spans()
+    monkeypatch.delenv("OTEL_TRACES_SAMPLER")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    OpenTelemetry(SimpleSpanProcessor(exporter), "router").begin("ingress").end()
+    assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == "mine"
+
+
+def test_it_is_named_after_its_part(tracing: OpenTelemetry, exporter: InMemorySpanExporter) -> None:
+    tracing.begin("ingress").end()
+    assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == "warmpath-router"
+
+
+def test_nobody_traces_unless_told_to() -> None:
+    tracing = open_tracing(None, component="router")
+    assert isinstance(tracing, NoTracing)
+    assert tracing.begin("ingress", PARENT) is NO_SPAN
+    assert NO_SPAN.traceparent == ""
+    tracing.close()
+
+
+def test_an_exporter_that_is_not_there_is_named_at_once() -> None:
+    check_exporter(None, "args.router.traces")
+    check_exporter("console", "args.router.traces")
+    with pytest.raises(ConfigError, match=r"args\.router\.traces.*'carrier-pigeon'.*warmpath\[otel\]"):
+        check_exporter("carrier-pigeon", "args.router.traces")
+
+
+def test_it_may_be_closed_twice() -> None:
+    tracing = open_tracing("console", component="router")
+    tracing.close()
+    tracing.close()
