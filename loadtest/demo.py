@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import uuid
@@ -26,6 +27,7 @@ from replica.sample_table import Question, prompt, questions
 
 ARMS = ("round_robin", "expected_time")
 TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}
+KEY_VARIABLE = "OPENAI_API_KEY"
 
 DESCRIPTION = """\
 Asks several questions about one long markdown table (thirty people). The answers differ, the table does
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console(highlight=False)
     try:
-        with httpx.Client(base_url=arguments.url, timeout=arguments.timeout_s) as client:
+        headers = {} if arguments.key is None else {"authorization": f"Bearer {arguments.key}"}
+        with httpx.Client(base_url=arguments.url, timeout=arguments.timeout_s, headers=headers) as client:
             model = _served_model(client)
             rounds = _ask_all(client, model, arguments, console)
     except DemoError as error:
@@ -78,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         ("--timeout-s", float, 120.0, "for one answer, seconds"),
     ):
         parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
+    parser.add_argument(
+        "--key", default=os.environ.get(KEY_VARIABLE), help=f"API key, if needed (default: ${KEY_VARIABLE})"
+    )
     return parser
 
 
@@ -93,6 +99,10 @@ def _served_model(client: httpx.Client) -> str:
         answer = client.get("/v1/models")
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.UNAUTHORIZED:
+            raise DemoError(f"{client.base_url} answered {error.response.status_code}") from None
+        raise DemoError(f"the server wants an API key: give --key, or set {KEY_VARIABLE}") from None
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
         raise DemoError(
             f"no server answers at {client.base_url} ({error}); start one with `make serve`"

@@ -33,6 +33,12 @@ def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> 
     assert "make serve" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("status", "says"), [(401, "--key, or set OPENAI_API_KEY"), (500, "answered 500")])
+def test_a_server_that_refuses_says_what_it_wants(status: int, says: str) -> None:
+    with pytest.raises(demo.DemoError, match=says):
+        demo._served_model(client("{}", status=status))
+
+
 def test_a_whole_stream() -> None:
     lines = data(CHUNK), data(USAGE), "data: [DONE]"
     answer = ask(client(*lines, headers={"x-warmpath-replica": "a"}))
