@@ -158,6 +158,7 @@ class _Tally:
         self._endpoint = endpoint
         self._clock = service.clock
         self._request_id = _id_of(request)
+        self._key_name = visit_of(request).key.name
         self._started_at = service.clock()
         self._ended = False
         self._span = service.tracing.begin(
@@ -182,6 +183,7 @@ class _Tally:
                 "request ended",
                 extra={
                     "request_id": self._request_id,
+                    "key": self._key_name,
                     "endpoint": self._endpoint.value,
                     "outcome": outcome,
                     "elapsed_s": round(elapsed_s, 4),

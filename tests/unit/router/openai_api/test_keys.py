@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,14 @@ async def test_what_is_refused_is_counted_by_why_and_by_nobodys_name(guarded: Ro
     assert guarded.metric("warmpath_api_keys") == len(ENTRIES)
     text = (await guarded.client.get("/metrics", headers=key("operator"))).text
     assert not [name for name in ("alice", "acme", "bob", "thrifty") if name in text]
+
+
+async def test_the_log_names_whose_key_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="router"):
+        async with RouterUnderTest(tenants=settings(tmp_path), log_requests=True) as router:
+            await ask(router, "alice")
+    (line,) = [record for record in caplog.records if record.message == "request ended"]
+    assert line.__dict__["key"] == "alice"
 
 
 # --- limits -----------------------------------------------------------------------------------------
