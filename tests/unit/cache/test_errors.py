@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +21,7 @@ from cache.errors import (
     StaleHit,
     WireError,
 )
+from tests.error_trees import assert_complete, assert_survives_pickling
 
 EXAMPLES = [
     ServingError("something"),
@@ -39,24 +39,14 @@ EXAMPLES = [
 ]
 
 
-def subclasses(kind: type[ServingError]) -> Iterator[type[ServingError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from subclasses(child)
-
-
 def test_every_error_has_an_example() -> None:
-    here = {kind for kind in subclasses(ServingError) if kind.__module__ == cache.errors.__name__}
-    assert {type(error) for error in EXAMPLES} == here
+    assert_complete(EXAMPLES, cache.errors)
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_error_survives_pickling(error: ServingError, protocol: int) -> None:
-    again = pickle.loads(pickle.dumps(error, protocol))
-    assert type(again) is type(error)
-    assert str(again) == str(error) != ""
-    assert vars(again) == vars(error)
+    assert_survives_pickling(error, protocol)
 
 
 def test_an_error_names_the_situation() -> None:

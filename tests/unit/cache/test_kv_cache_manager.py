@@ -11,7 +11,7 @@ from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, 
 from cache.events import EventLog, Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import BlockHash, pack_tokens
-from tests.fakes.cache import ForgedHasher, a_fingerprint, check_pool
+from tests.fakes.cache import ForgedHasher, ForgingHasher, a_fingerprint, check_pool
 
 
 class CountingHasher(BlockHasher):
@@ -286,22 +286,9 @@ class TestIsolation:
     def test_a_block_hash_forged_to_equal_the_root_does_not_move_blocks(self) -> None:
         """Block 1 after such a block has the root as parent, as a block 0 has: its place tells them apart."""
 
-        class RootTwin(BlockHasher):
-            def extend(
-                self,
-                parent: BlockHash,
-                token_ids: array[int],
-                first_block: int,
-                last_block: int,
-                extra_keys: ExtraKeys | None = None,
-            ) -> list[BlockHash]:
-                hashes = []
-                for index in range(first_block, last_block):
-                    [parent] = super().extend(parent, token_ids, index, index + 1, extra_keys)
-                    if bytes(token_ids[index * 4 : index * 4 + 4]) == bytes(letters("evil")):
-                        parent = self.root()
-                    hashes.append(parent)
-                return hashes
+        class RootTwin(ForgingHasher):
+            def forged(self, honest: BlockHash, token_ids: array[int]) -> BlockHash:
+                return self.root() if token_ids == letters("evil") else honest
 
         manager = a_manager(hasher=RootTwin(a_fingerprint()))
         start(manager, "evilABCD")

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from cache.errors import ServingError
 from replica import errors
+from tests.error_trees import assert_complete, assert_survives_pickling
+
+EXAMPLES = [
+    errors.EngineError("something"),
+    errors.EngineStopped("it was closed"),
+    errors.EventSocketError("127.0.0.1", 5555, "in use"),
+    errors.InvalidRequest("top_p", "is 2"),
+    errors.TooLargeForCache(10, 8, 4, 4),
+]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.EngineStopped("it was closed"),
-        errors.EventSocketError("127.0.0.1", 5555, "in use"),
-        errors.InvalidRequest("top_p", "is 2"),
-        errors.TooLargeForCache(10, 8, 4, 4),
-        errors.QueueFull(3, 3),
-        errors.PromptTooLong(10, 8),
-        errors.DeadlineExceeded(1.0, 1.5),
-        errors.ForwardFailed("RuntimeError"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickling(error: ServingError) -> None:
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is type(error)
-    assert str(copy) == str(error)
-    assert vars(copy) == vars(error)
+    assert_survives_pickling(error)
+
+
+def test_every_error_has_an_example() -> None:
+    assert_complete(EXAMPLES, errors)
 
 
 def test_what_crosses_to_the_router_is_a_refusal() -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from cache.errors import ServingError
 from router import errors
+from tests.error_trees import assert_complete, assert_survives_pickling
 
 EXAMPLES = [
+    errors.RoutingError("something"),
     errors.NoReplica(3, 1),
     errors.NoReplica(),
     errors.AllBusy(2, 4.2),
+    errors.ReplicaLost("its connection was cut"),
     errors.TooManyDeaths("req-1", 2),
+    errors.ApiError("no", param="n", code="invalid_value"),
     errors.MalformedJson("line 1"),
     errors.BodyTooLarge(4096, 5000),
     errors.BodyTooLarge(4096),
+    errors.HeadersTooLarge(4096, 5000),
     errors.UnknownModel("gpt", ["tiny"]),
+    errors.InvalidApiKey(),
+    errors.NotPermitted(),
+    errors.RateLimitExceeded("requests_per_minute", 4.2),
     errors.InvalidField("top_p", "'top_p' must be between 0 and 1."),
     errors.UnsupportedParameter("logprobs"),
     errors.PromptTooLong(5000, 100, 4096),
@@ -27,10 +33,11 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickling_with_their_facts(error: ServingError) -> None:
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is type(error)
-    assert str(copy) == str(error)
-    assert vars(copy) == vars(error)
+    assert_survives_pickling(error)
+
+
+def test_every_error_has_an_example() -> None:
+    assert_complete(EXAMPLES, errors)
 
 
 def test_too_long_a_prompt_names_every_number() -> None:

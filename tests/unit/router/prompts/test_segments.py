@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segments import Segmenter, SegmentRule, probe_texts, segment_rule
+from tests.fakes.http import ByteTokenizer
 from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, a_tokenizer
 
 
@@ -82,17 +83,8 @@ def test_common_pipelines_keep_the_rule(shape: str) -> None:
     assert (rule.prefix, rule.suffix) == (((1,), (2,)) if shape == "wordpiece" else ((), ()))
 
 
-class Bytes:
-    """Another library's tokenizer: no backend to look into."""
-
-    chat_template = "bytes"
-    special_tokens_map: dict[str, str] = {}  # noqa: RUF012  # as transformers has it
-
-    def get_vocab(self) -> dict[str, int]:
-        return {chr(0x100 + byte): byte for byte in range(256)}
-
-    def __call__(self, text: str, **_kwargs: Any) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
+class Bytes(ByteTokenizer):
+    """Another library's tokenizer: no backend to look into. A chat is its first message."""
 
     def apply_chat_template(self, messages: Any, **_kwargs: Any) -> list[int]:
         return list(messages[0]["content"].encode())
