@@ -57,9 +57,9 @@ class RouterParts:
             clock=clock,
             rng=rng,
             peers=peers,
-            match=parts[DecisionPart.MATCH].observe,
-            rank=parts[DecisionPart.RANK].observe,
-            book=parts[DecisionPart.BOOK].observe,
+            match=parts[DecisionPart.MATCH].add,
+            rank=parts[DecisionPart.RANK].add,
+            book=parts[DecisionPart.BOOK].add,
         )
         self.insight = Insight(  # before anything that must be closed: its recording may be refused
             config, self.routing, doubt=self._doubt, clock=clock, wall_clock=wall_clock

@@ -293,7 +293,7 @@ class Service:
             return token_ids
         finally:
             span.end()
-            self.metrics.decision_s[DecisionPart.TOKENIZE].observe(self.clock() - began_at)
+            self.metrics.decision_s[DecisionPart.TOKENIZE].add(self.clock() - began_at)
 
     async def _job(
         self,
@@ -311,7 +311,7 @@ class Service:
         if body.min_tokens > max_tokens:
             raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
         hashes = await self._hash(prompt, salt)
-        self.metrics.decision_s[DecisionPart.HASH].observe(self.clock() - started_at)
+        self.metrics.decision_s[DecisionPart.HASH].add(self.clock() - started_at)
         return Job(
             request_id=request_id,
             prompt=prompt,
