@@ -18,9 +18,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cache.messages import Delta, GenerateRequest
+from cache.tracing import Tracing
 from cache.types import ReplicaId
 from replica.config import ReplicaConfig
 from replica.node import Node, running_node
+from replica.request_watch import RequestLog, RequestTraces
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.openai_api.app import build_api
@@ -100,12 +102,16 @@ def scripted_server(router: RouterUnderTest) -> Iterator[HttpServer]:
 
 
 @contextlib.contextmanager
-def engine_server(*, num_replicas: int = 2, num_blocks: int = 512, **config: object) -> Iterator[HttpServer]:
+def engine_server(
+    *, num_replicas: int = 2, num_blocks: int = 512, tracing: Tracing | None = None, **config: object
+) -> Iterator[HttpServer]:
     """Around real engines. config: of the Router, beside what follows from the engines.
+
+    tracing: of the Router and the engines, which then log every request too.
 
     num_blocks: of each replica's cache, 16 tokens each; a request has no room for more.
     """
-    fleet = EngineFleet(num_replicas, num_blocks)
+    fleet = EngineFleet(num_replicas, num_blocks, tracing)
 
     @contextlib.asynccontextmanager
     async def make_app() -> AsyncIterator[ASGIApp]:
@@ -119,8 +125,9 @@ def engine_server(*, num_replicas: int = 2, num_blocks: int = 512, **config: obj
 class EngineFleet:
     """Engines over the embedded model, and the calls to them. `with` it from any thread."""
 
-    def __init__(self, num_replicas: int, num_blocks: int) -> None:
+    def __init__(self, num_replicas: int, num_blocks: int, tracing: Tracing | None = None) -> None:
         self._num_blocks = num_blocks
+        self._tracing = tracing
         self._ids = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
         self._undo = contextlib.ExitStack()
         self._nodes: dict[ReplicaId, Node] = {}
@@ -130,6 +137,10 @@ class EngineFleet:
         config = ReplicaConfig(model=MODEL, num_blocks=self._num_blocks, torch_threads=1)
         with contextlib.ExitStack() as undo:
             self._nodes = {replica_id: undo.enter_context(running_node(config)) for replica_id in self._ids}
+            if self._tracing is not None:
+                for node in self._nodes.values():
+                    node.engine.watch(RequestTraces(self._tracing))
+                    node.engine.watch(RequestLog())
             self._undo = undo.pop_all()
         return self
 
@@ -147,7 +158,9 @@ class EngineFleet:
             **config,  # type: ignore[arg-type]
         )
         encoder = PromptEncoder.load(str(assembly.model.folder), name=MODEL)
-        parts = self._parts = RouterParts(settings, calls=self, encoder=encoder, version="test")
+        parts = self._parts = RouterParts(
+            settings, calls=self, encoder=encoder, version="test", tracing=self._tracing
+        )
         parts.routing.update_replicas({name: node.info for name, node in self._nodes.items()})
         while parts.readiness().reason is not None:  # noqa: ASYNC110  # nor has a Router: it is asked
             await asyncio.sleep(0.01)

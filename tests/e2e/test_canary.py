@@ -1,5 +1,8 @@
-"""No text of a prompt leaves a Router or a replica but in its answer: not in logs, metrics, debug pages, the
-journal, recordings or errors, whether the request succeeded or failed."""
+"""No text of a prompt leaves a Router or a replica but in its answer.
+
+Not in logs, metrics, traces, debug pages, the journal, recordings or errors, whether the request succeeded or
+failed.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,28 @@ from tests.http_server import engine_server, scripted_server
 
 OURS = ("router", "replica", "cache", "deploy", "ray", "uvicorn", "asyncio")
 MIN_REFUSED = 28
+
+
+class Noted:
+    """A tracer that keeps all it is told, as text; and each of its spans."""
+
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def begin(self, *named: object, **options: object) -> Noted:
+        self.told.append(f"{named} {options}")
+        return self
+
+    def tell(self, attributes: object) -> None:
+        self.told.append(str(attributes))
+
+    def end(self, *error: object, **options: object) -> None:
+        self.told.append(f"{error} {options}")
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -48,6 +73,7 @@ def shown(client: httpx.Client, *request_ids: str) -> bytes:
 def test_nothing_of_a_prompt_is_written_or_shown(
     tmp_path: Path, everything_logged: pytest.LogCaptureFixture
 ) -> None:
+    tracing = Noted()
     config: dict[str, Any] = {
         "log_requests": True,
         "expose_debug": True,
@@ -57,7 +83,7 @@ def test_nothing_of_a_prompt_is_written_or_shown(
         "record": RecordConfig(folder=str(tmp_path)),
     }
     with (
-        engine_server(**config) as server,
+        engine_server(tracing=tracing, **config) as server,
         httpx.Client(base_url=server.url, timeout=60, headers={"x-session-id": CANARY}) as client,
     ):
         given_away = marks(client)
@@ -68,6 +94,10 @@ def test_nothing_of_a_prompt_is_written_or_shown(
     assert list(tmp_path.iterdir()), "nothing was recorded"
     logged = said(everything_logged)
     assert b"request ended" in logged
+    assert b"generation ended" in logged
+    traced = "\n".join(tracing.told).encode()
+    assert all(name in traced for name in (b"'ingress'", b"'tokenize'", b"'decide'", b"'prefill'"))
+    assert not [mark for mark in given_away if mark in traced]
     assert not [mark for mark in given_away if mark in pages]
     assert not [mark for mark in given_away if mark in logged]
     assert traces_of(given_away, tmp_path) == []
