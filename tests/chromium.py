@@ -124,13 +124,13 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, *, limit_s: float = 20.0) -> Any:
-        """The expression's value once it is truthy."""
+    def wait_for(self, script: str, *, limit_s: float = 20.0) -> None:
+        """Until the expression is truthy; what it looks at may not be there yet."""
+        attempt = f"(() => {{ try {{ return Boolean({script}); }} catch {{ return false; }} }})()"
         deadline = time.monotonic() + limit_s
-        while not (value := self.run(script)):
+        while not self.run(attempt):
             assert time.monotonic() < deadline, f"never came true: {script}\n{self.text()[:2000]}"
             time.sleep(0.05)
-        return value
 
     def text(self) -> str:
         """Everything that can be read on the page."""

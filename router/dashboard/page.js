@@ -10,7 +10,8 @@
   const LEAST_STEPS = 30; // of the chart, while a Router is young
   const LEFT_MS = 10000; // how long a replica that has left stays on the page
   const FEW = 8, FOLDED = 16; // replicas: below, wide cells; above, folded on a phone
-  const DATA_URL = "dashboard/data"; // beside the page, whatever the service is mounted under
+  // Beside the page, whatever the service is mounted under; an address may not hold credentials, as the page's may.
+  const DATA_URL = new URL("dashboard/data", location.origin + location.pathname).href;
   const FORMAT_VERSION = 1;
 
   const REASONS = { // of tokens, in the order told; the words of `python -m router explain`
@@ -160,7 +161,9 @@
     request = new AbortController();
     const limit = setTimeout(() => request?.abort(new Error("no answer in time")), TIMEOUT_MS);
     try {
-      const answer = await fetch(`${DATA_URL}?${query}`, { headers, cache: "no-store", signal: request.signal });
+      // Without a key of the page's own the browser's may do: it asked for one before it showed the page.
+      const credentials = key ? "omit" : "same-origin";
+      const answer = await fetch(`${DATA_URL}?${query}`, { headers, credentials, cache: "no-store", signal: request.signal });
       if (answer.status === 401 || answer.status === 403) throw new Locked(answer.status);
       if (!answer.ok) throw new Error(`the Router answered ${answer.status}`);
       const view = await answer.json();
@@ -266,13 +269,10 @@
     clearTimeout(timer);
     const hadKey = key !== null;
     key = null;
-    store(sessionStorage, "warmpath.key", null);
-    heard.clear();
-    shown = null;
     failures = 0;
-    $("main").hidden = true;
+    store(sessionStorage, "warmpath.key", null);
+    if (!$("main").hidden) { location.reload(); return; } // nothing of what was shown stays in the page
     $("banner").hidden = true;
-    $("forget").hidden = true;
     $("login").hidden = false;
     mark(document.body, "data-locked", "true");
     const error = $("login-error");
@@ -1029,7 +1029,7 @@
     state("connecting", "connecting");
     resume();
   });
-  $("forget").addEventListener("click", () => { lock(401); $("login-error").hidden = true; resume(); });
+  $("forget").addEventListener("click", () => lock(401));
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;

@@ -1,7 +1,8 @@
 """`GET /dashboard`: the live page, and `GET /dashboard/data`, what fills it every second.
 
-Served only with `dashboard: true`. The page holds nothing about this service, so anybody who reaches the port
-may have it; its data is for who may read `/debug/route`. Knows HTTP; knows neither numbers nor looks.
+Served only with `dashboard: true`. With API keys both are for operators (`keys.py`), and a browser asks for one.
+Without, the page holds nothing about this service and is for anybody who reaches the port; its data is for who
+may read `/debug/route`, and the page asks for the token. Knows HTTP; knows neither numbers nor looks.
 """
 
 from __future__ import annotations

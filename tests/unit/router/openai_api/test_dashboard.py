@@ -185,7 +185,7 @@ async def test_the_page_is_open_and_its_data_asks_for_the_token() -> None:
         assert answer.status_code == 200
 
 
-async def test_with_api_keys_its_data_is_for_operators(tmp_path: Path) -> None:
+async def test_with_api_keys_it_is_for_operators(tmp_path: Path) -> None:
     def entry(name: str, is_operator: bool) -> str:
         digest = hashlib.sha256(f"wp-{name}-{'k' * 32}".encode()).hexdigest()
         return f"  - {{name: {name}, sha256: {digest}, operator: {str(is_operator).lower()}}}\n"
@@ -195,15 +195,15 @@ async def test_with_api_keys_its_data_is_for_operators(tmp_path: Path) -> None:
     settings = TenantSettings(keys_file=str(keys), cache_scope="shared")
     async with RouterUnderTest(dashboard=True, tenants=settings) as router:
 
-        async def status(path: str, key: str | None) -> int:
-            headers = {"authorization": f"Bearer wp-{key}-{'k' * 32}"} if key else {}
-            answer: httpx.Response = await router.client.get(path, headers=headers)
+        async def status(path: str, key: str | None, *, is_basic: bool = False) -> int:
+            secret = f"wp-{key}-{'k' * 32}"
+            login = httpx.BasicAuth("anybody", secret) if is_basic else None
+            headers = {"authorization": f"Bearer {secret}"} if key and not is_basic else {}
+            answer: httpx.Response = await router.client.get(path, headers=headers, auth=login)
             return answer.status_code
 
-        assert await status("/dashboard", None) == 401
-        assert [await status("/dashboard/data", key) for key in (None, "nobody", "guest", "oncall")] == [
-            401,
-            401,
-            403,
-            200,
-        ]
+        for path in ("/dashboard", "/dashboard/data"):
+            bearers = [await status(path, key) for key in (None, "nobody", "guest", "oncall")]
+            assert bearers == [401, 401, 403, 200]
+            browsers = [await status(path, key, is_basic=True) for key in ("nobody", "guest", "oncall")]
+            assert browsers == [401, 403, 200]
