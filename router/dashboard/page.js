@@ -421,7 +421,7 @@
 
     for (const value of ticks(low, high)) {
       svg.append(draw("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }),
-        draw("text", { x: PAD.left - 8, y: y(value) + 4, "text-anchor": "end" }, seconds(value).replace(".00", "")));
+        draw("text", { x: PAD.left - 8, y: y(value) + 4, "text-anchor": "end" }, seconds(value).replace(/\.0+ /, " ")));
     }
     const spanSeconds = steps * traffic.step_s;
     const every = TIME_STEPS.find((seconds) => spanSeconds / seconds <= Math.max(2, (width - PAD.left) / 90)) ?? 900;
@@ -767,7 +767,8 @@
     if (ids.length < 2) return "";
     let size = 0;
     while (ids.every((id) => id.length > size && id[size] === ids[0][size])) size += 1;
-    return /^.*[#/:._-]/.exec(ids[0].slice(0, size))?.[0] ?? "";
+    const head = /^.*[#/:._-]/.exec(ids[0].slice(0, size))?.[0] ?? "";
+    return ids.every((id) => id.length - head.length >= 4) ? head : ""; // what is left must be worth reading
   }
 
   const ORDERS = {

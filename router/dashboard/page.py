@@ -1,8 +1,8 @@
 """The page as one document: its looks and its script inside, and a policy that lets nothing else run.
 
-One document, because it is all that can be had without a token: whoever opens it has given none yet, and gives
-it to the script, which sends it with each question. The policy names script and style by their digests, so
-neither an injected script, an inline handler nor anything from elsewhere would run.
+One document, because it is all that can be had without a token: whoever opens it has given none yet, and
+gives it to the script, which sends it with each question. The policy names script and style by their digests,
+so neither an injected script, an inline handler nor anything from elsewhere would run.
 
 Knows the package's files; knows neither HTTP nor data.
 Source: Content Security Policy Level 3 (W3C).

@@ -240,7 +240,7 @@ def test_a_replica_that_joins_or_leaves_is_marked(page: Page) -> None:
         page.wait_for("document.querySelectorAll('.replica .chip').length === 2")
         told = "[...document.querySelectorAll('.replica-head')].map((e) => e.innerText.split('\\n').join())"
         chips = page.run(told)
-        assert chips == ["0", "1,left", "2,joined"]
+        assert chips == ["replica-0", "replica-1,left", "replica-2,joined"]
         assert page.run("document.querySelector('.tile-value').innerText.trim()") == "2"
 
 
