@@ -30,6 +30,9 @@ class FieldsHandler(logging.Handler):
         if fields and not self._is_json:
             told.msg, told.args = f"{record.getMessage()} {as_text(fields)}", ()
         self.target.handle(told)
+        # A buffer before a file (Serve's fast path has one of a thousand lines) would hold the few lines of a
+        # quiet process back for hours, and those of its last minute for ever.
+        self.target.flush()
 
 
 def pass_on(package: str, targets: Sequence[logging.Handler]) -> None:

@@ -16,7 +16,7 @@ from ray.serve.config import RequestRouterConfig
 
 from cache.errors import ConfigError
 from deploy.config import AppConfig, router_config
-from deploy.traces import check_exporter, open_tracing
+from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
 from replica.model_source import ResolvedModel, resolve, stored_dtype
@@ -52,7 +52,6 @@ def build(args: dict[str, Any]) -> serve.Application:
         ),
     )
     actor_options = {"num_gpus": 1} if replica.device == "cuda" else {}
-    check_exporter(router.traces, "args.router.traces")
     replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(
         replica, log_requests=router.log_requests, traces=router.traces
     )

@@ -16,6 +16,7 @@ import msgspec
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy.errors import UnknownKey
+from deploy.traces import check_exporter
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.tenants.settings import TenantSettings
@@ -43,7 +44,9 @@ class AppConfig:
             # Hits compare tokens whatever the hash; this keeps one tenant from misleading others' placement.
             replica.setdefault("hash_algorithm", HashAlgorithm.SHA256)
         config = cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
-        router_config(config, model_name="", tokenizer="", fingerprint=_ANY_FINGERPRINT)  # its ranges, now
+        # Its ranges, now.
+        built = router_config(config, model_name="", tokenizer="", fingerprint=_ANY_FINGERPRINT)
+        check_exporter(built.traces, "args.router.traces")
         return config
 
     @property

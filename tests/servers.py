@@ -52,9 +52,11 @@ def deploy_file(
     routers: int = 1,
     replica: dict[str, Any] | None = None,
     router: dict[str, Any] | None = None,
+    logging: dict[str, Any] | None = None,
 ) -> Path:
     """The project's own deploy.yaml with a few settings changed, written to `folder`."""
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    content["logging_config"].update(logging or {})
     application = content["applications"][0]
     application["args"]["replica"].update({"num_blocks": 1024, **(replica or {})})
     application["args"]["router"].update(router or {})

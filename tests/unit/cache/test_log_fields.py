@@ -54,6 +54,15 @@ def test_json_has_them_as_keys_and_nowhere_else(logger: logging.Logger) -> None:
     buffer.close()
 
 
+def test_no_buffer_holds_a_line_back(logger: logging.Logger) -> None:
+    written, handler = stream()
+    buffer = logging.handlers.MemoryHandler(1000, target=handler)
+    pass_on(PACKAGE, [buffer])
+    logger.info("line")
+    assert written.getvalue() == "INFO line\n"
+    buffer.close()
+
+
 def test_one_line_whatever_is_in_a_field() -> None:
     fields: dict[str, object] = {
         "a": "x y",

@@ -98,6 +98,12 @@ def test_where_keys_tell_tenants_apart_nobody_can_forge_a_hash() -> None:
     assert AppConfig.from_args({}).replica.hash_algorithm is HashAlgorithm.XXH3_128
 
 
+def test_an_exporter_that_is_not_installed_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"args\.router\.traces.*'carrier-pigeon'"):
+        AppConfig.from_args({"router": {"traces": "carrier-pigeon"}})
+    assert AppConfig.from_args({"router": {"traces": "console"}}).router["traces"] == "console"
+
+
 def test_router_range_is_checked_at_once() -> None:
     with pytest.raises(ConfigError, match=r"args\.router\.max_attempts = 0: must be between 1 and 100"):
         AppConfig.from_args({"router": {"max_attempts": 0}})
