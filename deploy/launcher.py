@@ -160,6 +160,8 @@ class _Watch:
         if has_keys:
             lines.append(f"  API keys  needed; cache scope: {self._file.app.tenants.scope.value}")
         lines.append(f"  proxy     {'HAProxy' if self._fast_proxy else 'Serve, Python'}")
+        if self._file.app.router.get("dashboard"):
+            lines.append(f"  dashboard {self._url}/dashboard")
         chat = version is not None and version["has_chat_template"]
         lines.append(f"\nTry it:\n\n{_curl(self._url, name, chat=chat, key=has_keys)}")
         lines.append("\nCtrl-C stops everything.")

@@ -1,8 +1,8 @@
 """`GET /dashboard`: the live page, and `GET /dashboard/data`, what fills it every second.
 
 Served only with `dashboard: true`. With API keys both are for operators (`keys.py`), and a browser asks for
-one. Without, the page is for anybody who reaches the port, for it holds nothing about this service; its data is
-for who may read `/debug/route`, and the page asks for their token. Knows HTTP, neither numbers nor looks.
+one. Without, the page is for anybody who reaches the port, for it holds nothing about this service; its data
+is for who may read `/debug/route`, and the page asks for their token. Knows HTTP, neither numbers nor looks.
 """
 
 from __future__ import annotations
