@@ -1,0 +1,105 @@
+"""Other Routers asked through Serve's calls: who answers in time is heard, whoever else is not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
+
+from router import serve_peers
+from router.serve_peers import METHOD, ServePeers, among_routers
+
+TIMEOUT_S = 0.2
+
+
+class OneCall:
+    """A call's result as Serve gives it."""
+
+    def __init__(self, outcome: bytes | Exception | None) -> None:
+        """None: it never comes."""
+        self._outcome = outcome
+        self.was_cancelled = False
+
+    async def get_async(self) -> bytes:
+        if self._outcome is None:
+            await asyncio.Event().wait()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+
+class Handle:
+    """A deployment handle, and the response to its broadcast."""
+
+    def __init__(self, *calls: OneCall, error: Exception | None = None, hangs: bool = False) -> None:
+        self._calls, self._error, self._hangs = calls, error, hangs
+        self.asked: list[tuple[Any, ...]] = []
+
+    def broadcast(self, *args: Any) -> Handle:
+        self.asked.append(args)
+        return self
+
+    async def _fetch_replica_results_async(self) -> list[OneCall]:
+        if self._hangs:  # Serve has not told yet who there is
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+        return list(self._calls)
+
+
+def peers_of(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> ServePeers:
+    monkeypatch.setattr(serve_peers.serve, "get_deployment_handle", lambda *_names: handle)
+    return ServePeers("Router", "warmpath")
+
+
+async def test_everybody_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(OneCall(b"a"), OneCall(b"b"))
+    answers = await peers_of(handle, monkeypatch).ask("me", ("gone",), TIMEOUT_S)
+    assert sorted(answers) == [b"a", b"b"]
+    assert handle.asked == [(METHOD, "me", ["gone"])]
+
+
+async def test_a_hung_router_costs_its_own_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its call is taken back: scrapes must not pile up there."""
+    hung = OneCall(None)
+    handle = Handle(OneCall(b"a"), hung, OneCall(b"c"))
+    assert sorted(await peers_of(handle, monkeypatch).ask("me", (), TIMEOUT_S)) == [b"a", b"c"]
+    assert hung.was_cancelled
+
+
+async def test_a_router_that_died_under_the_call_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(OneCall(RayActorError()), OneCall(b"b"))
+    assert await peers_of(handle, monkeypatch).ask("me", (), TIMEOUT_S) == [b"b"]
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        Handle(),
+        Handle(error=RayServeException("unavailable")),
+        Handle(error=RayActorError()),
+        Handle(hangs=True),
+    ],
+)
+async def test_nobody_there_is_no_error(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await peers_of(handle, monkeypatch).ask("me", (), TIMEOUT_S) == []
+
+
+async def test_whoever_stops_waiting_takes_every_call_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = OneCall(None)
+    asking = asyncio.create_task(peers_of(Handle(hung), monkeypatch).ask("me", (), 60.0))
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert hung.was_cancelled
+
+
+def test_outside_serve_there_is_nobody_to_ask() -> None:
+    assert among_routers() is None
