@@ -294,7 +294,8 @@ class Engine:
 
     def _step(self) -> None:
         if self._core.has_work:
-            self._watchdog.begin("step", self._config.step_time_limit_s)
+            # One list() of a dictionary: the watchdog's thread sees it whole.
+            self._watchdog.begin("step", self._config.step_time_limit_s, lambda: list(self._live))
             progress = self._core.step()
             self._watchdog.end()
             for entry in progress:

@@ -11,12 +11,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 70  # EX_SOFTWARE
+MAX_NAMED = 256  # requests in the line that says why the process ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class _Task:
     name: str
     began_s: float
     limit_s: float
+    involved: Callable[[], Sequence[str]]
 
 
 class Watchdog:
@@ -55,10 +57,13 @@ class Watchdog:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def begin(self, name: str, limit_s: float) -> None:
-        """The calling thread starts something that must end within limit_s."""
+    def begin(self, name: str, limit_s: float, involved: Callable[[], Sequence[str]] = tuple) -> None:
+        """The calling thread starts something that must end within limit_s.
+
+        involved: ids of the requests that end with it, asked from the watchdog's thread if it hangs.
+        """
         self._watched_thread = threading.get_ident()
-        self._task = _Task(name, self._clock(), limit_s)
+        self._task = _Task(name, self._clock(), limit_s, involved)
 
     def end(self) -> None:
         self._task = None
@@ -75,7 +80,12 @@ class Watchdog:
         logger.critical(
             "engine thread is stuck, ending the process\n%s",
             self._stack(),
-            extra={"task": task.name, "busy_s": round(busy_s, 3), "limit_s": task.limit_s},
+            extra={
+                "task": task.name,
+                "busy_s": round(busy_s, 3),
+                "limit_s": task.limit_s,
+                "request_ids": list(task.involved())[:MAX_NAMED],
+            },
         )
         self._on_hang()
         return True

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from cache.log_fields import fields_of
 from replica.watchdog import Watchdog
 from tests.fakes.engine import VirtualClock
 
@@ -35,7 +36,7 @@ def test_a_longer_one_is_acted_on_once_with_the_stack(caplog: pytest.LogCaptureF
     release, began = threading.Event(), threading.Event()
 
     def stuck_in_here() -> None:
-        watchdog.begin("step", 5.0)
+        watchdog.begin("step", 5.0, lambda: ["r-1", "r-2"])
         began.set()
         release.wait()
 
@@ -50,6 +51,7 @@ def test_a_longer_one_is_acted_on_once_with_the_stack(caplog: pytest.LogCaptureF
     assert fired == ["hang"]
     [record] = caplog.records
     assert "stuck_in_here" in record.getMessage()
+    assert fields_of(record)["request_ids"] == ["r-1", "r-2"]
 
 
 def test_limits_belong_to_the_task() -> None:
