@@ -61,6 +61,10 @@ class ReplicaConfig:
     device: str = "auto"  # "cpu" | "cuda" | "auto"
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
     attention_backend: str = "auto"  # "gather_sdpa" is the only one built so far
+    # Greedy tokens by a bfloat16 product and exact sums of the few it leaves open: the same tokens (CPU,
+    # float32). auto: where that is measured to be faster and takes at most a quarter of free memory: half the
+    # output layer, or one to one and a half times that where it shares no weight with the embedding.
+    greedy_screen: str = "auto"  # "auto" | "on" | "off"
     torch_threads: int | None = None  # None = cores divided by replicas on the node, set by deploy
     block_size: int = 16  # tokens; 16 shares finely, 256 would open the flash-attn path
     num_blocks: int | None = None  # None = from free memory
@@ -84,6 +88,7 @@ class ReplicaConfig:
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         _check_one_of("attention_backend", self.attention_backend, ("auto", "gather_sdpa"))
+        _check_one_of("greedy_screen", self.greedy_screen, ("auto", "on", "off"))
         _check_range("block_size", self.block_size, 1, 1024)
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)

@@ -65,27 +65,55 @@ def probe_layers(model: Any) -> list[tuple[nn.Module, LayerShape]]:
 
     Switches the model to our attention function and runs it once on two tokens. Raises Unsupported.
     """
-    interface.register()
-    for module in model.modules():
-        interface.forget(module)
     try:
-        model.set_attn_implementation(interface.ATTENTION_NAME)
-        with torch.inference_mode():
-            run(model, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None])
+        layers, _ = _probing_run(model)
     except interface.UnsupportedAttention as error:
         raise Unsupported(str(error)) from error
     except Exception as error:  # whatever a family raises here, it is no family we can serve
         raise Unsupported(
             f"its forward fails under our attention: {type(error).__name__}: {error}"
         ) from error
-    finally:
-        layers = interface.probed_layers(model)
     expected = model.config.get_text_config().num_hidden_layers
     if not layers:
         raise Unsupported("its attention does not go through transformers' AttentionInterface")
     if len(layers) != expected:
         raise Unsupported(f"only {len(layers)} of its {expected} layers attend through AttentionInterface")
     return layers
+
+
+def replay_logits(model: Any, logits: torch.Tensor) -> torch.Tensor:
+    """What the model returns when its output layer says `logits`. Raises whatever the model then raises."""
+    head = model.get_output_embeddings()
+    model.set_output_embeddings(_ReplayedHead(logits))
+    try:
+        return _probing_run(model, logits_to_keep=torch.zeros(1, dtype=torch.int64))[1]
+    finally:
+        model.set_output_embeddings(head)
+
+
+class _ReplayedHead(nn.Module):
+    """Stands in for an output layer and always says the same."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self._logits = logits
+
+    def forward(self, _rows: torch.Tensor) -> torch.Tensor:
+        return self._logits.clone()  # a family may change them in place
+
+
+def _probing_run(model: Any, **options: Any) -> tuple[list[tuple[nn.Module, LayerShape]], torch.Tensor]:
+    """Two tokens under our attention without pages: the attention modules reached, and the logits."""
+    interface.register()
+    for module in model.modules():
+        interface.forget(module)
+    try:
+        model.set_attn_implementation(interface.ATTENTION_NAME)
+        with torch.inference_mode():
+            logits = run(model, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], **options)
+    finally:
+        layers = interface.probed_layers(model)
+    return layers, logits
 
 
 def run(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, **options: Any) -> torch.Tensor:

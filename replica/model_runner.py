@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from cache.errors import ConfigError
 from cache.messages import SamplingParams
@@ -33,9 +34,10 @@ from replica.model_source import (
     load_model,
     weight_bytes,
 )
-from replica.packed_linear import pack_linears
+from replica.packed_linear import PackedLinear, pack_linears
 from replica.runner import RunnerInfo, ScheduledSequence, StepResult
-from replica.sampler import DrawRow, sample
+from replica.sampler import DrawRow, sample, takes_largest
+from replica.screened_head import RowsAsked, ScreenedHead, keeps_order, screen_bytes, screen_head
 from replica.step_batch import StepBatch
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,9 @@ CHECK_TOKENS = 40
 # them by half or more; rounding stays far below even in half precision.
 CHECK_TOLERANCE = {torch.float32: 1e-3}
 CHECK_TOLERANCE_HALF = 0.2
+
+# Of free memory, for what only makes greedy tokens faster, unless it is asked for by name.
+SCREEN_MEMORY_SHARE = 0.25
 
 
 class ModelRunner:
@@ -72,6 +77,8 @@ class ModelRunner:
         self._device = torch.device(info.device)
         self._dtype: torch.dtype = model.dtype
         self._takes_rows = bool(model._supports_logits_to_keep())
+        head = model.get_output_embeddings()
+        self._head = head if isinstance(head, ScreenedHead) else None
 
     @classmethod
     def load(
@@ -96,10 +103,17 @@ class ModelRunner:
             reference = _reference_logits(model, max_model_len)
             layers = model_probe.probe_layers(model)
             fuse_norms(model)
+            head = _head_to_screen(config, model)
             pack_linears(model, run=lambda: model_probe.probe_layers(model))
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]
+        if head is not None:
+            _screen_head(
+                config, resolved, model, head, kv_pages.bytes_per_block(shapes, config.block_size, dtype)
+            )
+            del head  # and with it the weight as loaded, if nobody else holds it
+        # After everything else that is kept for as long as the model.
         num_blocks = _choose_num_blocks(config, resolved, shapes, device, dtype, max_model_len)
         backend = choose_backend(config.attention_backend, device)
         pages = KVPages(
@@ -140,9 +154,10 @@ class ModelRunner:
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         """Compute one step. Raises InvalidLogits, or whatever the model raises; usable again after either."""
         started_s = self._clock()
+        self._set_torch_threads()
         with torch.inference_mode():
-            logits, batch = self._forward(sequences)
-            drawn = sample(logits, [_draw_row(sequences[i]) for i in batch.order], self._info.eos_token_ids)
+            batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
+            drawn = self._draw(batch, [_draw_row(sequences[i]) for i in batch.order])
         next_tokens: list[int | None] = [None] * len(sequences)
         for index, token_id in zip(batch.order, drawn, strict=True):
             next_tokens[index] = token_id
@@ -164,17 +179,32 @@ class ModelRunner:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def _forward(self, sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, StepBatch]:
-        """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch."""
-        self._set_torch_threads()
-        batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
+    def _draw(self, batch: StepBatch, rows: list[DrawRow | None]) -> list[int | None]:
+        """Run the forward and draw from it, in the order of the batch."""
+        eos = self._info.eos_token_ids
+        if self._head is not None:
+            asked = _rows_asked(rows, eos)
+            answered = None
+            if self._head.screens(asked, len(rows)):
+                answered = self._head.answer(asked, lambda: self._forward(batch))
+            if answered is not None:
+                in_full = sample(answered.logits, [rows[row] for row in answered.computed], eos)
+                tokens = answered.tokens | dict(zip(answered.computed, in_full, strict=True))
+                return [tokens.get(row) for row in range(len(rows))]
+        return sample(self._forward(batch), rows, eos)
+
+    def _forward(self, batch: StepBatch) -> torch.Tensor:
+        """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch.
+
+        May be run again for the same batch: its keys and values are then written once more.
+        """
         self._pages.batch = batch
         try:
             options = {"logits_to_keep": batch.last_rows} if self._takes_rows else {}
             logits = model_probe.run(self._model, batch.input_ids, batch.positions, **options)[0]
         finally:
             self._pages.batch = None
-        return (logits if self._takes_rows else logits[batch.last_rows]), batch
+        return logits if self._takes_rows else logits[batch.last_rows]
 
     def _set_torch_threads(self) -> None:
         # The count belongs to the thread that set it (OpenMP): the engine's is not the one that loaded.
@@ -203,9 +233,12 @@ class ModelRunner:
         length = min(reference.shape[0], self._info.num_blocks * self._info.block_size)
         cuts = sorted({0, length // 2, max(0, length - 1), length})  # a chunk, a chunk with context, a decode
         rows = []
+        self._set_torch_threads()
         with torch.inference_mode():
             for start, stop in itertools.pairwise(cuts):
-                logits, _ = self._forward([self._scratch_sequence(start, stop)])
+                sequence = self._scratch_sequence(start, stop)
+                batch = StepBatch([sequence], self._info.block_size, self._device, self._dtype)
+                logits = self._forward(batch)
                 rows.append((stop - 1, logits[0].float()))
         tolerance = CHECK_TOLERANCE.get(self._dtype, CHECK_TOLERANCE_HALF)
         for row, ours in rows:
@@ -247,6 +280,13 @@ def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:
     return DrawRow(sequence.sampling, sequence.seed, position, position - sequence.num_prompt_tokens)
 
 
+def _rows_asked(rows: list[DrawRow | None], eos_token_ids: frozenset[int]) -> RowsAsked:
+    drawing = [(index, row) for index, row in enumerate(rows) if row is not None]
+    largest = tuple(index for index, row in drawing if takes_largest(row, eos_token_ids))
+    others = tuple(index for index, row in drawing if not takes_largest(row, eos_token_ids))
+    return RowsAsked(largest, others)
+
+
 # -- choices made at load ---------------------------------------------------------------------------
 
 
@@ -285,6 +325,44 @@ def _check_memory_for_weights(resolved: ResolvedModel, device: torch.device, dty
     free = kv_pages.free_bytes(device)
     if needed > free:
         raise NotEnoughMemory(resolved.source, needed, free, str(device), "its weights")
+
+
+def _head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
+    """The model's output layer as loaded, if its greedy tokens could be screened; packing replaces it."""
+    head = model.get_output_embeddings()
+    can_be = (
+        config.greedy_screen != "off"
+        and type(head) is nn.Linear
+        and head.weight.dtype == torch.float32
+        and head.weight.device.type == "cpu"
+        and model._supports_logits_to_keep()
+        and keeps_order(head.out_features, lambda logits: model_probe.replay_logits(model, logits))
+    )
+    return head if can_be else None
+
+
+def _screen_head(
+    config: ReplicaConfig, resolved: ResolvedModel, model: Any, linear: nn.Linear, block_bytes: int
+) -> None:
+    """Let the model's output layer screen greedy tokens, where that is asked for or faster.
+
+    Raises NotEnoughMemory when it is asked for and does not fit.
+    """
+    packed = model.get_output_embeddings()
+    if not isinstance(packed, PackedLinear):
+        return
+    is_shared = any(parameter is linear.weight for parameter in model.parameters())
+    needed, free = screen_bytes(linear, is_shared=is_shared), kv_pages.free_bytes(linear.weight.device)
+    if config.greedy_screen == "on" and needed > free:
+        raise NotEnoughMemory(resolved.source, needed, free, "cpu", "greedy_screen: on")
+    to_spare = SCREEN_MEMORY_SHARE * (free - (config.num_blocks or 0) * block_bytes)
+    if config.greedy_screen == "auto" and needed > to_spare:
+        logger.info("greedy tokens are not screened", extra={"reason": "memory", "needed_bytes": needed})
+        return
+    screened = screen_head(linear, packed, is_shared=is_shared, measured=config.greedy_screen == "auto")
+    if screened is not None:
+        model.set_output_embeddings(screened)
+        logger.info("greedy tokens are screened", extra={"bytes": needed})
 
 
 def _choose_num_blocks(

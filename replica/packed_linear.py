@@ -118,7 +118,7 @@ def pack_linears(model: nn.Module, run: Callable[[], object] | None = None) -> i
     Subclasses stay as they are: what they add is not known here. Each weight is packed and freed before
     the next, so memory grows only where a weight is shared (tied embeddings) and therefore not freed.
     """
-    kernels = _kernels()
+    kernels = find_kernels()
     if kernels is None:
         logger.info("oneDNN's packed product is missing; linear layers stay as loaded")
         return 0
@@ -172,8 +172,8 @@ def _can_pack(linear: nn.Linear) -> bool:
     )
 
 
-def _kernels() -> tuple[Pack, Multiply] | None:
-    """oneDNN's reorder and product.
+def find_kernels() -> tuple[Pack, Multiply] | None:
+    """oneDNN's reorder and product; None where they are not to be had.
 
     Not public names (torch's own compiler emits them; seen in torch 2.11 and 2.13), so they are tried
     once on a small input, at row counts on both sides of the expected, and left alone unless they behave.

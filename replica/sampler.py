@@ -73,20 +73,31 @@ def sample(
     return [None if row is None else int(token) for row, token in zip(rows, results[0], strict=True)]
 
 
-def _without_early_stops(
-    logits: torch.Tensor, rows: Sequence[DrawRow | None], eos: frozenset[int]
-) -> torch.Tensor:
-    """Rows below their `min_tokens` cannot draw what would stop them.
+def takes_largest(row: DrawRow, eos_token_ids: frozenset[int]) -> bool:
+    """Whether the row's token is simply the one with the largest logit, so that no other logit matters."""
+    return row.sampling.temperature < GREEDY_TEMPERATURE and not _held_back(row, eos_token_ids)
+
+
+def _held_back(row: DrawRow, eos: frozenset[int]) -> set[int]:
+    """Tokens that the row must not draw yet.
 
     `ignore_eos` only means that end-of-sequence does not stop: it may then be drawn at any time.
     """
+    if row.num_output_tokens >= row.sampling.min_tokens:
+        return set()
+    return set(row.sampling.stop_token_ids) | (frozenset() if row.sampling.ignore_eos else eos)
+
+
+def _without_early_stops(
+    logits: torch.Tensor, rows: Sequence[DrawRow | None], eos: frozenset[int]
+) -> torch.Tensor:
+    """Rows below their `min_tokens` cannot draw what would stop them."""
     row_index: list[int] = []
     token_ids: list[int] = []
     for index, row in enumerate(rows):
-        if row is None or row.num_output_tokens >= row.sampling.min_tokens:
+        if row is None:
             continue
-        stops = set(row.sampling.stop_token_ids) | (frozenset() if row.sampling.ignore_eos else eos)
-        stops = {token for token in stops if 0 <= token < logits.shape[1]}
+        stops = {token for token in _held_back(row, eos) if 0 <= token < logits.shape[1]}
         row_index += [index] * len(stops)
         token_ids += sorted(stops)
     if not row_index:

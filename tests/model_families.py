@@ -183,6 +183,7 @@ class Setting:
     prefix_caching: bool = True
     max_batched_tokens: int = 512
     max_running: int = 64
+    greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
 
     @property
     def is_roomy(self) -> bool:
@@ -197,6 +198,7 @@ SETTINGS = (
     Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
     Setting("preempted", num_blocks=9),
     Setting("preempted-blocks-of-4", block_size=4, num_blocks=30, max_batched_tokens=23),
+    Setting("screened", block_size=4, max_batched_tokens=23, greedy_screen="on"),
 )
 
 
@@ -285,14 +287,14 @@ class Answer:
 
 
 class Runners:
-    """Runners over one model folder, loaded as the service loads them; one per size of pool."""
+    """Runners over one model folder, loaded as the service loads them; one per pool and way to draw."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self._folder, self._device = folder, device
-        self._loaded: dict[tuple[int, int], ModelRunner] = {}
+        self._loaded: dict[tuple[int, int, str], ModelRunner] = {}
 
-    def get(self, block_size: int, num_blocks: int) -> ModelRunner:
-        key = (block_size, num_blocks)
+    def get(self, block_size: int, num_blocks: int, greedy_screen: str = "off") -> ModelRunner:
+        key = (block_size, num_blocks, greedy_screen)
         if key not in self._loaded:
             config = ReplicaConfig(
                 model=str(self._folder),
@@ -300,6 +302,7 @@ class Runners:
                 dtype="float32",
                 block_size=block_size,
                 num_blocks=num_blocks,
+                greedy_screen=greedy_screen,
                 torch_threads=1,
             )
             self._loaded[key] = ModelRunner.load(config, resolve(str(self._folder)))
@@ -307,7 +310,7 @@ class Runners:
 
     def engine(self, setting: Setting) -> EngineCore:
         """An engine with an empty cache, over pages that hold what earlier ones left."""
-        return engine_over(self.get(setting.block_size, setting.num_blocks), setting)
+        return engine_over(self.get(setting.block_size, setting.num_blocks, setting.greedy_screen), setting)
 
     def close(self) -> None:
         for runner in self._loaded.values():

@@ -26,6 +26,7 @@ PROMPTS = families.prompts()
 SETTINGS = (
     Setting("roomy", block_size=4),
     Setting("crowded", block_size=4, num_blocks=30, max_batched_tokens=23, max_running=5),
+    Setting("screened", block_size=4, greedy_screen="on"),
 )
 
 
@@ -115,7 +116,7 @@ def test_a_forward_that_raises_fails_its_requests_only(
     last_layer: bool,
 ) -> None:
     engine = runners.engine(setting)
-    runner = runners.get(setting.block_size, setting.num_blocks)
+    runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
     ids = submit_all(engine)
     with failing_once(runner, after_calls, last_layer):
         ended = run_to_the_end(engine)
@@ -129,7 +130,7 @@ def test_nan_fails_its_requests_and_poisons_no_block(
 ) -> None:
     """Not even one in the middle of a prompt, whose step draws nothing: its blocks would stay cached."""
     engine = runners.engine(setting)
-    runner = runners.get(setting.block_size, setting.num_blocks)
+    runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
     ids = submit_all(engine)
     with nan_once(runner, after_calls):
         ended = run_to_the_end(engine)
@@ -170,7 +171,7 @@ def test_blocks_full_of_nan_are_harmless_to_whoever_gets_them_next(
     """K and V written as NaN by a failed step: a masked NaN is still a NaN, unless its block is cleaned."""
     setting = Setting("small", block_size=4, num_blocks=24)
     runners = Runners(folder, "cpu")
-    runner = runners.get(setting.block_size, setting.num_blocks)
+    runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
     for layer in runner._model.model.layers:
         layer.self_attn._warmpath_pages.keys.fill_(float("nan"))
         layer.self_attn._warmpath_pages.values.fill_(float("nan"))
@@ -183,7 +184,9 @@ def test_the_error_does_not_tell_what_the_model_said(runners: Runners) -> None:
     setting = SETTINGS[0]
     engine = runners.engine(setting)
     submit_all(engine)
-    with failing_once(runners.get(setting.block_size, setting.num_blocks), 1, last_layer=False):
+    with failing_once(
+        runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen), 1, last_layer=False
+    ):
         errors = [progress.error for progress in engine.step()]
     assert len(errors) == len(PROMPTS)
     assert all(isinstance(error, ForwardFailed) for error in errors)
@@ -194,7 +197,7 @@ def test_a_runner_that_failed_answers_alone_and_in_a_batch_as_before(
     runners: Runners, wanted: list[tuple[int, ...]]
 ) -> None:
     setting = SETTINGS[0]
-    runner = runners.get(setting.block_size, setting.num_blocks)
+    runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
     with failing_once(runner, 1, last_layer=True):
         engine = runners.engine(setting)
         submit_all(engine)

@@ -12,7 +12,7 @@ from torch import nn
 from replica import packed_linear
 from replica.packed_linear import PackedLinear, pack_linears
 
-HAS_KERNELS = packed_linear._kernels() is not None
+HAS_KERNELS = packed_linear.find_kernels() is not None
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this torch has no oneDNN")
 
 
@@ -98,7 +98,7 @@ def test_each_weight_is_freed_before_the_next_is_packed(monkeypatch: pytest.Monk
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).eval()
     alive = [weakref.ref(layer) for layer in model]
     seen: list[int] = []
-    kernels = packed_linear._kernels()
+    kernels = packed_linear.find_kernels()
     assert kernels is not None
     pack, multiply = kernels
 
@@ -106,7 +106,7 @@ def test_each_weight_is_freed_before_the_next_is_packed(monkeypatch: pytest.Monk
         seen.append(sum(ref() is not None for ref in alive))
         return pack(weight, num_rows)
 
-    monkeypatch.setattr(packed_linear, "_kernels", lambda: (counting, multiply))
+    monkeypatch.setattr(packed_linear, "find_kernels", lambda: (counting, multiply))
     assert pack_linears(model) == 4
     assert seen == [4, 3, 2, 1]
 
@@ -181,7 +181,7 @@ def test_siblings_weights_are_freed_before_the_next_are_packed(monkeypatch: pyte
     assert isinstance(gated, Gated)
     alive = [weakref.ref(layer) for layer in (gated.gate, gated.up, gated.scale)]
     seen: list[int] = []
-    kernels = packed_linear._kernels()
+    kernels = packed_linear.find_kernels()
     assert kernels is not None
     pack, multiply = kernels
 
@@ -189,7 +189,7 @@ def test_siblings_weights_are_freed_before_the_next_are_packed(monkeypatch: pyte
         seen.append(sum(ref() is not None for ref in alive))
         return pack(weight, num_rows)
 
-    monkeypatch.setattr(packed_linear, "_kernels", lambda: (counting, multiply))
+    monkeypatch.setattr(packed_linear, "find_kernels", lambda: (counting, multiply))
     assert pack_linears(model, run=lambda: model(torch.zeros(1, 2, 24))) == 4
     assert seen == [3, 0]  # the three together, then `down`
 
@@ -216,4 +216,4 @@ def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
     real = torch.ops.mkldnn._linear_pointwise.default
     other = SimpleNamespace(default=lambda *arguments: real(*arguments) + 1)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", other)
-    assert packed_linear._kernels() is None
+    assert packed_linear.find_kernels() is None

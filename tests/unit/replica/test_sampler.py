@@ -215,6 +215,18 @@ def test_the_largest_is_torchs_own_and_the_first_among_equals(vocabulary: int, d
     assert tokens.tolist()[:4] == [5, 0, 0, 1]
 
 
+def test_only_the_largest_logit_matters_to_a_greedy_row_that_may_stop() -> None:
+    eos = frozenset({3})
+    assert sampler.takes_largest(row(temperature=0.0), NO_EOS)
+    assert sampler.takes_largest(row(temperature=1e-6, top_k=3, top_p=0.5), eos)
+    assert not sampler.takes_largest(row(temperature=0.1), NO_EOS)
+    assert sampler.takes_largest(row(temperature=0.0, min_tokens=2, num_output_tokens=2), eos)
+    assert not sampler.takes_largest(row(temperature=0.0, min_tokens=2, num_output_tokens=1), eos)
+    assert sampler.takes_largest(row(temperature=0.0, min_tokens=2), NO_EOS)  # nothing to hold back
+    assert sampler.takes_largest(row(temperature=0.0, min_tokens=2, ignore_eos=True), eos)
+    assert not sampler.takes_largest(row(temperature=0.0, min_tokens=2, stop_token_ids=(5,)), NO_EOS)
+
+
 def test_a_low_temperature_approaches_greedy() -> None:
     logits = random_logits(50, 300)
     rows = [row(seed=index, temperature=1e-3) for index in range(50)]
