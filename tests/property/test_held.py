@@ -238,7 +238,7 @@ def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int
         queued_s = max(0.0, busy_until - clock())
         routing.on_load(REPLICAS[0], load(queued_uncached_tokens=int(queued_s / 0.00012), num_waiting=1))
         assert clock() - submitted_at <= floor_s + 1.0
-        if len(held) > 900:
+        if len(held) > 100:  # more of them prove nothing more
             for waiting in list(held._by_id):
                 if waiting != "long":
                     held.withdraw(waiting)
