@@ -162,8 +162,8 @@ class FleetMetrics:
             # The others may have heard from it after us; had it answered, that would not matter.
             late = await self.peers.ask(self.router, sorted(fallen_silent), ANSWER_TIMEOUT_S)
             up |= self._take_all(late)
-        self._forget(self._clock())
         self._silent = frozenset(self._heard.keys() - up)
+        self._forget(self._clock())
         return up
 
     def _take_all(self, answers: Iterable[bytes]) -> frozenset[str]:
@@ -195,7 +195,8 @@ class FleetMetrics:
         """Drop what is too old to be told. Of Routers that answer it is never old."""
         for name in [name for name, heard in self._heard.items() if now - heard.made_at > KEEP_S]:
             del self._heard[name]
-        by_age = sorted(self._heard, key=lambda name: self._heard[name].made_at)
+        self._silent &= self._heard.keys()
+        by_age = sorted(self._silent, key=lambda name: self._heard[name].made_at)
         for name in by_age[:-MAX_KEPT]:
             del self._heard[name]
         self._silent &= self._heard.keys()

@@ -124,6 +124,12 @@ async def test_a_thousand_lives_of_routers_leave_no_more_than_a_few_behind() -> 
     assert up(await a.scrape()) == {"a": 1}
 
 
+async def test_a_large_fleet_is_told_of_whole() -> None:
+    names = [f"r{number}" for number in range(MAX_KEPT + 10)]
+    fleet = SomeRouters(*names)
+    assert up(await fleet.routers["r0"].scrape()) == dict.fromkeys(names, 1)
+
+
 async def test_the_newest_report_of_an_engine_counts_wherever_it_was_heard() -> None:
     """Events reach two Routers milliseconds apart: scraped in turn they must not go back and forth."""
     fleet = SomeRouters("a", "b")
