@@ -5,6 +5,7 @@ Reads files and this machine's memory; imports neither Ray nor torch.
 
 from __future__ import annotations
 
+from cache.errors import ConfigError
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
 from replica.model_source import NotEnoughMemory, resolve, weight_bytes
@@ -21,7 +22,12 @@ def check_models(file: ServeFile) -> str:
 
 def check_keys(file: ServeFile) -> None:
     """The API keys and the secret, as a Router on this machine would find them. Raises ConfigError."""
-    check_settings(file.app.tenants)
+    try:
+        check_settings(file.app.tenants)
+    except ConfigError as error:
+        # A field of the key file is named as it stands there.
+        where = "args.router." if error.field.startswith("tenants.") else ""
+        raise ConfigError(where + error.field, error.value, error.accepted) from None
 
 
 def check_memory(file: ServeFile) -> None:
