@@ -49,6 +49,11 @@ def count(text: str) -> int:
     return _whole(text, 1)
 
 
+def several(text: str) -> int:
+    """A whole number from 2."""
+    return _whole(text, 2)
+
+
 def whole(text: str) -> int:
     """A whole number from 0."""
     return _whole(text, 0)

@@ -69,7 +69,12 @@ def run_experiment(
 
 
 def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
-    """Every cell's figures, with a progress bar. Raises as `Grid.run`."""
+    """Every cell's figures, with a progress bar.
+
+    Raises as `Grid.run`, and before anything runs WorkloadError for a trace that cannot be read.
+    """
+    for workload in spec.workloads:
+        workload.open()  # else every cell's process would find out for itself
     cells = spec.cells()
     store = ResultStore(output.results)
     with GridProgress(console) as progress:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from pathlib import Path
 
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.stack_distance import HitCurve, hit_curve
@@ -19,16 +18,16 @@ from loadtest.placement.summary import CellSummary, summarize
 from loadtest.simulation.cell import CellSpec
 from loadtest.simulation.machine import H100_8B, Machine
 from loadtest.simulation.run import simulate
+from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.request import Workload
-from loadtest.workloads.traces import read_trace
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """What is to be planned for."""
 
-    trace: Path
+    trace: WorkloadRef  # all of it is read; how long a window is does not matter
     ttft_p99_s: float
     cache_tokens: tuple[int, ...] = (
         400_000,
@@ -64,8 +63,10 @@ class Plan:
 
 
 def make_plan(request: PlanRequest, num_workers: int) -> Plan:
-    """Raises TraceError for a trace that cannot be read."""
-    trace = read_trace(request.trace)
+    """Raises WorkloadError for a trace that cannot be read, or that holds one request."""
+    trace = request.trace.trace()
+    if len(trace.requests) < 2:
+        raise WorkloadError(f"{request.trace.source}: one request is no traffic to plan for")
     sizes = sorted(request.cache_tokens)
     with ProcessPoolExecutor(min(num_workers, len(sizes)), mp_context=get_context("spawn")) as pool:
         fleets = pool.map(smallest_fleet, [request] * len(sizes), sizes)
@@ -87,7 +88,7 @@ def busiest(trace: Workload, num_requests: int) -> Workload:
 
 def smallest_fleet(request: PlanRequest, cache_tokens: int) -> Fleet:
     """Tries 1, 2, 4, ... replicas until the promise is kept, then halves the gap."""
-    workload = busiest(read_trace(request.trace), request.num_requests)
+    workload = busiest(request.trace.trace(), request.num_requests)
     tried: dict[int, CellSummary] = {}
 
     def keeps(num_replicas: int) -> bool:
@@ -107,7 +108,7 @@ def smallest_fleet(request: PlanRequest, cache_tokens: int) -> Fleet:
 
 def _simulate(request: PlanRequest, workload: Workload, cache_tokens: int, num_replicas: int) -> CellSummary:
     spec = CellSpec(
-        workload=WorkloadRef(str(request.trace), num_requests=len(workload.requests)),
+        workload=replace(request.trace, num_requests=len(workload.requests)),
         num_replicas=num_replicas,
         load=1.0,  # not used: the requests come as they were recorded
         seed=0,

@@ -75,6 +75,13 @@ def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
     return chosen
 
 
+def parse_policy(text: str) -> PolicyChoice:
+    """One policy and its knobs. Raises BadRequest as `parse_policies`, and for `all` and `@file`."""
+    if text == ALL or text.startswith("@"):
+        raise BadRequest(f"one policy is wanted here, not {text!r}")
+    return _parse(text)
+
+
 def _everybody() -> list[PolicyChoice]:
     ours = [PolicyChoice(DEFAULT), PolicyChoice(DEFAULT, is_late=True)]
     rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.simulation.cell import CellSpec, Failure, Scaling
 from loadtest.simulation.machine import H100_8B, Machine
@@ -44,6 +45,18 @@ class GridSpec:
     failures: tuple[Failure, ...] = ()
     scalings: tuple[Scaling, ...] = ()
     machine: Machine = H100_8B
+
+    def __post_init__(self) -> None:
+        """Raises BadRequest for what some of its fleets do not have."""
+        smallest = min(self.replicas)
+        if len(self.slowdowns) > smallest:
+            raise BadRequest(f"{len(self.slowdowns)} slow replicas are more than a fleet of {smallest} has")
+        for failure in self.failures:
+            largest = max([smallest, *(scaling.num_replicas for scaling in self.scalings)])
+            if failure.replica >= largest:
+                raise BadRequest(
+                    f"replica {failure.replica}, counted from 0, cannot die in a fleet of {largest}"
+                )
 
     def cells(self) -> list[tuple[Setting, PolicyChoice, CellSpec]]:
         """In the order to run them: all policies of one window one after another, since they share it.

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.placement.suites import EXCERPT
+from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.request import Workload
 from loadtest.workloads.ticks import spread_over_ticks
 from tests.fakes.simulation import unrelated
@@ -49,3 +51,20 @@ def test_nothing_but_times_changes_and_nobody_passes_another(ticks: list[int]) -
     instants = {request.arrival_s for request in workload.requests}
     if len(instants) > 1:  # two different requests never come at one instant any more
         assert len(set(times)) == len(times)
+
+
+def test_the_published_trace_is_spread_when_asked_for() -> None:
+    """Its clock ticks every 3 s. Both kinds may stand in one table, under names of their own."""
+    published, spread = (WorkloadRef(str(EXCERPT), spread_ticks=flag) for flag in (False, True))
+    times, spread_times = (
+        [request.arrival_s for request in reference.trace().requests] for reference in (published, spread)
+    )
+    assert {time_s % 3.0 for time_s in times} == {0.0}
+    assert len(set(spread_times)) == len(times)
+    assert [3.0 * (time_s // 3.0) for time_s in spread_times] == times
+    assert published.label != spread.label
+
+
+def test_generated_arrivals_have_no_ticks() -> None:
+    with pytest.raises(ValueError, match="no_reuse"):
+        WorkloadRef("no_reuse", spread_ticks=True)

@@ -1,0 +1,39 @@
+"""`python -m loadtest bench-placement`: the comparison that the project reports."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from rich.console import Console
+
+from loadtest.commands.options import add_cache, add_output, add_trace, output_of, trace_of
+from loadtest.placement.bench import PARTS, Bench, bench_specs
+from loadtest.placement.experiment import run_experiment
+
+SUMMARY = "the project's own comparison"
+DESCRIPTION = """\
+The project's own comparison, in parts. Without arguments a part of it that takes about ten minutes on two
+cores; --full is all of it, which may be stopped and taken up again. docs/benchmarks.md has what it gave.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_trace(parser)
+    add("--full", action="store_true", help="all replicas, loads and seeds of each part")
+    add(
+        "--part",
+        action="append",
+        choices=PARTS,
+        help="only these parts; may be repeated (default: see above)",
+    )
+    add_cache(parser, "; also to run: 400k, 6M")
+    add_output(parser, "bench")
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    for part in bench_specs(Bench(options.full, options.part, options.cache_tokens), trace_of(options)):
+        console.print(f"[bold]{part.name}[/]: {part.purpose}", soft_wrap=True)
+        output = replace(output_of(options), report=output_of(options).report / part.name)
+        run_experiment(part.spec, output, console, targets=part.targets)

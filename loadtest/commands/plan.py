@@ -1,0 +1,66 @@
+"""`python -m loadtest plan`: the fewest replicas that keep a promise on a trace."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from loadtest.commands.options import add_machine, add_output, add_trace, output_of, trace_of
+from loadtest.placement import arguments as read
+from loadtest.placement.plan import PlanRequest
+from loadtest.placement.plan_report import run_plan
+from loadtest.placement.policy_choice import DEFAULT, parse_policy
+
+SUMMARY = "how many replicas a trace needs"
+DESCRIPTION = """\
+Reads a trace (a recording of this service, `record:` in deploy.yaml, or one in Mooncake's format), replays
+its busiest stretch against simulated fleets, and prints the fewest replicas that keep the time to first
+token, for each cache size, and the hit rate that any cache size could reach.
+
+example
+  python -m loadtest plan --trace mine.jsonl --ttft-p99 0.5 --cache-tokens 400k,1.5M
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_trace(parser)
+    add(
+        "--ttft-p99",
+        type=read.positive_seconds,
+        required=True,
+        metavar="SECONDS",
+        help="the time to first token that 99 % of requests must not exceed",
+    )
+    add(
+        "--cache-tokens",
+        type=read.different(read.tokens),
+        metavar="T,...",
+        default=(400_000, 1_500_000, 6_000_000),
+        help="cache sizes of one replica to choose from (default: 400k,1.5M,6M)",
+    )
+    add(
+        "--requests",
+        type=read.several,
+        default=4_000,
+        metavar="N",
+        help="length of the busiest stretch that is replayed (default: 4000)",
+    )
+    add("--max-replicas", type=read.count, default=256, metavar="N", help="give up beyond (default: 256)")
+    add("--policy", default=DEFAULT, metavar="NAME[:KNOB=VALUE,...]", help=f"(default: {DEFAULT})")
+    add_machine(parser)
+    add_output(parser, "plan")
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    request = PlanRequest(
+        trace=trace_of(options),
+        ttft_p99_s=options.ttft_p99,
+        cache_tokens=options.cache_tokens,
+        num_requests=options.requests,
+        max_replicas=options.max_replicas,
+        policy=parse_policy(options.policy),
+        machine=options.machine,
+    )
+    run_plan(request, output_of(options), console)

@@ -1,0 +1,128 @@
+"""What every command says to what it cannot do: one line that names it, status 2, no table, no cell run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from loadtest.__main__ import BAD_REQUEST, main
+from loadtest.placement.policy_choice import PolicyChoice
+from loadtest.placement.suites import GridSpec
+from loadtest.simulation.cell import Failure, Scaling
+from loadtest.workloads.generators import GENERATORS
+from loadtest.workloads.reference import WorkloadRef
+from router.policies import POLICIES
+
+GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+TRACES: Mapping[str, str] = {
+    "no-answer": GOOD + GOOD.replace('"output_length": 5', '"output_length": 0'),
+    "not-json": GOOD + "hello\n",
+    "unknown-field": GOOD.replace("}", ', "colour": 1}'),
+    "empty": "",
+    "one-request": GOOD,
+}
+TOLD: Mapping[str, tuple[str, ...]] = {
+    "no-answer": ("no-answer.jsonl, line 2", "'output_length'"),
+    "not-json": ("not-json.jsonl, line 2", "JSON"),
+    "unknown-field": ("unknown-field.jsonl, line 1", "'colour'", "input_length"),
+    "empty": ("empty.jsonl", "no requests"),
+    "one-request": ("one",),
+}
+COMMANDS = (
+    ("simulate",),
+    ("tune", "--policy", "expected_time"),
+    ("plan", "--ttft-p99", "1"),
+    ("bench-placement",),
+)
+
+
+def said(arguments: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What it says on standard error to something it refuses."""
+    own = ("--out", str(folder / "report"), "--results", str(folder / "cells"), "--no-plots")
+    try:
+        status: object = main([*arguments, *own])
+    except SystemExit as exit_:  # argparse's way
+        status = exit_.code
+    told = capsys.readouterr()
+    assert status == BAD_REQUEST
+    assert "over the ideal" not in told.out
+    assert not (folder / "report").exists()
+    assert not (folder / "cells").exists()
+    assert "Traceback" not in told.err
+    return told.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("trace", TRACES)
+def test_a_trace_that_cannot_be_used_is_named_by_line_and_field(
+    command: tuple[str, ...], trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"{trace}.jsonl"
+    path.write_text(TRACES[trace])
+    told = said((*command, "--trace", str(path)), tmp_path, capsys)
+    assert all(part in told for part in TOLD[trace])
+
+
+@pytest.mark.parametrize(
+    "command", [COMMANDS[0], COMMANDS[1][:1], COMMANDS[2]], ids=lambda command: command[0]
+)
+def test_an_unknown_policy_lists_those_there_are(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = said((*command, "--policy", "fastest"), tmp_path, capsys)
+    assert "'fastest'" in told
+    assert all(name in told for name in POLICIES)
+
+
+@pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[2]], ids=lambda command: command[0])
+def test_an_unknown_knob_lists_those_there_are(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = said((*command, "--policy", "expected_time:colour=1"), tmp_path, capsys)
+    assert "'colour'" in told
+    assert "near_tie" in told
+    assert "hold_window" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("simulate", "--policy", "expected_time:near_tie=7"), ("near_tie", "between 0.0 and 1.0")),
+        (("simulate", "--workload", "surfing"), ("'surfing'", *GENERATORS)),
+        (("simulate", "--workload", "multi_turn:colour=1"), ("'colour'", "think_s")),
+        (("simulate", "--workload", "multi_turn", "--spread-ticks"), ("--spread-ticks",)),
+        (("simulate", "--requests", "1"), ("1 is below 2",)),
+        (("simulate", "--routers", "0"), ("--routers", "below 1")),
+        (("simulate", "--routers", "2,2"), ("--routers", "twice")),
+        (("simulate", "--replicas", "4,16", "--fail", "60:4"), ("replica 4", "fleet of 4")),
+        (("simulate", "--fail", "60"), ("SECOND:REPLICA",)),
+        (("simulate", "--scale", "60:0"), ("--scale", "below 1")),
+        (("simulate", "--replicas", "2", "--slow", "1,1,2"), ("3 slow replicas", "fleet of 2")),
+        (("plan", "--ttft-p99", "0"), ("--ttft-p99", "not above 0")),
+        (("plan", "--ttft-p99", "1", "--policy", "all"), ("one policy", "'all'")),
+        (("plan", "--ttft-p99", "1", "--requests", "1"), ("1 is below 2",)),
+        (("tune", "--policy", "expected_time:near_tie=0.1"), ("'expected_time:near_tie=0.1'",)),
+        (("tune", "--policy", "ideal"), ("'ideal'",)),
+        (("bench-placement", "--part", "best"), ("'best'", "conversation")),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_named(
+    arguments: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = said(arguments, tmp_path, capsys)
+    assert all(part in told for part in parts), told
+
+
+def test_a_replica_that_comes_later_may_die() -> None:
+    """Four replicas, six from second 50 on: the sixth can die at 60."""
+    spec = GridSpec(
+        (WorkloadRef("no_reuse"),),
+        (PolicyChoice("round_robin"),),
+        replicas=(4,),
+        failures=(Failure(60.0, 5),),
+        scalings=(Scaling(50.0, 6),),
+    )
+    assert spec.cells()
