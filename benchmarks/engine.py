@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import cases, machine, report
+from benchmarks.arguments import positive
 from benchmarks.cases import ModelSpec, Plan
 from benchmarks.contenders import NAMES
 from benchmarks.measure import Bench, plan_work
@@ -144,29 +145,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--repeats",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"of the 9M model; the 132M has half (default: {FULL_REPEATS}, quick {QUICK_REPEATS})",
     )
     parser.add_argument(
-        "--threads", type=_positive, default=1, metavar="N", help="torch threads of each (default: 1)"
+        "--threads", type=positive, default=1, metavar="N", help="torch threads of each (default: 1)"
     )
     parser.add_argument(
         "--chunk",
-        type=_positive,
+        type=positive,
         default=SHIPPED_CHUNK,
         metavar="N",
         help=f"tokens per step, ours and continuous batching's (default: {SHIPPED_CHUNK}, what ships)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import router_decision, router_index, router_report, router_stall
+from benchmarks.arguments import positive
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.router_index import Advance
 from benchmarks.router_report import Row
@@ -135,21 +136,14 @@ def _parser() -> argparse.ArgumentParser:
         "--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS)
     )
     parser.add_argument(
-        "--replicas", nargs="+", type=_positive, default=[8, 64], metavar="N", help="fleets (default: 8 64)"
+        "--replicas", nargs="+", type=positive, default=[8, 64], metavar="N", help="fleets (default: 8 64)"
     )
     parser.add_argument(
         "--prompts", nargs="+", choices=list(SIZES), metavar="SIZE", help="1k, 8k, 32k tokens"
     )
-    parser.add_argument("--blocks", type=_positive, metavar="N", help="distinct blocks (default: 1,000,000)")
+    parser.add_argument("--blocks", type=positive, metavar="N", help="distinct blocks (default: 1,000,000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -52,10 +52,12 @@ class Worker:
             target=_main, args=(name, spec, setup, child), name=f"bench-{name}", daemon=True
         )
         self._process.start()
+        self._is_asked = False  # until then it only imports, and may be ended at any point
         child.close()
 
     def load(self) -> None:
         """Load the model, drawing it first if its folder is not there: that, one worker at a time."""
+        self._is_asked = True
         with contextlib.suppress(BrokenPipeError):  # it is dead: `wait_until_ready` says of what
             self._connection.send(None)
 
@@ -73,6 +75,8 @@ class Worker:
     def close(self) -> None:
         """End the process. Idempotent."""
         self._connection.close()  # its next receive ends it
+        if not self._is_asked:
+            self._process.kill()
         self._process.join(STOP_TIMEOUT_S)
         if self._process.is_alive():
             self._process.kill()
