@@ -54,8 +54,8 @@ def test_nothing_but_times_changes_and_nobody_passes_another(ticks: list[int]) -
 
 
 def test_the_published_trace_is_spread_when_asked_for() -> None:
-    """Its clock ticks every 3 s, give or take a millisecond. Both kinds may stand in one table, under names of
-    their own."""
+    """Its clock ticks every 3 s, give or take a millisecond. Both kinds may stand in one table, under names
+    of their own."""
     published, spread = (WorkloadRef(str(EXCERPT), spread_ticks=flag) for flag in (False, True))
     times, spread_times = (
         [request.arrival_s for request in reference.trace().requests] for reference in (published, spread)
