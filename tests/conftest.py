@@ -1,9 +1,11 @@
-"""What every test runs under: one torch thread, no hub, Hypothesis profiles by marker-free name."""
+"""What every test runs under: one torch thread, no hub, examples that may take as long as they take."""
 
 from __future__ import annotations
 
 import os
 import signal
+
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,3 +14,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # A shell's background job starts with SIGINT ignored, and so would every server the tests start and stop.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, and nothing about the law it checks.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
