@@ -7,6 +7,7 @@ Knows spans; knows nothing of requests.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -100,10 +101,19 @@ def _from_environment(resource: Any) -> Any:
     return Resource(told)
 
 
+def _entry_name(name: str) -> str:
+    """ "otlp" stands for one of its protocols, which the operator may choose."""
+    if name != "otlp":
+        return name
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    return "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+
+
 def _exporter(name: str, field: str) -> Any:
     """The exporter's class, found as OpenTelemetry's own configuration does."""
     try:
-        (entry,) = entry_points(group=_EXPORTERS, name=name)
+        (entry,) = entry_points(group=_EXPORTERS, name=_entry_name(name))
         return entry.load()
     except (ValueError, ImportError) as error:
         known = sorted({entry.name for entry in entry_points(group=_EXPORTERS)}) or ["none is installed"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -9,6 +11,7 @@ from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from cache.errors import ConfigError
 from cache.tracing import NO_SPAN, NoTracing
+from deploy import traces
 from deploy.traces import OpenTelemetry, check_exporter, open_tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -101,6 +104,35 @@ def test_an_exporter_that_is_not_there_is_named_at_once() -> None:
     check_exporter("console", "args.router.traces")
     with pytest.raises(ConfigError, match=r"args\.router\.traces.*'carrier-pigeon'.*warmpath\[otel\]"):
         check_exporter("carrier-pigeon", "args.router.traces")
+
+
+@pytest.mark.parametrize(
+    ("environment", "entry"),
+    [
+        ({}, "otlp_proto_http"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "otlp_proto_grpc"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
+            "otlp_proto_http",
+        ),
+    ],
+)
+def test_otlp_is_looked_for_by_its_protocol(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], entry: str
+) -> None:
+    """No installed package is called "otlp" alone."""
+    looked_for: list[str] = []
+
+    def none_installed(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        looked_for.append(name or "")
+        return []
+
+    monkeypatch.setattr(traces, "entry_points", none_installed)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError):
+        check_exporter("otlp", "args.router.traces")
+    assert looked_for[0] == entry
 
 
 def test_it_may_be_closed_twice() -> None:
