@@ -111,6 +111,36 @@ def area_under_roc(faster: list[float], slower: list[float]) -> float:
     return (below + ties / 2) / (len(faster) * len(slower))
 
 
+@pytest.mark.parametrize(
+    ("scope", "finds"),  # again, another tenant, again with a salt, another tenant with that salt
+    [
+        ("shared", [True, True, True, True]),
+        ("tenant", [True, False, True, False]),
+        ("request", [False, False, True, False]),
+    ],
+)
+def test_who_finds_what_a_tenant_has_sent(tmp_path: Path, scope: str, finds: list[bool]) -> None:
+    """Not by the clock: by the engine's own count."""
+    plain, salted = a_prompt(random.Random(1)), a_prompt(random.Random(2))
+    with attack(tmp_path, scope) as (victim, attacker):
+        assert cached_tokens(victim, plain) == cached_tokens(victim, salted, cache_salt="ours") == 0
+        found = [
+            cached_tokens(victim, plain),
+            cached_tokens(attacker, plain),
+            cached_tokens(victim, salted, cache_salt="ours"),
+            cached_tokens(attacker, salted, cache_salt="ours"),
+        ]
+    assert [count > 0 for count in found] == finds
+
+
+def cached_tokens(client: httpx.Client, prompt: str, **fields: str) -> int:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, **fields}
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    count: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
 def test_the_area() -> None:
     assert area_under_roc([1, 2], [3, 4]) == 1.0
     assert area_under_roc([3, 4], [1, 2]) == 0.0
