@@ -33,7 +33,7 @@ HASHERS = {
 
 @pytest.mark.parametrize("algorithm", HashAlgorithm)
 @given(one=st.tuples(ROOTS, TOKENS, KEYS), other=st.tuples(ROOTS, TOKENS, KEYS), is_alike=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_same_prefix_same_hash(algorithm: HashAlgorithm, one: Any, other: Any, is_alike: bool) -> None:
     hasher = HASHERS[algorithm]
     if is_alike:  # so that equal roots and long shared prefixes are common

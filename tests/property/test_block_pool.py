@@ -128,13 +128,13 @@ def _compare(
 
 
 @given(ACTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pool_is_the_model(acts: list[tuple[str, int, int]]) -> None:
     play(acts)
 
 
 @pytest.mark.long
 @given(ACTS)
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=5000)
 def test_pool_is_the_model_long(acts: list[tuple[str, int, int]]) -> None:
     play(acts)

@@ -53,14 +53,14 @@ def run(
 @example(LONE_BYTES[:1] * 40, [])
 @example(DECODER.encode("👩\u200d👧🙂"), [])
 @example([*LONE_BYTES[:1] * 9, *DECODER.encode("🙂")[:1], 0, *DECODER.encode("🙂")[1:]], [])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_deltas_joined_are_the_full_decode(tokens: list[int], takes: list[bool]) -> None:
     """Whenever text is taken, and whatever bytes the tokens cut in two."""
     assert run(tokens, takes=takes)[0] == DECODER.decode(tokens)
 
 
 @given(TOKENS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_text_is_taken_back(tokens: list[int]) -> None:
     """At every moment the text given out so far is the beginning of what the whole decodes to."""
     full = DECODER.decode(tokens)
@@ -75,7 +75,7 @@ def test_no_text_is_taken_back(tokens: list[int]) -> None:
 
 
 @given(TOKENS, st.lists(st.text(alphabet="ab .,|é€日🙂", min_size=1, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_text_ends_where_the_first_stop_begins(tokens: list[int], stops: list[str]) -> None:
     """A stop string ends the text right before it, wherever tokens and deltas cut it."""
     text, reason, used = run(tokens, stop=tuple(stops))
@@ -89,7 +89,7 @@ def test_text_ends_where_the_first_stop_begins(tokens: list[int], stops: list[st
 
 
 @given(TOKENS, st.data(), st.sampled_from([(), ("a",), (" .", "b|"), ("€",)]), st.integers(0, 5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_continued_stream_gives_the_rest(
     tokens: list[int], data: st.DataObject, stops: tuple[str, ...], min_tokens: int
 ) -> None:
@@ -114,7 +114,7 @@ class CountingDecoder(TokenizersDecoder):
 
 
 @given(st.sampled_from([LONE_BYTES[:1], SPECIAL, [*LONE_BYTES[3:6], 0], DECODER.encode("日本語 text, ")]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_work_grows_with_the_output_not_with_its_square(pattern: list[int]) -> None:
     """A model stuck in a loop, even of broken bytes, must not bring the engine to a halt."""
     work = []

@@ -30,8 +30,8 @@ from cache.events import (
 )
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from replica.engine_core import EngineCore
-from router.index import snapshot_slices
 from router.events.event_stream import EventStream
+from router.index import snapshot_slices
 from router.placement.routing import RouteQuery, Routing
 from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request, sim_core
 from tests.fakes.router import FakeClock, config, info, replica_id
@@ -306,7 +306,7 @@ def check(schedule: list[tuple[str, int, int, int]], num_engines: int, num_route
         world.assert_true()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SCHEDULES, st.integers(1, 2), st.integers(1, 2))
 def test_every_index_is_the_union_of_the_caches_after_any_schedule(
     schedule: list[tuple[str, int, int, int]], num_engines: int, num_routers: int
@@ -316,7 +316,7 @@ def test_every_index_is_the_union_of_the_caches_after_any_schedule(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(SCHEDULES, st.integers(1, 2), st.integers(1, 2))
 def test_a_thousand_schedules(
     schedule: list[tuple[str, int, int, int]], num_engines: int, num_routers: int
@@ -324,7 +324,7 @@ def test_a_thousand_schedules(
     check(schedule, num_engines, num_routers)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 39), max_size=20))
 def test_a_perfect_channel_needs_one_snapshot(work: list[int]) -> None:
     engine = Engine(0)

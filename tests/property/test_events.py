@@ -94,7 +94,7 @@ def test_snapshot_comes_back(snapshot: Snapshot) -> None:
 @given(
     BATCHES | UPDATES | SNAPSHOTS.map(lambda snapshot: replace(snapshot, hashes=(), digest=None)), st.data()
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damaged_bytes_are_refused_or_well_formed(
     message: EventBatch | LoadUpdate | Snapshot, data: st.DataObject
 ) -> None:
@@ -173,7 +173,7 @@ def play(acts: list[tuple[str, int, int]], max_changes: int) -> None:
 
 
 @given(LOG_ACTS, st.sampled_from([1, 2, 500_000]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_replay_is_the_content(acts: list[tuple[str, int, int]], max_changes: int) -> None:
     play(acts, max_changes)
 

@@ -138,4 +138,4 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMetrics = FleetMachine.TestCase
-TestFleetMetrics.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestFleetMetrics.settings = settings(max_examples=25, stateful_step_count=25)

@@ -102,7 +102,7 @@ TRICKS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(layers())
 def test_the_largest_logit_is_always_among_the_contenders(
     layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor],
@@ -136,7 +136,7 @@ def test_the_largest_logit_is_always_among_the_contenders(
         assert bool((error <= 2.0**-24 * exact[row, tokens].abs() + 1e-12 * terms + 2.0**-126).all())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layers())
 def test_tokens_with_the_same_weights_get_the_same_bits(
     layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor],

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.openai_api.fields import FIELDS
@@ -68,13 +68,13 @@ def _post(path: str, content: bytes) -> tuple[int, Any, str]:
 paths = st.sampled_from(["/v1/chat/completions", "/v1/completions"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(path=paths, body=st.dictionaries(st.text(max_size=8), values, max_size=3) | plausible | values)
 def test_arbitrary_json_is_never_a_5xx(path: str, body: Any) -> None:
     _check(*_post(path, json.dumps(body).encode()))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(path=paths, name=st.sampled_from([field.name for field in FIELDS]), value=values)
 def test_one_odd_field_in_a_good_body_is_never_a_5xx(path: str, name: str, value: Any) -> None:
     good = {
@@ -86,7 +86,7 @@ def test_one_odd_field_in_a_good_body_is_never_a_5xx(path: str, name: str, value
     _check(*_post(path, json.dumps({**good, name: value}).encode()))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(path=paths, content=st.binary(max_size=200))
 def test_arbitrary_bytes_are_never_a_5xx(path: str, content: bytes) -> None:
     _check(*_post(path, content))

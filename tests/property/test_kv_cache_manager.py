@@ -326,7 +326,7 @@ def _run(mask: str, num_blocks: int, max_examples: int) -> Counter[str]:
     """What happened how often, so that a test can tell that it has seen what it is about."""
     count: Counter[str] = Counter()
 
-    @settings(max_examples=max_examples, deadline=None)
+    @settings(max_examples=max_examples)
     @given(acts=ACTS)
     def play(acts: list[tuple[str, int, int, bool]]) -> None:
         driver = Driver(MASKS[mask], num_blocks)

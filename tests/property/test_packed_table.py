@@ -112,7 +112,7 @@ class TableMachine(RuleBasedStateMachine):
             assert sorted(self.table.hints_of(member).tolist()) == sorted(held)
 
 
-TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestTable = TableMachine.TestCase
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.messages import SamplingParams
@@ -259,7 +259,7 @@ def check(
     short_blocks=st.sampled_from([1, 8]),
     max_scores=st.sampled_from([64, 1 << 26]),
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 def test_paged_attention_is_dense_attention(
     layer: Layer,
     batch: tuple[int, list[Sequence]],
@@ -283,7 +283,7 @@ def test_paged_attention_is_dense_attention(
 
 @pytest.mark.long
 @given(layer=layers(), batch=batches(), seed=st.integers(0, 10**6), has_flash=st.booleans())
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1500)
 def test_paged_attention_is_dense_attention_in_many_more_shapes(
     layer: Layer, batch: tuple[int, list[Sequence]], seed: int, has_flash: bool
 ) -> None:
@@ -322,7 +322,7 @@ def test_many_decodes_of_very_different_lengths(window: int | None) -> None:
     dim=st.sampled_from([4, 8, 16]),
     has_flash=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_a_plain_layer_by_every_route(
     batch: tuple[int, list[Sequence]], seed: int, kv_heads: int, group: int, dim: int, has_flash: bool
 ) -> None:
@@ -344,7 +344,7 @@ def decoding(prompt: int, num_decodes: int) -> Sequence:
     seed=st.integers(0, 1000),
     is_wide=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_many_steps_of_decoding_while_others_join(
     layer: Layer, block_size: int, shapes: list[tuple[int, int]], seed: int, is_wide: bool
 ) -> None:

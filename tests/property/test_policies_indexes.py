@@ -155,9 +155,9 @@ class BoundedTreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTree.settings = settings(max_examples=60, stateful_step_count=30)
 TestBoundedTree = BoundedTreeMachine.TestCase
-TestBoundedTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBoundedTree.settings = settings(max_examples=60, stateful_step_count=30)
 
 steps = st.lists(
     st.tuples(
@@ -170,7 +170,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_sums_per_replica_are_those_of_the_nodes_it_owns(
     story: list[tuple[str, ReplicaId, tuple[int, ...]]],
 ) -> None:

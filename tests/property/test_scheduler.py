@@ -140,7 +140,7 @@ def alone(request: GenerateRequest) -> tuple[int, ...]:
 
 
 @given(workloads(faults=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_request_ends_as_if_it_had_run_alone(workload: Workload) -> None:
     """Whatever shares its steps, its blocks, or throws it out of the pool."""
     core, runner = build(workload)
@@ -152,7 +152,7 @@ def test_every_request_ends_as_if_it_had_run_alone(workload: Workload) -> None:
 
 
 @given(workloads(faults=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_faults_cancellations_and_deadlines_touch_only_their_own(workload: Workload) -> None:
     """Each request ends once: right tokens, its own error, or silence because it was cancelled."""
     core, runner = build(workload)

@@ -148,7 +148,7 @@ def _next_tokens(request: Request, count: int) -> array[int]:
 
 
 @given(jobs(), st.integers(1, 40), st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_steps_at_once_are_the_same_steps(
     workload: list[Job], max_batched_tokens: int, max_running: int
 ) -> None:

@@ -146,7 +146,7 @@ def unchunked(answer: bytes) -> bytes:
         rest = rest[size + 2 :]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(answers, min_size=1, max_size=4), is_chat=st.booleans(), seed=st.integers(0, 2**32))
 def test_a_stream_is_the_same_events_however_it_is_cut(
     server: HttpServer, answered: Answers, texts: list[list[str]], is_chat: bool, seed: int
