@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -63,6 +64,23 @@ def unique_prompt(words: int = 60) -> str:
 def reusable(answer: Any) -> int:
     """Tokens a repeat of this prompt finds cached: full blocks, at least one token left to compute."""
     return (answer.usage.prompt_tokens - 1) // BLOCK * BLOCK
+
+
+def test_ready_text_says_what_runs_and_how_to_ask(server: Server) -> None:
+    text = server.log.read_text()
+    for part in (
+        f"{server.url}/v1",
+        "nonsense",
+        "model: <local dir or hub id>",
+        "gather_sdpa",
+        "1024 blocks of 16",
+    ):
+        assert part in text
+    command = text[text.index("curl ") : text.index("\nCtrl-C")]
+    answer = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert answer.rstrip().endswith("data: [DONE]")
 
 
 def test_warm_prompt_goes_where_it_is_cached(client: openai.OpenAI) -> None:

@@ -119,9 +119,15 @@ def url(journal: Path) -> Iterator[str]:
 @pytest.fixture
 def ready(url: str) -> str:
     """All replicas known, replaced if an earlier test killed some."""
-    time.sleep(1.0)  # Serve needs most of a second to see that one is gone
     _until(lambda: _health(url).get("replicas") == NUM_REPLICAS and _health(url)["status"] == "ready", 90)
     return url
+
+
+@pytest.fixture
+def deadly(ready: str) -> Iterator[str]:
+    """For a test that kills replicas: Serve needs most of a second to see that one is gone."""
+    yield ready
+    time.sleep(1.0)
 
 
 def _health(url: str) -> dict[str, Any]:
@@ -191,12 +197,12 @@ def test_a_failing_forward_is_tried_twice_then_reported(ready: str) -> None:
     assert answer.json()["error"]["code"] == "forward_failed"
 
 
-def test_a_replica_killed_before_the_first_token_is_not_seen_by_the_client(ready: str) -> None:
-    assert _text(_complete(ready, "x", DIE_BEFORE_FIRST)) == _expected(6)
+def test_a_replica_killed_before_the_first_token_is_not_seen_by_the_client(deadly: str) -> None:
+    assert _text(_complete(deadly, "x", DIE_BEFORE_FIRST)) == _expected(6)
 
 
-def test_a_replica_killed_mid_stream_is_continued_elsewhere(ready: str) -> None:
-    answer = _complete(ready, "x", DIE_MID_STREAM, max_tokens=10, stream=True)
+def test_a_replica_killed_mid_stream_is_continued_elsewhere(deadly: str) -> None:
+    answer = _complete(deadly, "x", DIE_MID_STREAM, max_tokens=10, stream=True)
     events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
@@ -204,8 +210,8 @@ def test_a_replica_killed_mid_stream_is_continued_elsewhere(ready: str) -> None:
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
 
 
-def test_a_request_that_kills_replicas_is_refused_after_two(ready: str) -> None:
-    answer = _complete(ready, "x", DIE_ALWAYS)
+def test_a_request_that_kills_replicas_is_refused_after_two(deadly: str) -> None:
+    answer = _complete(deadly, "x", DIE_ALWAYS)
     assert answer.status_code == 500, answer.text
     assert answer.json()["error"]["code"] == "too_many_deaths"
 
