@@ -19,7 +19,6 @@ from loadtest.placement.targets import (
 from loadtest.workloads.reference import WorkloadRef
 from router.policies import POLICIES
 
-FULL_REQUESTS = 4_000
 SEEDS = (0, 1, 2, 3, 4)
 
 CONVERSATION = "conversation"
@@ -66,7 +65,7 @@ def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
     everybody = tuple(parse_policies([ALL]))
     beside_baseline = tuple(parse_policies([BASELINE.label, DEFAULT, f"{DEFAULT}+late"]))
     whole = GridSpec(
-        (replace(trace, num_requests=FULL_REQUESTS),),
+        (trace,),
         everybody,
         replicas=(4, 16, 64) if bench.is_full else (4, 16),
         loads=(0.6, 0.85, 1.05) if bench.is_full else (0.6, 0.85),
@@ -133,4 +132,4 @@ def tuning_spec(trace: WorkloadRef, policies: tuple[PolicyChoice, ...], cache_to
 
 
 def _generated(whole: GridSpec, *names: str) -> GridSpec:
-    return replace(whole, workloads=tuple(WorkloadRef(name, num_requests=FULL_REQUESTS) for name in names))
+    return replace(whole, workloads=tuple(map(WorkloadRef, names)))
