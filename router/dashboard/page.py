@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-_STYLE_MARK, _SCRIPT_MARK = "/* page.css */", "/* page.js */"
+SCRIPTS = (
+    *("words", "elements", "routers", "asking", "status", "tiles", "first_token", "why"),
+    *("prefixes", "fleet", "decisions", "page"),
+)
+"""The script's parts, in the order they are put together: one closure, whose names nobody else sees."""
+
+_STYLE_MARK, _SCRIPT_MARK = "/* page.css */", "/* script */"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class Page:
 @cache
 def load_page() -> Page:
     """The package's page. Raises FileNotFoundError if it was installed without its files."""
-    style, script = _read("page.css"), _read("page.js")
+    style, script = _read("page.css"), _script()
     html = _read("page.html")
     for mark, text in ((_STYLE_MARK, style), (_SCRIPT_MARK, script)):
         assert html.count(mark) == 1
@@ -56,8 +62,13 @@ def load_page() -> Page:
     )
 
 
-def _read(name: str) -> str:
-    return resources.files("router.dashboard").joinpath(name).read_text(encoding="utf-8")
+def _read(*path: str) -> str:
+    return resources.files("router.dashboard").joinpath(*path).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    parts = "\n".join([_read("script", f"{name}.js") for name in SCRIPTS])
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _digest(text: str) -> str:

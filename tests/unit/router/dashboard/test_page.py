@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.dashboard.page import load_page
+from router.dashboard.page import SCRIPTS, load_page
 
 ROOT = Path(__file__).parents[4]
 
@@ -99,7 +99,9 @@ def test_the_scripts_ids_are_on_the_page(parts: Parts) -> None:
 
 def test_its_files_are_in_the_package_that_is_installed() -> None:
     names = {entry.name for entry in resources.files("router.dashboard").iterdir()}
-    assert {"page.html", "page.css", "page.js"} <= names
+    assert {"page.html", "page.css", "script"} <= names
+    scripts = {entry.name for entry in resources.files("router.dashboard").joinpath("script").iterdir()}
+    assert scripts == {f"{name}.js" for name in SCRIPTS}  # none forgotten
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     # Hatchling takes every file of a package that git does not ignore.
     wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
