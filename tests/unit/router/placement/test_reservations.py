@@ -1,0 +1,107 @@
+"""What a decision books: where it follows the request to, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cache.types import RequestId
+from tests.fakes.router import chain, query, replica_id
+from tests.fakes.routing import RoutingBench
+
+A, B, C = replica_id(0), replica_id(1), replica_id(2)
+
+
+def test_in_flight_returns_to_zero(bench: RoutingBench) -> None:
+    placement = bench.routing.choose(query("q"))
+    assert bench.in_flight(placement.replica_id) == 1
+    bench.routing.release(placement.request_id)
+    bench.routing.release(placement.request_id)
+    assert bench.routing.statistics().in_flight == 0
+    assert bench.in_flight(placement.replica_id) == 0
+
+
+def test_the_booking_follows_who_accepted(bench: RoutingBench) -> None:
+    placement = bench.routing.choose(query("q"))
+    first, second = placement.ranks
+    bench.routing.routed(placement.request_id, first)
+    assert (bench.in_flight(first), bench.in_flight(second)) == (1, 0)
+    bench.routing.routed(placement.request_id, second)
+    assert (bench.in_flight(first), bench.in_flight(second)) == (0, 1)
+    # Its prefix is there now: the next twin follows it.
+    bench.routing.first_token(placement.request_id, second, 0)
+    bench.routing.release(placement.request_id)
+    twin = bench.routing.choose(replace(query("q"), request_id=RequestId("twin")))
+    assert (twin.replica_id, twin.overlap_blocks) == (second, 8)
+    bench.routing.routed(RequestId("never chosen"), A)
+    assert bench.routing.statistics().in_flight == 1
+
+
+def test_a_retry_replaces_the_first_booking(bench: RoutingBench) -> None:
+    first = bench.routing.choose(query("q"))
+    again = bench.routing.choose(query("q", excluded=frozenset({first.replica_id})))
+    assert again.replica_id != first.replica_id
+    assert bench.in_flight(first.replica_id) == 0
+    assert bench.routing.statistics().in_flight == 1
+
+
+def test_a_request_survives_the_loss_of_its_replica(bench: RoutingBench) -> None:
+    placement = bench.routing.choose(query("q"))
+    bench.routing.replica_lost(placement.replica_id)
+    [other] = bench.routing.rerank(placement.request_id, [placement.ranks[1]])
+    bench.routing.routed(placement.request_id, other)
+    assert bench.in_flight(other) == 1
+    bench.routing.release(placement.request_id)
+    assert bench.in_flight(other) == 0
+
+
+def test_rerank_orders_what_is_left_without_booking_again() -> None:
+    bench = RoutingBench(3)
+    bench.say(C, stored=chain("q", 8))
+    bench.routing.choose(query("q", excluded=frozenset({B})))
+    assert bench.routing.rerank(RequestId("q"), [A, B, C]) == [C, A]
+    bench.say(C, num_waiting=256)
+    stranger = replica_id(50)
+    assert bench.routing.rerank(RequestId("q"), [stranger, C, A]) == [A, C, stranger]
+    assert bench.routing.statistics().in_flight == 1
+
+
+def test_rerank_orders_calls_that_were_never_chosen_for() -> None:
+    """Serve also routes calls that are no generations, such as the one made at start."""
+    bench = RoutingBench(2)
+    assert sorted(bench.routing.rerank(RequestId("describe"), [A, B])) == [A, B]
+    assert bench.routing.rerank(RequestId("describe"), []) == []
+    assert bench.routing.statistics().in_flight == 0
+
+
+def test_reservations_nobody_released_are_counted(bench: RoutingBench) -> None:
+    bench.routing.choose(query("q"))
+    bench.clock.advance(601.0)
+    bench.routing.choose(query("r"))
+    assert bench.routing.statistics().expired_reservations == 1
+
+
+def test_the_engine_naming_a_request_ends_its_reservation(bench: RoutingBench) -> None:
+    placement = bench.routing.choose(query("q"))
+    bench.say(placement.replica_id, admitted=(placement.request_id,), num_running=1)
+    replica = next(r for r in bench.routing.statistics().replicas if r.replica_id == placement.replica_id)
+    assert (replica.unseen, replica.in_flight, replica.num_running) == (0, 1, 1)
+
+
+def test_who_accepted_is_known_even_after_it_died(bench: RoutingBench) -> None:
+    placement = bench.routing.choose(query("q"))
+    assert bench.routing.accepted_by(placement.request_id) is None
+    bench.routing.routed(placement.request_id, placement.ranks[1])
+    bench.routing.replica_lost(placement.ranks[1])
+    assert bench.routing.accepted_by(placement.request_id) == placement.ranks[1]
+    bench.routing.release(placement.request_id)
+    assert bench.routing.accepted_by(placement.request_id) is None
+
+
+def test_two_routers_agree_through_the_engine_alone() -> None:
+    """Each adds only what the engine has not seen: after its word both know the same load."""
+    one, two = RoutingBench(1), RoutingBench(1)
+    ours, theirs = one.routing.choose(query("ours")), two.routing.choose(query("theirs"))
+    for bench in (one, two):
+        bench.say(A, admitted=(ours.request_id, theirs.request_id), num_running=2)
+    views = [bench.routing.statistics().replicas[0] for bench in (one, two)]
+    assert [(view.unseen, view.num_running, view.backlog_s) for view in views] == [(0, 2, 0.0)] * 2
