@@ -17,12 +17,23 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from loadtest.placement.comparison import Comparison, mean_ttft_s, p99_ttft_s
+from loadtest.placement.intervals import Interval
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import CellSummary
 
-# Without the reds and oranges, which are ours.
-_COLOURS = [c for i, c in enumerate(plt.get_cmap("tab20").colors) if i not in (2, 3, 6, 7)]  # type: ignore[attr-defined]
+# Full colours, told apart by eight hues and then by the kind of line. Without red and orange, which are ours.
+_COLOURS = (
+    "tab:blue",
+    "tab:green",
+    "tab:purple",
+    "tab:brown",
+    "tab:pink",
+    "tab:gray",
+    "tab:olive",
+    "tab:cyan",
+)
+_LINES = ("-", ":", "-.")
 _MARKERS = "osv^D<>Pp*hX"
 OFF_SCALE = 20.0  # times the ideal: a policy that is further away would flatten all others
 
@@ -97,12 +108,20 @@ def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, p
                 capsize=3,
                 color=_colour(policy),
             )
+            axis.annotate(
+                f"{estimates[place]:.2f}",
+                (estimates[place] + errors[1][place], place),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize="small",
+            )
         axis.grid(axis="x", alpha=0.3)
         axis.axvline(1.0, color="black", linewidth=1)
         axis.set_xscale("log")
-        axis.set_xlim(0.6, OFF_SCALE * 1.1)
+        axis.set_xlim(_limits(intervals))
         axis.set_xlabel(f"{label} TTFT over the ideal's")
-        _label_logarithmic(axis.xaxis)
+        _label_logarithmic(axis.xaxis, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
     axes[0].set_ylim(-0.7, len(policies) - 0.3)
     axes[0].set_yticks(range(len(policies)), [policy.label for policy in policies], fontsize="small")
     figure.suptitle(title)
@@ -130,9 +149,19 @@ def _distance(comparison: Comparison, policy: PolicyChoice, ideal: PolicyChoice)
     return comparison.ratio_over_settings(policy, ideal, mean_ttft_s).estimate
 
 
-def _label_logarithmic(axis: Axis) -> None:
-    """1, 2, 5, 10, ... as plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+def _limits(intervals: Sequence[Interval]) -> tuple[float, float]:
+    """Of a logarithmic axis: the ideal, every interval and every estimate that is not off the scale."""
+    shown = [interval for interval in intervals if interval.estimate <= OFF_SCALE]
+    ends = [end for i in shown for end in (i.low, i.high, i.estimate) if 0.0 < end < 2 * OFF_SCALE]
+    is_cut = len(shown) < len(intervals)
+    return min([1.0, *ends]) / 1.1, OFF_SCALE * 1.1 if is_cut else max(
+        [2.0, *ends]
+    ) * 1.2  # room for the last figure
+
+
+def _label_logarithmic(axis: Axis, leading: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """These and their multiples by powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=leading))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
@@ -143,7 +172,11 @@ def _lines(
     loads = [setting.load for setting in part.settings]
     for number, policy in enumerate(policies):
         values = [part.mean(setting, policy, measure) for setting in part.settings]
-        style: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)], "linewidth": 1.0, "alpha": 0.8}
+        style: dict[str, Any] = {
+            "color": _COLOURS[number % len(_COLOURS)],
+            "linestyle": _LINES[number // len(_COLOURS) % len(_LINES)],
+            "linewidth": 1.2,
+        }
         if policy.is_ideal:
             style = {"color": _colour(policy), "linestyle": "--", "linewidth": 1.5}
         elif policy.name == DEFAULT:
