@@ -50,7 +50,7 @@ class RouterParts:
         rng = random.Random(config.seed)
         hasher = BlockHasher(config.fingerprint)
         self.config = config
-        self.metrics = RouterMetrics([endpoint.value for endpoint in Endpoint], OUTCOMES)
+        self.metrics = RouterMetrics([endpoint.value for endpoint in Endpoint], OUTCOMES, [config.policy])
         parts = self.metrics.decision_s
         self.routing = TimedRouting(
             config,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,7 +27,7 @@ from router.events.event_lag import LAG_BUCKETS_S
 from router.events.event_stream import ResyncReason
 from router.events.subscriber import EventStatistics
 from router.index.hash_trie import MAX_BLOCKS
-from router.placement.decision import ReplicaStatistics, RoutingStatistics
+from router.placement.decision import ReplicaStatistics, RouteReason, RoutingStatistics
 from router.prompts.chain_cache import ChainStatistics
 from router.prompts.segment_cache import CacheStatistics
 
@@ -40,7 +40,10 @@ _LATENCY_BUCKETS_S = (
 class RouterMetrics:
     """Declares every metric in a registry of its own: two Routers in one process do not meet."""
 
-    def __init__(self, endpoints: Sequence[str], outcomes: Sequence[str]) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], outcomes: Sequence[str], policies: Sequence[str] = ()
+    ) -> None:
+        """policies: those whose decisions are shown before the first one is taken."""
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "warmpath_requests",
@@ -48,9 +51,6 @@ class RouterMetrics:
             ("endpoint", "outcome"),
             registry=registry,
         )
-        for endpoint in endpoints:  # a series that appears with its first error cannot be alerted on
-            for outcome in outcomes:
-                self.requests.labels(endpoint, outcome)
         self.in_flight = Gauge(
             "warmpath_requests_in_flight", "Generations routed and not yet ended.", registry=registry
         )
@@ -111,6 +111,16 @@ class RouterMetrics:
             registry=registry,
         )
 
+        # A series that appears with its first sample cannot be alerted on.
+        for endpoint in endpoints:
+            self.first_token_s.labels(endpoint)
+            self.request_s.labels(endpoint)
+            for outcome in outcomes:
+                self.requests.labels(endpoint, outcome)
+        for policy in policies:
+            for reason in RouteReason:
+                self.decisions.labels(policy, reason.value)
+
     def watch_routing(self, read: Callable[[], RoutingStatistics]) -> None:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_RoutingCollector(read))
@@ -126,10 +136,6 @@ class RouterMetrics:
     def watch_events(self, read: Callable[[], EventStatistics]) -> None:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_EventCollector(read))
-
-    def text(self) -> bytes:
-        """The exposition format; takes well under a millisecond."""
-        return generate_latest(self.registry)
 
 
 class DecisionPart(Enum):

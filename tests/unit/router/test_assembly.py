@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from prometheus_client import generate_latest
 
 from cache.types import ReplicaId
 from router.assembly import RouterParts
@@ -71,18 +72,20 @@ async def test_a_resync_or_a_newcomer_does_not_take_it_out_of_service(parts: Rou
 
 async def test_a_replica_that_left_leaves_no_series(parts: RouterParts) -> None:
     parts.routing.update_replicas(REPLICAS)
-    assert b'warmpath_replica_in_flight{replica="b"} 0.0' in parts.metrics.text()
+    assert b'warmpath_replica_in_flight{replica="b"} 0.0' in generate_latest(parts.metrics.registry)
     parts.routing.update_replicas({ReplicaId("a"): a_replica_info()})
-    text = parts.metrics.text()
+    text = generate_latest(parts.metrics.registry)
     assert b'replica="a"' in text
     assert b'replica="b"' not in text
 
 
 async def test_every_series_is_there_before_its_first_sample(parts: RouterParts) -> None:
     """A counter that appears with its first error cannot be alerted on."""
-    text = parts.metrics.text().decode()
+    text = generate_latest(parts.metrics.registry).decode()
     for series in (
         'warmpath_requests_total{endpoint="completions",outcome="busy"} 0.0',
+        'warmpath_decisions_total{policy="expected_time",reason="prefix"} 0.0',
+        'warmpath_time_to_first_token_seconds_count{endpoint="completions"} 0.0',
         'warmpath_retries_total{phase="mid_stream",why="replica_lost"} 0.0',
         'warmpath_event_resyncs_total{reason="gap"} 0.0',
         "warmpath_index_entries 0.0",
@@ -91,7 +94,7 @@ async def test_every_series_is_there_before_its_first_sample(parts: RouterParts)
 
 
 async def test_metrics_tell_what_became_of_events_and_of_tokenization(parts: RouterParts) -> None:
-    text = parts.metrics.text().decode()
+    text = generate_latest(parts.metrics.registry).decode()
     for line in (
         "warmpath_event_batches_applied_total 0.0",
         "warmpath_event_batches_lost_total 0.0",
@@ -106,7 +109,7 @@ async def test_metrics_tell_what_became_of_events_and_of_tokenization(parts: Rou
 def test_the_segment_caches_numbers_are_metrics() -> None:
     metrics = RouterMetrics([], [])
     metrics.watch_tokenization(lambda: CacheStatistics(4096, 7, 1000, 200, 3))
-    lines = metrics.text().decode().splitlines()
+    lines = generate_latest(metrics.registry).decode().splitlines()
     for line in (
         "warmpath_tokenization_by_segment 1.0",
         "warmpath_tokenization_cache_bytes 4096.0",
