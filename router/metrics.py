@@ -113,8 +113,6 @@ class RouterMetrics:
 
         # A series that appears with its first sample cannot be alerted on.
         for endpoint in endpoints:
-            self.first_token_s.labels(endpoint)
-            self.request_s.labels(endpoint)
             for outcome in outcomes:
                 self.requests.labels(endpoint, outcome)
         for policy in policies:

@@ -85,7 +85,6 @@ async def test_every_series_is_there_before_its_first_sample(parts: RouterParts)
     for series in (
         'warmpath_requests_total{endpoint="completions",outcome="busy"} 0.0',
         'warmpath_decisions_total{policy="expected_time",reason="prefix"} 0.0',
-        'warmpath_time_to_first_token_seconds_count{endpoint="completions"} 0.0',
         'warmpath_retries_total{phase="mid_stream",why="replica_lost"} 0.0',
         'warmpath_event_resyncs_total{reason="gap"} 0.0',
         "warmpath_index_entries 0.0",
