@@ -198,8 +198,8 @@ class HandleCalls:
 def settle_memory() -> None:
     """What was loaded so far stays as long as the process: keep the garbage collector from looking at it.
 
-    160,000 objects, transformers' and Ray's for the most part: each full collection walks them all, 50 to
-    85 ms in which the event loop answers nobody.
+    160,000 objects, transformers' and Ray's for the most part: each full collection walks them all, some
+    85 ms (of a 2-core AMD EPYC) in which the event loop answers nobody.
     """
     gc.collect()
     gc.freeze()
