@@ -209,13 +209,11 @@ class HotChains(SilentObserver):
         """The first so many blocks of it as a run of their own, with what is left of it below."""
         assert run.parent is not None
         above = _Run(run.parent, run.hints[:num_blocks], run.start + num_blocks)
-        above.weight, above.answered, above.num_holders = run.weight, run.answered, run.num_holders
-        # Hits are leading blocks: what was cached of the whole was cached of its beginning first.
-        cached = run.cached * len(run.hints)
-        above.cached = min(run.answered, cached / num_blocks)
+        above.weight, above.num_holders = run.weight, run.num_holders
+        # Nobody parted within it so far, so nearly all of them found all of it or none: both parts alike.
+        above.answered, above.cached = run.answered, run.cached
         run.parent.children[above.hints[0]] = above
         run.hints = run.hints[num_blocks:]
-        run.cached = max(0.0, cached - above.cached * num_blocks) / len(run.hints)
         run.parent = above
         above.children[run.hints[0]] = run
         self._num_runs += 1
