@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cache.types import HashHint, ReplicaId, RequestId
+from router.insight.held_memory import as_words
 from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.observer import SilentObserver
 
@@ -177,7 +178,7 @@ class HotChains(SilentObserver):
         while at < len(hints) and len(path) < MAX_PROMPT_RUNS:
             child = run.children.get(hints[at])
             if child is None:
-                child = self._append(run, array("Q", hints[at:]))
+                child = self._append(run, _packed(hints[at:]))
             else:
                 shared = _shared_blocks(child.hints, hints, at)
                 if shared < len(child.hints):
@@ -275,6 +276,13 @@ class HotChains(SilentObserver):
 
 def _weight_of(run: _Run) -> float:
     return run.weight
+
+
+def _packed(hints: Sequence[HashHint]) -> array[int]:
+    """Copied as bytes where they are packed already: a prompt has hundreds."""
+    packed = array("Q")
+    packed.frombytes(as_words(hints).tobytes())
+    return packed
 
 
 def _shared_blocks(ours: array[int], theirs: Sequence[HashHint], at: int) -> int:
