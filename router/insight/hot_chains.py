@@ -118,14 +118,14 @@ class HotChains(SilentObserver):
         total = self._root.weight
         if not total:
             return []
-        per_minute = self._per_minute()
+        per_minute, least = self._per_minute(), min_share * total
         found: list[HotRun] = []
         waiting: list[tuple[float, int, int | None, _Run]] = []  # a heap: heaviest first, then as offered
         number = 0
         parent: int | None = None
         run = self._root
         while True:
-            heavy = [child for child in run.children.values() if child.weight >= min_share * total]
+            heavy = [child for child in run.children.values() if child.weight >= least]
             for child in heapq.nlargest(most - len(found), heavy, key=_weight_of):
                 number += 1
                 heapq.heappush(waiting, (-child.weight, number, parent, child))

@@ -276,6 +276,18 @@ def test_a_router_that_is_not_there_yet_is_waited_for(page: Page, busy: Bench) -
     page.wait_for(f"document.getElementById('banner').hidden && {LIVE}")
 
 
+def test_a_page_of_another_version_says_so_and_stops(page: Page, busy: Bench) -> None:
+    page.open(busy.url)
+    page.wait_for(LIVE)
+    page.run("window.fetch = async () => Response.json({ version: 2 }); 0")
+    page.wait_for("document.getElementById('banner-text').innerText.includes('another version')")
+    page.run("new Promise((done) => setTimeout(done, 1200))")
+    assert (
+        page.run("!document.getElementById('banner').hidden && document.getElementById('retry').innerText")
+        == "Reload"
+    )
+
+
 def test_pausing_stops_the_questions(page: Page, busy: Bench) -> None:
     page.open(busy.url)
     page.wait_for(LIVE)
@@ -357,6 +369,7 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, busy: Bench) -> No
     page.run("document.getElementById('ttft').focus()")
     page.press("ArrowLeft")
     assert "now:" in page.run("document.getElementById('ttft-read').innerText")
+    assert "now:" in page.run("document.getElementById('aloud').textContent")
 
 
 def test_nothing_moves_for_who_asked_for_that(page: Page, busy: Bench) -> None:
@@ -421,14 +434,15 @@ def test_of_several_routers_one_is_shown_by_name(page: Page) -> None:
     """A proxy spreads the page's questions over both: what is shown is one Router's all the same."""
     routers = [RouterUnderTest(num_replicas=number, dashboard=True) for number in (1, 3)]
 
+    asked = 0
+    answering = list(routers)
+
     @contextlib.asynccontextmanager
     async def make_app() -> AsyncIterator[ASGIApp]:
-        asked = 0
-
         async def in_turn(scope: Scope, receive: Receive, send: Send) -> None:
             nonlocal asked
             asked += scope["path"] == DATA_PATH
-            await routers[asked % 2].api(scope, receive, send)
+            await answering[asked % len(answering)].api(scope, receive, send)
 
         async with routers[0], routers[1]:
             yield in_turn
@@ -451,3 +465,11 @@ def test_of_several_routers_one_is_shown_by_name(page: Page) -> None:
         page.run("new Promise((done) => setTimeout(done, 1500))")
         assert page.run(tile) == str(names[other])
         assert f"Router {other}" in page.text()
+
+        answering[:] = [router for router in routers if router.parts.insight.name == shown]
+        page.run(
+            "window.before = performance.now.bind(performance); 0"
+        )  # as if ten seconds went by without it
+        page.run("performance.now = () => before() + 11000; 0")
+        page.wait_for(f"{tile} === '{names[shown]}'")
+        assert f"Router {shown}" in page.text()

@@ -55,7 +55,9 @@ async function poll() {
     if (error !== RESUMED) lost(error);
     return;
   }
+  if (failures > 0) aloud("Connected again.");
   failures = 0;
+  showSuccessor();
   show();
   timer = setTimeout(poll, asked === span ? POLL_MS : 0);
 }
@@ -63,12 +65,14 @@ async function poll() {
 function lost(error) {
   if (error instanceof Locked) { lock(error.status); return; }
   if (error instanceof Outdated) {
-    banner("This page is of another version than the Router.", "Reload", () => location.reload());
-    return;
+    isOutdated = true;
+    tick();
+    return; // nothing of what it says can be trusted to be understood
   }
   if (isPaused || document.hidden) return;
   const wait = RETRY_MS[Math.min(failures, RETRY_MS.length - 1)];
   failures += 1;
+  if (failures === 1) aloud("Connection lost.");
   retryAt = performance.now() + wait;
   timer = setTimeout(poll, wait);
   tick();

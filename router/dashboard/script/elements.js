@@ -26,6 +26,9 @@ function mark(node, name, value) {
   if (value === null || value === undefined || value === false) node.removeAttribute(name);
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
 }
+function aloud(text) { // for who hears the page
+  say($("aloud"), text);
+}
 function stored(storage, name) {
   try { return storage.getItem(name); } catch { return null; } // storage may be forbidden
 }

@@ -96,6 +96,7 @@ $("ttft").addEventListener("keydown", (event) => {
   const last = plot.traffic.requests.length - 1;
   const at = pointed ?? last + 1;
   point({ ArrowLeft: Math.max(0, at - 1), ArrowRight: Math.min(last, at + 1), Home: 0, End: last, Escape: null }[event.key]);
+  aloud($("ttft-read").textContent);
 });
 
 $("login").addEventListener("submit", (event) => {

@@ -36,9 +36,10 @@ function showChains(view) {
   }
   for (const [name, button] of runs) {
     if (live.has(name)) continue;
-    if (button.contains(document.activeElement)) box.querySelector(".run")?.focus();
+    const hadFocus = button.contains(document.activeElement);
     button.remove();
     runs.delete(name);
+    if (hadFocus) runs.get([...live][0])?.focus();
   }
   box.style.height = `${bottom + 2}px`;
   order(box, nodes, live);

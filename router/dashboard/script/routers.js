@@ -9,6 +9,7 @@ let span = 0;
 let isPaused = false;
 let key = stored(sessionStorage, "warmpath.key");
 let failures = 0;
+let isOutdated = false; // the Router has been replaced by one of another version
 let timer = 0;
 let request = null; // the AbortController of the question in flight
 let retryAt = 0;
@@ -19,8 +20,7 @@ function take(view) {
   if (!router) {
     router = { decisions: new Map(), replicas: new Map(), isFirst: true };
     heard.set(view.router, router);
-    // A Router that has gone stays to be looked at until its successor is heard.
-    if (shown === null || now - heard.get(shown).at > LEFT_MS) shown = view.router;
+    shown ??= view.router;
   }
   router.view = view;
   router.at = now;
@@ -36,6 +36,11 @@ function take(view) {
   }
   follow(router, view.fleet.replicas, now);
   router.isFirst = false;
+}
+
+function showSuccessor() { // of a Router that is silent while others answer: it has gone
+  const latest = [...heard.values()].reduce((one, other) => (other.at > one.at ? other : one));
+  if (latest.at - heard.get(shown).at > LEFT_MS) shown = latest.view.router;
 }
 
 function follow(router, replicas, now) { // who has joined and who has left

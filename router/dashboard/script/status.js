@@ -17,7 +17,10 @@ function tick() { // what changes with time alone
   const known = shown !== null ? heard.get(shown) : null;
   const age = known ? (performance.now() - known.at) / 1000 : 0;
   if (!$("login").hidden) return;
-  if (failures > 0) {
+  if (isOutdated) {
+    state("lost", "another version");
+    banner("This page is of another version than the Router.", "Reload", () => location.reload());
+  } else if (failures > 0) {
     const left = Math.max(0, Math.ceil((retryAt - performance.now()) / 1000));
     const when = left > 0 ? `next try in ${left} s` : "trying";
     state("lost", "no connection");
