@@ -25,7 +25,8 @@ from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
 
 FORMAT_VERSION = 1
-MAX_DECISIONS = 12  # in one answer, the latest
+MAX_DECISIONS = 12  # in one answer, the latest that have changed
+MAX_FOLLOWED = 40  # of the latest requests; what comes of those before them is not told any more
 MAX_CANDIDATES = 4  # of one decision; of the rest their number
 MAX_RUNS = 96  # of the hottest chains
 MIN_SHARE = 0.01  # of all prompts: a run with less would be thinner than a line
@@ -151,7 +152,7 @@ class Dashboard:
                     insight.since_start(entry.asked_at),
                     insight.view(entry, MAX_CANDIDATES),
                 )
-                for entry in journal.changed_since(since, MAX_DECISIONS)
+                for entry in journal.changed_since(since, MAX_FOLLOWED)[:MAX_DECISIONS]
             ],
         )
 

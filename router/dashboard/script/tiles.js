@@ -44,7 +44,7 @@ function showTiles({ fleet, traffic }) {
   const waiting = sum(replicas, (replica) => replica.waiting) + fleet.held;
   const tokens = sum(replicas, (replica) => replica.queued_tokens);
   tile("Queued", count(waiting), "",
-    fleet.held ? `${count(fleet.held)} held here` : tokens ? `${count(tokens)} tokens ahead` : "nobody waits",
+    fleet.held ? `${count(fleet.held)} held here` : tokens ? `${count(tokens)} tokens ahead` : waiting ? "in the engines" : "nobody waits",
     { title: "Waiting in the engines, and held at this Router until a replica is nearly free" });
 
   const blocks = sum(replicas, (replica) => replica.blocks);

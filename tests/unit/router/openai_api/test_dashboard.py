@@ -120,6 +120,19 @@ async def test_decisions_are_told_once_and_again_when_more_is_known(router: Rout
     assert [row.request.request_id for row in then.decisions] == ["second"]
 
 
+async def test_what_came_of_a_request_is_told_though_others_came_after_it(router: RouterUnderTest) -> None:
+    routing = router.parts.routing
+    slow = routing.choose(RouteQuery(RequestId("slow"), chain("slow", 4), 4 * BLOCK_SIZE + 1))
+    for number in range(MAX_DECISIONS + 8):
+        decide(router, f"r{number}", 4)
+    before = await ask(router)
+    assert "slow" not in {row.request.request_id for row in before.decisions}
+    routing.first_token(RequestId("slow"), slow.replica_id, 0)
+    [row] = (await ask(router, router=before.router, cursor=before.cursor)).decisions
+    assert row.request.request_id == "slow"
+    assert row.request.first_token_s is not None
+
+
 async def test_another_routers_cursor_hides_nothing(router: RouterUnderTest) -> None:
     decide(router, "r", 4)
     cursor = (await ask(router)).cursor
