@@ -38,14 +38,14 @@ from router.placement.decision import (
     RoutingStatistics,
 )
 from router.placement.fleet import Fleet
-from router.placement.hot_prefixes import HotPrefixes
 from router.placement.observer import RoutingObserver
 from router.placement.ranking import Ranking, candidates_of, ranking_of
+from router.placement.shaper import Shaper, usable_tokens
 from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
 from router.policies.base import alone
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, prefill_s
-from router.pricing.load import FleetLoad, QueueAverage, ReplicaState, Reservation
+from router.pricing.load import FleetLoad, ReplicaState, Reservation
 
 __all__ = [
     "DecisionRecord",
@@ -93,16 +93,13 @@ class Routing:
         self._fleet = Fleet(config.fingerprint)
         self._policies: dict[str, Policy] = {}
         self._peers = peers
-        # Its knobs shape every request, whoever ranks: what is hot, and what computing again costs.
-        self._priced = self._make_expected_time()
+        self._shaper = Shaper(self._block_size, self._make_expected_time(), peers)
         self._policy = self._policy_named(config.policy)
         self._num_held = 0  # requests that wait at this router
         self._index = PrefixIndex(config.predicted_ttl_s)
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
-        self._hot = HotPrefixes(self._block_size)
-        self._queue = QueueAverage()
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
@@ -177,7 +174,7 @@ class Routing:
         held = self._match(hints, now)
         states = self._admissible(query, now)
         cached = self._cached(states, held, query.num_prompt_tokens)
-        shape = self._shape(hints, query.num_prompt_tokens, states, cached, now)
+        shape = self._shaper.shape(hints, query.num_prompt_tokens, states, cached, self._num_held, now)
         request = PolicyRequest(query.request_id, shape, hints, query.prompt)
         ranking = self._rank(policy, states, cached, request, now)
         everybody = len(states) == len(self._fleet.members)
@@ -198,7 +195,7 @@ class Routing:
             self._index.expect(query.request_id, best_id, hints, now)
         else:
             self._index.drop(query.request_id)
-        self._hot.record(hints, query.num_prompt_tokens, now)
+        self._shaper.routed(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = _InFlight(request, query.excluded, policy)
         for observer in self._observers:
@@ -274,7 +271,7 @@ class Routing:
         now = self._clock()
         hints, shape = flight.request.hints, flight.request.shape
         overlap = self._index.match(hints).get(replica_id, 0)
-        cached = self._usable_tokens(overlap, shape.num_prompt_tokens)
+        cached = usable_tokens(overlap, shape.num_prompt_tokens, self._block_size)
         self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
         flight.policy.routed(replica_id, flight.request)
         self._index.expect(request_id, replica_id, hints, now)
@@ -448,31 +445,7 @@ class Routing:
         # A snapshot on its way in is in the index under a name that is no replica's.
         members = self._fleet.members
         most_held = max([held[name] for name in held if name in members], default=0)
-        return self._usable_tokens(most_held, num_prompt_tokens)
-
-    def _shape(
-        self,
-        hints: Sequence[HashHint],
-        num_prompt_tokens: int,
-        states: Sequence[ReplicaState],
-        cached: Sequence[int],
-        now: float,
-    ) -> RequestShape:
-        # Requests come to the routers alike: what waits at the others is about as much as what waits here.
-        num_held = self._num_held * self._peers()[1]
-        waiting = sum([state.num_waiting for state in states]) + num_held
-        mean_queued = self._queue.update(waiting / len(states), now)
-        weight = self._priced.charge.weight(mean_queued)
-        least_uses = self._priced.uses_of_a_copy(mean_queued)
-        hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
-        hot_tokens = self._usable_tokens(hot_blocks, num_prompt_tokens) if hot_blocks else 0
-        if hot_tokens:
-            # Each copy gets its part of the uses: with one more, would each still be used enough?
-            num_copies = sum([held >= hot_tokens for held in cached]) + 1
-            share = num_copies / self._hot.num_uses(hints, hot_blocks)
-            if share * least_uses <= 1.0:
-                return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
-        return RequestShape(num_prompt_tokens, recompute_weight=weight)
+        return usable_tokens(most_held, num_prompt_tokens, self._block_size)
 
     def _rank(
         self,
@@ -519,7 +492,7 @@ class Routing:
             query.excluded,
             reason,
             decision.available_tokens,
-            self._usable_tokens(num_exact, query.num_prompt_tokens) if num_exact else 0,
+            usable_tokens(num_exact, query.num_prompt_tokens, self._block_size) if num_exact else 0,
         )
         self._records.append(record)
         return record
@@ -574,11 +547,6 @@ class Routing:
         self._loads.report(replica_id, load)
         self._fleet.heard(replica_id)
         self._tell_load()
-
-    def _usable_tokens(self, overlap_blocks: int, num_prompt_tokens: int) -> int:
-        """Tokens of a prefix hit; at least one token of a prompt is always computed."""
-        usable = max(0, (num_prompt_tokens - 1) // self._block_size)
-        return min(overlap_blocks, usable) * self._block_size
 
     def _reservation(
         self, request_id: RequestId, cached_tokens: int, shape: RequestShape, now: float

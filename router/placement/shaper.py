@@ -1,0 +1,65 @@
+"""What a request looks like to the cost, beside its length: what computing again is charged, and what is hot.
+
+Both follow from what all requests did lately: how many wait, and which prefixes they begin with. It shapes
+every request, whichever policy ranks, so that another policy's decisions can be priced beside the default's.
+
+Knows hints, queues and the default policy's knobs; knows neither names nor backlogs.
+Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cache.types import HashHint
+from router.placement.hot_prefixes import HotPrefixes
+from router.policies.expected_time import ExpectedTime
+from router.pricing.cost import RequestShape
+from router.pricing.load import QueueAverage, ReplicaState
+
+
+def usable_tokens(num_blocks: int, num_prompt_tokens: int, block_size: int) -> int:
+    """Tokens of a prefix hit; at least one token of a prompt is always computed."""
+    return min(num_blocks, max(0, (num_prompt_tokens - 1) // block_size)) * block_size
+
+
+class Shaper:
+    """Remembers what was routed and how many waited; `shape` notes the latter by itself."""
+
+    def __init__(self, block_size: int, priced: ExpectedTime, peers: Callable[[], tuple[int, int]]) -> None:
+        """peers: this router's place among the routers of the same replicas, and their number."""
+        self._block_size = block_size
+        self._priced = priced
+        self._peers = peers
+        self._hot = HotPrefixes(block_size)
+        self._queue = QueueAverage()
+
+    def shape(
+        self,
+        hints: Sequence[HashHint],
+        num_prompt_tokens: int,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        num_held: int,
+        now: float,
+    ) -> RequestShape:
+        """states, cached: the replicas it may go to, and the prompt's usable tokens that each holds.
+        num_held: requests that wait at this router.
+        """
+        # Requests come to the routers alike: what waits at the others is about as much as what waits here.
+        waiting = sum([state.num_waiting for state in states]) + num_held * self._peers()[1]
+        mean_queued = self._queue.update(waiting / len(states), now)
+        weight = self._priced.charge.weight(mean_queued)
+        least_uses = self._priced.uses_of_a_copy(mean_queued)
+        hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
+        if hot_blocks and (hot_tokens := usable_tokens(hot_blocks, num_prompt_tokens, self._block_size)):
+            # Each copy gets its part of the uses: with one more, would each still be used enough?
+            num_copies = sum([held >= hot_tokens for held in cached]) + 1
+            share = num_copies / self._hot.num_uses(hints, hot_blocks)
+            if share * least_uses <= 1.0:
+                return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
+        return RequestShape(num_prompt_tokens, recompute_weight=weight)
+
+    def routed(self, hints: Sequence[HashHint], num_prompt_tokens: int, now: float) -> None:
+        """A prompt of these full blocks was sent somewhere."""
+        self._hot.record(hints, num_prompt_tokens, now)
