@@ -101,6 +101,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="from an engine's publication to the routers (default: 0.005)",
     )
     add(
+        "--no-kv-events",
+        action="store_true",
+        help="engines tell their load alone, and the routers imitate their caches",
+    )
+    add(
         "--slow",
         type=read.list_of(read.load),
         default=(),
@@ -146,6 +151,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         cache_tokens=options.cache_tokens,
         routers=options.routers,
         event_delay_s=options.event_delay,
+        has_kv_events=not options.no_kv_events,
         slowdowns=options.slow,
         failures=tuple(options.fail),
         scalings=tuple(options.scale),

@@ -96,7 +96,8 @@ def conditions(spec: GridSpec, took_s: float) -> Mapping[str, Any]:
         "seeds": ", ".join(map(str, spec.seeds)),
         "warm-up": f"the first {WARM_UP_SHARE:.1%} of each window is not counted",
         "machine simulated": spec.machine.describe(),
-        "events reach routers after": f"{1e3 * spec.event_delay_s:g} ms",
+        "events reach routers after": f"{1e3 * spec.event_delay_s:g} ms"
+        + ("" if spec.has_kv_events else ", with load alone: caches are imitated"),
         "this run": f"{took_s:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
     }
 

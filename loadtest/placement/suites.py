@@ -41,6 +41,7 @@ class GridSpec:
     routers: tuple[int, ...] = (1,)
     event_delay_s: float = 0.005
     dispatch_delay_s: float = 0.001
+    has_kv_events: bool = True
     slowdowns: tuple[float, ...] = ()  # of the first replicas; 1 for the others
     failures: tuple[Failure, ...] = ()
     scalings: tuple[Scaling, ...] = ()
@@ -80,6 +81,7 @@ class GridSpec:
                     num_routers=1 if policy.is_ideal else num_routers,
                     event_delay_s=self.event_delay_s,
                     dispatch_delay_s=self.dispatch_delay_s,
+                    has_kv_events=self.has_kv_events,
                     slowdowns=self.slowdowns,
                     failures=self.failures,
                     scalings=self.scalings,

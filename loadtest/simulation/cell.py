@@ -66,6 +66,7 @@ class CellSpec:
     num_routers: int = 1
     event_delay_s: float = 0.005  # from an engine's publication to every router
     dispatch_delay_s: float = 0.001  # from a router's decision to the engine
+    has_kv_events: bool = True  # False: engines tell their load alone, and routers imitate their caches
     slowdowns: tuple[float, ...] = ()  # of the first replicas, which may be slower; 1 for the others
     failures: tuple[Failure, ...] = ()
     scalings: tuple[Scaling, ...] = ()

@@ -166,6 +166,7 @@ class Cluster:
             attention_backend="simulated",
             max_running=machine.max_running,
             max_waiting=NEVER_FULL,
+            has_kv_events=spec.has_kv_events,
         )
         return engine
 

@@ -103,6 +103,15 @@ def test_late_events_are_known_late() -> None:
     assert hits == [48, 0]
 
 
+def test_imitated_caches_find_what_turns_share() -> None:
+    """Without block events each conversation is followed by what was sent and answered: as well, in caches
+    that evict nothing."""
+    told, imitated = (
+        simulate(sessions(), spec(policy="expected_time", has_kv_events=told)) for told in (True, False)
+    )
+    assert imitated.hit_ratio == pytest.approx(told.hit_ratio, rel=0.02)
+
+
 def test_a_slow_replica_gets_less() -> None:
     work = unrelated(*((0.1 * i, 64, 4) for i in range(60)))
     result = simulate(work, spec(policy="expected_time", slowdowns=(3.0,)))
