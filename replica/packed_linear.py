@@ -16,6 +16,7 @@ Knows torch modules; knows neither steps nor pages.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -59,6 +60,13 @@ class PackedLinear(nn.Module):
         self._multiply = multiply
         self._fewest_rows = FEWEST_ROWS if weight.numel() >= LARGE_WEIGHT else 1
 
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Without what torch does around a module's forward, which takes as long as a small product.
+
+        Hooks are therefore not called; whatever has some when it is packed is left as it is.
+        """
+        return self.forward(rows)
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         shape = rows.shape
         if len(shape) > 1 and shape[-2] >= self._fewest_rows:
@@ -76,21 +84,25 @@ class PackedLinear(nn.Module):
 
 
 class _Whole:
-    """Several layers' product, and the parts of the newest one that have not been asked for yet."""
+    """Several layers' product, and which parts of the newest one have not been asked for yet."""
 
     def __init__(self, packed: PackedLinear, sizes: Sequence[int]) -> None:
         self.packed = packed
         self.sizes = list(sizes)
+        self._first = list(itertools.accumulate(sizes, initial=0))
         self._rows: torch.Tensor | None = None  # held, so that no other tensor can be taken for it
-        self._parts: dict[int, torch.Tensor] = {}
+        self._product: torch.Tensor | None = None
+        self._left: set[int] = set()
 
     def part(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        if rows is not self._rows or index not in self._parts:
-            self._parts = dict(enumerate(self.packed(rows).split(self.sizes, dim=-1)))
-            self._rows = rows
-        part = self._parts.pop(index)
-        if not self._parts:
-            self._rows = None
+        if rows is not self._rows or index not in self._left:
+            self._rows, self._product = rows, self.packed(rows)
+            self._left = set(range(len(self.sizes)))
+        assert self._product is not None
+        part = self._product.narrow(-1, self._first[index], self.sizes[index])
+        self._left.remove(index)
+        if not self._left:
+            self._rows = self._product = None
         return part
 
 
@@ -106,6 +118,10 @@ class PackedPart(nn.Module):
         for name in ("weight", "bias"):  # the whole's: to be asked for dtype and device
             object.__setattr__(self, name, getattr(whole.packed, name))
         self._whole, self._index = whole, index
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """As `PackedLinear`'s."""
+        return self._whole.part(rows, self._index)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self._whole.part(rows, self._index)

@@ -1,4 +1,4 @@
-"""A family's RMS norm is replaced only where torch's gives the same bits."""
+"""A family's RMS norm is replaced only where the shorter one gives the same bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from replica.fused_norm import fuse_norms
+from replica.fused_norm import InPlaceNorm, fuse_norms
 
 
 class LateRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
@@ -37,9 +37,28 @@ def test_a_replaced_norm_gives_the_same_bits_with_the_same_weight(dtype: torch.d
     assert torch.equal(model(rows), expected)
     if dtype is torch.float32:
         assert replaced == 1
-        (fused,) = (module for module in model.modules() if isinstance(module, nn.RMSNorm))
+        (fused,) = (module for module in model.modules() if isinstance(module, InPlaceNorm))
         assert fused.weight is norm.weight
+        assert list(model.parameters()) == [norm.weight]
         assert fuse_norms(model) == 0
+
+
+def test_the_rows_are_left_as_they_were() -> None:
+    model = model_with(Qwen3RMSNorm(96))
+    assert fuse_norms(model) == 1
+    rows = torch.randn(1, 5, 96)
+    before = rows.clone()
+    model(rows)
+    assert torch.equal(rows, before)
+
+
+def test_torchs_norm_takes_its_place_where_the_shorter_one_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InPlaceNorm, "forward", lambda self, rows: rows)
+    model = model_with(Qwen3RMSNorm(96))
+    assert fuse_norms(model) == 1
+    assert any(isinstance(module, nn.RMSNorm) for module in model.modules())
 
 
 @pytest.mark.parametrize("kind", [Gemma2RMSNorm, LateRMSNorm])
