@@ -158,7 +158,9 @@ class Ingress:
                 logger.warning("no replica answers yet", extra={"error_type": type(error).__name__})
                 await asyncio.sleep(_DESCRIBE_RETRY_S)
             else:
-                return
+                break
+        # Serve tells who the other Routers are with the first call to them: the first scrape need not wait.
+        await self._parts.fleet.hear_all()
 
     def _on_membership(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
         """The routing hook speaks here first: the second, certain check that it shares our loop."""

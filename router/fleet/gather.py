@@ -102,7 +102,7 @@ class FleetMetrics:
 
     async def text(self) -> bytes:
         """The exposition of the fleet. As quick as the slowest Router, or `2 * ANSWER_TIMEOUT_S`."""
-        up = await self._ask_all()
+        up = await self.hear_all()
         parts = [(self._report(), True)]
         parts += [
             (heard.report, heard.report.router in up)
@@ -141,8 +141,8 @@ class FleetMetrics:
 
     # --- asking -------------------------------------------------------------------------------
 
-    async def _ask_all(self) -> frozenset[str]:
-        """Hear everybody anew; the names of those who answered.
+    async def hear_all(self) -> frozenset[str]:
+        """Ask everybody anew; the names of those who answered in time.
 
         Scrapes that come at the same time share a round, but nobody joins one that has begun: what was
         answered to it may be older than what this client has just seen elsewhere.

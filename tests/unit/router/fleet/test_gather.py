@@ -114,7 +114,7 @@ async def test_a_thousand_lives_of_routers_leave_no_more_than_a_few_behind() -> 
     a = fleet.routers["a"]
     for number in range(1000):
         fleet.start(f"b{number}").work()
-        await a.metrics._ask_all()
+        await a.metrics.hear_all()
         fleet.stop(f"b{number}")
         fleet.clock.advance(0.01)
     values = await a.scrape()
