@@ -47,8 +47,12 @@ def pass_on(package: str, targets: Sequence[logging.Handler]) -> None:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as `extra`."""
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    """What the caller passed as `extra`. Names with a leading `_` are others' marks: Ray sets one everywhere."""
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD and not name.startswith("_")
+    }
 
 
 def as_text(fields: Mapping[str, object]) -> str:

@@ -109,3 +109,9 @@ def test_a_traceback_is_still_there(logger: logging.Logger) -> None:
         logger.exception("failed", extra={"request_id": "r-1"})
     assert "failed request_id=r-1\nTraceback" in written.getvalue()
     assert "ValueError: cause" in written.getvalue()
+
+
+def test_marks_of_others_are_no_fields() -> None:
+    """Ray's record factory marks whatever is logged in a process that has imported it."""
+    record = logging.makeLogRecord({"request_id": "r-1", "_ray_timestamp_ns": 1})
+    assert fields_of(record) == {"request_id": "r-1"}
