@@ -47,7 +47,7 @@ def pass_on(package: str, targets: Sequence[logging.Handler]) -> None:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as `extra`. Names with a leading `_` are others' marks: Ray sets one everywhere."""
+    """What the caller passed as `extra`. A leading `_` is somebody else's mark: Ray sets one."""
     return {
         name: value
         for name, value in vars(record).items()
