@@ -20,7 +20,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
 from cache.engine_report import Tally
 from router.events.event_lag import LAG_BUCKETS_S
@@ -30,6 +29,7 @@ from router.index.hash_trie import MAX_BLOCKS
 from router.placement.decision import ReplicaStatistics, RouteReason, RoutingStatistics
 from router.prompts.chain_cache import ChainStatistics
 from router.prompts.segment_cache import CacheStatistics
+from router.scraped import Scraped, counters
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _LATENCY_BUCKETS_S = (
@@ -75,7 +75,7 @@ class RouterMetrics:
             registry=registry,
         )
         self.decision_s = {part: Tally(_DECISION_BUCKETS_S) for part in DecisionPart}
-        registry.register(_DecisionCollector(self.decision_s))
+        registry.register(_DecisionCollector(lambda: self.decision_s))
         self.held_s = Histogram(
             "warmpath_held_seconds",
             "Waiting at the router for a replica that is nearly free; only where requests are bound late.",
@@ -150,40 +150,27 @@ RETRY_CAUSES = ("replica_lost", "busy", "forward_failed")
 RETRY_PHASES = ("before_first_token", "mid_stream")
 
 
-class _DecisionCollector(Collector):
+class _DecisionCollector(Scraped[Mapping[DecisionPart, Tally]]):
     """Counted in tallies, not in a `Histogram`, whose locks would add a sixth to a short decision."""
 
-    def __init__(self, tallies: Mapping[DecisionPart, Tally]) -> None:
-        self._tallies = tallies
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
+    def families(self, numbers: Mapping[DecisionPart, Tally]) -> Iterable[Metric]:
         family = HistogramMetricFamily(
             "warmpath_decision_seconds",
             "Time of each part of a routing decision; of one bound late, match and rank come several times.",
             labels=("part",),
         )
         bounds = (*map(str, _DECISION_BUCKETS_S), "+Inf")
-        for part, tally in self._tallies.items():
+        for part, tally in numbers.items():
             told = tally.distribution()
             buckets = list(zip(bounds, map(float, accumulate(told.counts)), strict=True))
             family.add_metric((part.value,), buckets, told.total)
         yield family
 
 
-class _TokenizationCollector(Collector):
+class _TokenizationCollector(Scraped[CacheStatistics | None]):
     """Reads the segment cache at scrape time."""
 
-    def __init__(self, read: Callable[[], CacheStatistics | None]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
-        numbers = self._read()
+    def families(self, numbers: CacheStatistics | None) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "warmpath_tokenization_by_segment",
             "1 while prompts are tokenized by segment and segments are kept; 0 = whole, every time.",
@@ -198,27 +185,18 @@ class _TokenizationCollector(Collector):
         yield CounterMetricFamily(
             "warmpath_tokenization_evictions", "Segments dropped for want of room.", numbers.evicted_entries
         )
-        tokens = CounterMetricFamily(
+        yield counters(
             "warmpath_tokenization_tokens",
             "Tokens of texts and chats, by whether their segment was kept or had to be tokenized.",
-            labels=("source",),
+            "source",
+            {"kept": numbers.reused_tokens, "tokenized": numbers.tokenized_tokens},
         )
-        tokens.add_metric(("kept",), numbers.reused_tokens)
-        tokens.add_metric(("tokenized",), numbers.tokenized_tokens)
-        yield tokens
 
 
-class _HashingCollector(Collector):
+class _HashingCollector(Scraped[ChainStatistics]):
     """Reads the cache of prompts' hashes at scrape time."""
 
-    def __init__(self, read: Callable[[], ChainStatistics]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
-        numbers = self._read()
+    def families(self, numbers: ChainStatistics) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "warmpath_hash_cache_bytes", "Memory of kept hashes, bytes.", numbers.num_bytes
         )
@@ -226,27 +204,18 @@ class _HashingCollector(Collector):
         yield CounterMetricFamily(
             "warmpath_hash_cache_evictions", "Runs dropped for want of room.", numbers.evicted_runs
         )
-        blocks = CounterMetricFamily(
+        yield counters(
             "warmpath_hashed_blocks",
             "Full blocks of prompts, by whether their hash was kept or had to be computed.",
-            labels=("source",),
+            "source",
+            {"kept": numbers.reused_blocks, "computed": numbers.hashed_blocks},
         )
-        blocks.add_metric(("kept",), numbers.reused_blocks)
-        blocks.add_metric(("computed",), numbers.hashed_blocks)
-        yield blocks
 
 
-class _EventCollector(Collector):
+class _EventCollector(Scraped[EventStatistics]):
     """Reads what became of KV events at scrape time."""
 
-    def __init__(self, read: Callable[[], EventStatistics]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
-        statistics = self._read()
+    def families(self, statistics: EventStatistics) -> Iterable[Metric]:
         numbers = statistics.counters
         for name, text, value in (
             ("applied", "KV event batches applied.", numbers.applied),
@@ -254,14 +223,12 @@ class _EventCollector(Collector):
             ("lost", "KV event batches missing in gaps, as far as that can be told.", numbers.lost),
         ):
             yield CounterMetricFamily(f"warmpath_event_batches_{name}", text, value)
-        snapshots = CounterMetricFamily(
+        yield counters(
             "warmpath_event_snapshots",
             "Snapshots applied, by why they were wanted; drift = a repair found necessary by the digest.",
-            labels=("reason",),
+            "reason",
+            {reason.value: numbers.snapshots[reason] for reason in ResyncReason},
         )
-        for reason in ResyncReason:
-            snapshots.add_metric((reason.value,), numbers.snapshots[reason])
-        yield snapshots
         yield self._lag(statistics)
         lag = GaugeMetricFamily(
             "warmpath_replica_event_lag_seconds", "Lag of its latest batch.", labels=("replica",)
@@ -283,17 +250,10 @@ class _EventCollector(Collector):
         )
 
 
-class _RoutingCollector(Collector):
+class _RoutingCollector(Scraped[RoutingStatistics]):
     """Reads the routing core at scrape time, so that what left it leaves the metrics too."""
 
-    def __init__(self, read: Callable[[], RoutingStatistics]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
-        numbers = self._read()
+    def families(self, numbers: RoutingStatistics) -> Iterable[Metric]:
         yield GaugeMetricFamily("warmpath_index_entries", "Block hashes known.", numbers.index_entries)
         yield GaugeMetricFamily("warmpath_index_max_entries", "Block hashes there is room for.", MAX_BLOCKS)
         yield GaugeMetricFamily("warmpath_index_bytes", "Memory of the index, bytes.", numbers.index_bytes)
@@ -306,14 +266,12 @@ class _RoutingCollector(Collector):
         yield GaugeMetricFamily(
             "warmpath_held_requests", "Requests that wait at the router for a replica.", numbers.held
         )
-        rejections = CounterMetricFamily(
+        yield counters(
             "warmpath_rejections",
             "Attempts that no replica could be found for: all were full, or none was there.",
-            labels=("reason",),
+            "reason",
+            {"all_busy": numbers.all_busy, "no_replica": numbers.no_replica},
         )
-        rejections.add_metric(("all_busy",), numbers.all_busy)
-        rejections.add_metric(("no_replica",), numbers.no_replica)
-        yield rejections
         yield CounterMetricFamily(
             "warmpath_degraded_decisions", "Decisions with some cache unknown.", numbers.degraded
         )
@@ -323,14 +281,12 @@ class _RoutingCollector(Collector):
         yield CounterMetricFamily(
             "warmpath_malformed_events", "KV events that could not be read.", numbers.malformed_events
         )
-        resyncs = CounterMetricFamily(
+        yield counters(
             "warmpath_event_resyncs",
             "Snapshots wanted, by reason; gap = a batch was lost.",
-            labels=("reason",),
+            "reason",
+            {reason.value: numbers.resyncs.get(reason, 0) for reason in ResyncReason},
         )
-        for reason in ResyncReason:
-            resyncs.add_metric((reason.value,), numbers.resyncs.get(reason, 0))
-        yield resyncs
         yield from self._per_replica(numbers)
 
     def _per_replica(self, numbers: RoutingStatistics) -> Iterable[Metric]:

@@ -7,7 +7,7 @@ Knows Prometheus and totals; knows neither HTTP nor where the numbers come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -16,26 +16,19 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 
 from router.insight.accounting import AccountingTotals, UncachedReason
 from router.insight.closed_loop import ERROR_BOUNDS, LoopTotals
 from router.insight.insight import InsightTotals
 from router.insight.recording import RecordingTotals
 from router.insight.shadow import ShadowTotals
+from router.scraped import Scraped, counters
 
 
-class InsightCollector(Collector):
+class InsightCollector(Scraped[InsightTotals]):
     """Reads the totals at scrape time."""
 
-    def __init__(self, read: Callable[[], InsightTotals]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
-        totals = self._read()
+    def families(self, totals: InsightTotals) -> Iterable[Metric]:
         yield from _tokens(totals.accounting)
         yield GaugeMetricFamily(
             "warmpath_accounting_bytes",
@@ -55,13 +48,13 @@ def _tokens(totals: AccountingTotals) -> Iterable[Metric]:
         "Prompt tokens of requests that got a first token: hits delivered, and uncached ones.",
         totals.prompt,
     )
-    yield _labelled(
+    yield counters(
         "warmpath_hit_tokens",
         "Prompt tokens cached anywhere (available), expected where sent (captured), found (delivered).",
         "stage",
         {"available": totals.available, "captured": totals.captured, "delivered": totals.delivered},
     )
-    yield _labelled(
+    yield counters(
         "warmpath_uncached_tokens",
         "Prompt tokens that had to be computed, by why; sums to prompt tokens minus delivered ones.",
         "reason",
@@ -83,7 +76,7 @@ def _loop(totals: LoopTotals, recent_share: float) -> Iterable[Metric]:
         "Of the last 1000 requests, those whose match was right to within a block; 1 before any.",
         recent_share,
     )
-    yield _labelled(
+    yield counters(
         "warmpath_missing_tokens",
         "Tokens expected and not found, by who had said they were there.",
         "said_by",
@@ -98,7 +91,7 @@ def _loop(totals: LoopTotals, recent_share: float) -> Iterable[Metric]:
 
 
 def _shadow(totals: ShadowTotals) -> Iterable[Metric]:
-    yield _labelled(
+    yield counters(
         "warmpath_shadow_decisions",
         "Decisions a shadow policy took too, by whether it chose the same replica.",
         "agrees",
@@ -121,16 +114,9 @@ def _shadow(totals: ShadowTotals) -> Iterable[Metric]:
 
 
 def _recording(totals: RecordingTotals) -> Iterable[Metric]:
-    yield _labelled(
+    yield counters(
         "warmpath_recorded_requests",
         "Requests for the recording: written; dropped (its queue was full); failed (its file could not be).",
         "outcome",
         {"written": totals.written, "dropped": totals.dropped, "failed": totals.failed},
     )
-
-
-def _labelled(name: str, text: str, label: str, values: dict[str, float]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=(label,))
-    for value, number in values.items():
-        family.add_metric((value,), number)
-    return family

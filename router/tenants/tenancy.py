@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from router.scraped import Scraped, counters
 from router.tenants.cache_salts import CacheSalts
 from router.tenants.gate import REFUSALS, Gate, GateStatistics
 from router.tenants.key_ring import KeyRing, source_of
@@ -48,17 +48,10 @@ def check_settings(settings: TenantSettings, environment: Mapping[str, str] = os
         KeyRing(source_of(settings, environment))
 
 
-class GateCollector(Collector):
+class GateCollector(Scraped[GateStatistics]):
     """Reads the gate when scraped. No label names a key or a tenant: their number has no bound."""
 
-    def __init__(self, read: Callable[[], GateStatistics]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is read at registration
-
-    def collect(self) -> Iterable[Metric]:
-        numbers = self._read()
+    def families(self, numbers: GateStatistics) -> Iterable[Metric]:
         yield GaugeMetricFamily("warmpath_api_keys", "Keys that work now.", numbers.num_keys)
         yield CounterMetricFamily(
             "warmpath_key_reloads", "Times that changed keys were read.", numbers.num_reloads
@@ -66,11 +59,9 @@ class GateCollector(Collector):
         yield CounterMetricFamily(
             "warmpath_key_read_failures", "Times that the keys could no more be read.", numbers.num_failures
         )
-        refusals = CounterMetricFamily(
+        yield counters(
             "warmpath_key_refusals",
             "Requests refused for their key or its limits, by why.",
-            labels=("why",),
+            "why",
+            {why: numbers.refusals[why] for why in REFUSALS},
         )
-        for why in REFUSALS:
-            refusals.add_metric((why,), numbers.refusals[why])
-        yield refusals
