@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -73,20 +76,21 @@ def check(answer: httpx.Response) -> None:
         assert answer.content.endswith(b"data: [DONE]\n\n")
 
 
-def run(client: httpx.Client, canary: str, count: int, seed: int) -> dict[int, int]:
-    """Mutated bodies, one after another. How many were answered with which status."""
-    statuses: dict[int, int] = {}
-    for number, (path, content) in enumerate(mutated(count, seed)):
-        answer = client.post(path, content=content)
-        try:
-            check(answer)
-            if number % 100 == 0:
-                assert_unharmed(client, canary)
-        except AssertionError:
-            print(number, path, content[:2000])
-            raise
-        statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-    assert_unharmed(client, canary)
+def run(client: httpx.Client, canary: str, count: int, seed: int) -> Counter[int]:
+    """Mutated bodies, eight at a time, in hundreds. How many were answered with which status."""
+    statuses: Counter[int] = Counter()
+    with ThreadPoolExecutor(8) as pool:
+        bodies = mutated(count, seed)
+        while hundred := list(itertools.islice(bodies, 100)):
+            answers = pool.map(lambda body: client.post(body[0], content=body[1]), hundred)
+            for (path, content), answer in zip(hundred, answers, strict=True):
+                try:
+                    check(answer)
+                except AssertionError:
+                    print(path, content[:2000])
+                    raise
+                statuses[answer.status_code] += 1
+            assert_unharmed(client, canary)
     return statuses
 
 
