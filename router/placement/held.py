@@ -39,7 +39,7 @@ from cache.types import ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import AllBusy
 from router.placement.decision import Decision, Placement, RouteQuery
-from router.pricing.load import ReplicaState
+from router.pricing.replica_load import ReplicaState
 
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again

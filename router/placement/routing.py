@@ -45,7 +45,8 @@ from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
 from router.policies.base import alone
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, prefill_s
-from router.pricing.load import FleetLoad, ReplicaState, Reservation
+from router.pricing.fleet_load import FleetLoad
+from router.pricing.replica_load import ReplicaState, Reservation
 
 __all__ = [
     "DecisionRecord",

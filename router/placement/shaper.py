@@ -15,7 +15,8 @@ from cache.types import HashHint
 from router.placement.hot_prefixes import HotPrefixes
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape
-from router.pricing.load import QueueAverage, ReplicaState
+from router.pricing.queue_average import QueueAverage
+from router.pricing.replica_load import ReplicaState
 
 
 def usable_tokens(num_blocks: int, num_prompt_tokens: int, block_size: int) -> int:

@@ -28,7 +28,7 @@ from router.pricing.cost import (
     price_of,
     tuning_free,
 )
-from router.pricing.load import ReplicaState
+from router.pricing.replica_load import ReplicaState
 
 TieKey = tuple[int, float, int]
 

@@ -11,7 +11,7 @@ second charges for computing again what somebody else holds: a second of the fle
 until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). What is *hot* is not
 charged: one more copy of it will be used by others, who bear its cost with the one that makes it. The last
 keeps sequences from pushing each other out. While a replica's speed can neither be known nor be assumed
-(`load.py`), seconds cannot be compared, and `tuning_free` orders all of them by uncached tokens times
+(`replica_load.py`), seconds cannot be compared, and `tuning_free` orders all of them by uncached tokens times
 requests instead.
 
 Knows tokens and seconds; knows neither hashes nor how ties are broken (`policies/`).
@@ -21,13 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-
-if TYPE_CHECKING:
-    from router.pricing.load import LoadView
+from router.pricing.load_view import LoadView
 
 MEMORY_PRESSURE_S = 0.15  # lambda: costs as much at half full as 0.15 s of waiting
 # Above it memory counts as full: a saturated replica's is always within hundredths of its end, and

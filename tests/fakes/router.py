@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.placement.routing import RouteQuery
 from router.policies import PolicyContext, PolicyRequest
 from router.pricing.cost import RequestShape
-from router.pricing.load import LoadView
+from router.pricing.load_view import LoadView
 
 BLOCK_SIZE = 16
 FINGERPRINT = Fingerprint(

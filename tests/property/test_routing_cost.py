@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.pricing.cost import Candidate, RequestShape, costs, expected_time, tuning_free
-from router.pricing.load import LoadView
+from router.pricing.load_view import LoadView
 from tests.fakes.router import view
 
 MODELS = st.builds(

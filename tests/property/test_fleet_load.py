@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import RequestId
-from router.pricing.load import FleetLoad, ReplicaState, Reservation
+from router.pricing.fleet_load import FleetLoad
+from router.pricing.replica_load import ReplicaState, Reservation
 from tests.fakes.router import STEP_TIME, FakeClock, info, load, replica_id
 
 NAMES = st.sampled_from([replica_id(index) for index in range(4)])

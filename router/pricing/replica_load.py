@@ -1,4 +1,4 @@
-"""How busy each replica is, as one router knows it: what the engine last said, and what this router has
+"""How busy one replica is, as one router knows it: what the engine last said, and what this router has
 sent it since.
 
 An engine names the requests it has taken in with every batch, so a reservation counts only until then:
@@ -8,15 +8,13 @@ reports the backlog is a clock that runs down.
     reserve ──> unseen ──(named in `admitted`, or moved on, or too old)──> seen ──> release
                   └────────────────────────(call ended first)─────────────────────────┘
 
-Knows tokens, seconds and replica names; knows neither hashes nor which replica is best.
-Owner: the router's event loop; not thread-safe. Time comes in by the clock.
+Knows tokens and seconds; knows neither hashes, other replicas, nor which one is best.
+Owner: the router's event loop; not thread-safe. Time comes in with each call.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,27 +22,7 @@ from cache.events import Load, StepTimeModel
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from router.pricing.cost import Price, decode_step_s, prefill_room, price
-
-
-class LoadView(NamedTuple):
-    """One replica's load at one moment: everything a decision may look at."""
-
-    backlog_s: float  # prefill ahead of a new request; 0 while `step_time` is unknown
-    num_requests: int  # running, waiting, and sent but not yet seen by the engine
-    num_running: int
-    num_waiting: int  # in the engine's queue, or sent and not yet seen
-    context_tokens: int  # of all running sequences
-    used_fraction: float  # of blocks, by running sequences and by what was sent; 0..1
-    max_batched_tokens: int
-    # None while unknown: the engine has not measured itself, and there are too few others to go by.
-    step_time: StepTimeModel | None
-    is_full: bool  # it would refuse one more request
-    is_draining: bool
-    is_silent: bool  # nothing heard for too long: its cache is unknown, its load a guess
-    last_chosen: int  # number of the decision that last chose it; 0 = never. Spreads ties evenly
-    queued_tokens: int  # uncached prompt tokens in the engine's queue, or sent and not yet seen
-    total_blocks: int  # of its cache
-    num_in_flight: int  # sent by this router and not over
+from router.pricing.load_view import LoadView
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,192 +288,9 @@ class ReplicaLoad:
         )
 
 
-class FleetLoad:
-    """Every replica's load, and where each of this router's requests is booked."""
-
-    def __init__(
-        self, clock: Callable[[], float], *, reservation_ttl_s: float, silent_after_s: float
-    ) -> None:
-        self._clock = clock
-        self._reservation_ttl_s = reservation_ttl_s
-        self._silent_after_s = silent_after_s
-        self._replicas: dict[ReplicaId, ReplicaLoad] = {}
-        # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
-        # decision changes one of them, and asking 64 again would be a tenth of it.
-        self._states: dict[ReplicaId, ReplicaState] = {}
-        self._changed: set[ReplicaLoad] = set()
-        # In-flight requests and where they are; the value may be a replica that has gone since.
-        self._placed: dict[RequestId, ReplicaLoad] = {}
-        self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
-        self._num_chosen = 0
-        self._expires_at = -math.inf  # no reservation is too old before
-        self._unmeasured: set[ReplicaId] = set()  # those without a fit of their own
-
-    def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        now = self._clock()
-        replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed)
-        self._replicas[replica_id] = replica
-        self._states[replica_id] = replica.state()
-        self._unmeasured.add(replica_id)
-        self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
-
-    def remove_replica(self, replica_id: ReplicaId) -> None:
-        """Its requests stay in flight until they are released or routed elsewhere."""
-        if self._replicas.pop(replica_id, None) is not None:
-            del self._states[replica_id]
-            self._unmeasured.discard(replica_id)
-            self._assume(self._clock())
-
-    def __contains__(self, replica_id: ReplicaId) -> bool:
-        return replica_id in self._replicas
-
-    def __getitem__(self, replica_id: ReplicaId) -> ReplicaLoad:
-        return self._replicas[replica_id]
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._placed)
-
-    def report(self, replica_id: ReplicaId, load: Load) -> None:
-        """A replica's account of itself. Ids it names are booked nowhere any more, whoever took them."""
-        for request_id in load.admitted:
-            placed = self._placed.get(request_id)
-            if placed is None:
-                continue  # another router's, or over already
-            self._seen_by[request_id] = replica_id
-            placed.drop(request_id)
-        now, replica = self._clock(), self._replicas[replica_id]
-        replica.report(load, now)
-        self._note_measured(replica, now)
-
-    def reserve(self, replica_id: ReplicaId, reservation: Reservation) -> None:
-        """Book a request on a replica, instead of wherever it was booked before."""
-        self.release(reservation.request_id)
-        self._num_chosen += 1
-        self._replicas[replica_id].choose(self._num_chosen)
-        self._book(replica_id, reservation)
-
-    def move(self, replica_id: ReplicaId, reservation: Reservation) -> None:
-        """The request went to this replica: book it there, unless its engine has named it already."""
-        request_id = reservation.request_id
-        placed = self._placed.get(request_id)
-        if placed is None or placed.replica_id == replica_id or replica_id not in self._replicas:
-            return
-        if self._seen_by.get(request_id) == replica_id:
-            self._leave(request_id)
-            self._enter(request_id, replica_id)
-            return
-        self.release(request_id)
-        self._book(replica_id, reservation)
-
-    def release(self, request_id: RequestId) -> None:
-        """The request is over. Idempotent."""
-        placed = self._placed.get(request_id)
-        if placed is None:
-            return
-        placed.drop(request_id)
-        self._leave(request_id)
-        self._seen_by.pop(request_id, None)
-
-    def expire(self) -> int:
-        """Drop reservations nobody released in time; how many. They stay in flight.
-
-        O(1) until the oldest reservation there was at the last look may be too old.
-        """
-        now = self._clock()
-        if now <= self._expires_at:
-            return 0
-        replicas = self._replicas.values()
-        dropped = sum([replica.expire(now - self._reservation_ttl_s) for replica in replicas])
-        oldest = min([replica.oldest_unseen_at for replica in replicas], default=now)
-        self._expires_at = min(oldest, now) + self._reservation_ttl_s
-        return dropped
-
-    def view(self, replica_id: ReplicaId) -> LoadView:
-        return self._replicas[replica_id].state().view(self._clock())
-
-    def states(self) -> list[ReplicaState]:
-        """Every replica, in order of joining. O(replicas that have changed), and a copy of a list."""
-        if self._changed:
-            for replica in self._changed:
-                # One that has left changes still while its requests end, and its name may be another's.
-                if self._replicas.get(replica.replica_id) is replica:
-                    self._states[replica.replica_id] = replica.state()
-            self._changed.clear()
-        return list(self._states.values())
-
-    def placed(self, request_id: RequestId) -> ReplicaId | None:
-        """Where a request is in flight; None if it is not."""
-        placed = self._placed.get(request_id)
-        return placed.replica_id if placed is not None else None
-
-    def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
-        self._replicas[replica_id].reserve(reservation, self._clock())
-        self._enter(reservation.request_id, replica_id)
-
-    def _enter(self, request_id: RequestId, replica_id: ReplicaId) -> None:
-        replica = self._replicas[replica_id]
-        self._placed[request_id] = replica
-        replica.enter()
-
-    def _leave(self, request_id: RequestId) -> None:
-        self._placed.pop(request_id).leave()
-
-    def _note_measured(self, replica: ReplicaLoad, now: float) -> None:
-        was_measured = replica.replica_id not in self._unmeasured
-        if was_measured is not (replica.measured is not None):
-            (self._unmeasured.add if was_measured else self._unmeasured.discard)(replica.replica_id)
-            self._assume(now)
-        elif not was_measured:
-            replica.assume(self._typical(), now)
-
-    def _assume(self, now: float) -> None:
-        """Who has measured itself has changed: the others are taken to be like those."""
-        if self._unmeasured:
-            typical = self._typical()
-            for replica_id in self._unmeasured:
-                self._replicas[replica_id].assume(typical, now)
-
-    def _typical(self) -> StepTimeModel | None:
-        """The median of the measured; None while they are fewer than half.
-
-        One early fit should not speak for a fleet that is still starting; later, a replica that is new, or
-        never gets a sound fit, should not keep everybody's cost in tokens.
-        """
-        measured = [r.measured for r in self._replicas.values() if r.measured is not None]
-        return _median(measured) if measured and 2 * len(measured) >= len(self._replicas) else None
-
-
-class QueueAverage:
-    """Exponentially weighted mean of queued requests per replica: how saturated the fleet is."""
-
-    def __init__(self, time_constant_s: float = 5.0) -> None:
-        self._time_constant_s = time_constant_s
-        self._mean = 0.0
-        self._updated_at: float | None = None
-
-    def update(self, queued_per_replica: float, now: float) -> float:
-        """The mean after this observation, held since the last one."""
-        if self._updated_at is None:
-            self._mean = queued_per_replica
-        else:
-            kept = math.exp(-max(0.0, now - self._updated_at) / self._time_constant_s)
-            self._mean = kept * self._mean + (1.0 - kept) * queued_per_replica
-        self._updated_at = now
-        return self._mean
-
-
 def _is_full(load: Load, info: ReplicaInfo, num_requests: int) -> bool:
     """It would refuse one more request."""
     return load.num_waiting >= max(1, info.max_waiting) or num_requests >= info.max_running + info.max_waiting
-
-
-def _median(models: Iterable[StepTimeModel]) -> StepTimeModel:
-    """Term by term."""
-    terms = zip(
-        *((m.base_s, m.per_token_s, m.per_attention_s, m.per_sequence_s) for m in models), strict=True
-    )
-    return StepTimeModel(*map(statistics.median, terms))
 
 
 def _sane(model: StepTimeModel | None) -> StepTimeModel | None:

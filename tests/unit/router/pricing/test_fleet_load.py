@@ -8,7 +8,9 @@ import pytest
 
 from cache.events import StepTimeModel
 from cache.types import RequestId
-from router.pricing.load import FleetLoad, LoadView, QueueAverage, Reservation
+from router.pricing.fleet_load import FleetLoad
+from router.pricing.load_view import LoadView
+from router.pricing.replica_load import Reservation
 from tests.fakes.router import STEP_TIME, FakeClock, info, load, replica_id
 
 A, B = replica_id(0), replica_id(1)
@@ -254,10 +256,3 @@ def test_a_first_fit_prices_what_was_booked_before_it() -> None:
     assert loads.view(A).backlog_s == PREFILL_500_S
     loads.release(X)
     assert loads.view(A).backlog_s == 0.0
-
-
-def test_the_queue_average_follows_with_its_time_constant() -> None:
-    average = QueueAverage(time_constant_s=5.0)
-    assert average.update(0.0, now=0.0) == 0.0
-    assert average.update(8.0, now=5.0) == pytest.approx(8.0 * (1 - math.exp(-1)))
-    assert average.update(8.0, now=1000.0) == pytest.approx(8.0)

@@ -1,0 +1,181 @@
+"""Every replica's load, and where each of this router's requests is booked.
+
+Knows replica names, request ids and `ReplicaLoad`; knows neither hashes nor which replica is best.
+Owner: the router's event loop; not thread-safe. Time comes in by the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+
+from cache.events import Load, StepTimeModel
+from cache.messages import ReplicaInfo
+from cache.types import ReplicaId, RequestId
+from router.pricing.load_view import LoadView
+from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
+
+
+class FleetLoad:
+    """Every replica's load, and where each of this router's requests is booked."""
+
+    def __init__(
+        self, clock: Callable[[], float], *, reservation_ttl_s: float, silent_after_s: float
+    ) -> None:
+        self._clock = clock
+        self._reservation_ttl_s = reservation_ttl_s
+        self._silent_after_s = silent_after_s
+        self._replicas: dict[ReplicaId, ReplicaLoad] = {}
+        # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
+        # decision changes one of them, and asking 64 again would be a tenth of it.
+        self._states: dict[ReplicaId, ReplicaState] = {}
+        self._changed: set[ReplicaLoad] = set()
+        # In-flight requests and where they are; the value may be a replica that has gone since.
+        self._placed: dict[RequestId, ReplicaLoad] = {}
+        self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
+        self._num_chosen = 0
+        self._expires_at = -math.inf  # no reservation is too old before
+        self._unmeasured: set[ReplicaId] = set()  # those without a fit of their own
+
+    def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        now = self._clock()
+        replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed)
+        self._replicas[replica_id] = replica
+        self._states[replica_id] = replica.state()
+        self._unmeasured.add(replica_id)
+        self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
+
+    def remove_replica(self, replica_id: ReplicaId) -> None:
+        """Its requests stay in flight until they are released or routed elsewhere."""
+        if self._replicas.pop(replica_id, None) is not None:
+            del self._states[replica_id]
+            self._unmeasured.discard(replica_id)
+            self._assume(self._clock())
+
+    def __contains__(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self._replicas
+
+    def __getitem__(self, replica_id: ReplicaId) -> ReplicaLoad:
+        return self._replicas[replica_id]
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._placed)
+
+    def report(self, replica_id: ReplicaId, load: Load) -> None:
+        """A replica's account of itself. Ids it names are booked nowhere any more, whoever took them."""
+        for request_id in load.admitted:
+            placed = self._placed.get(request_id)
+            if placed is None:
+                continue  # another router's, or over already
+            self._seen_by[request_id] = replica_id
+            placed.drop(request_id)
+        now, replica = self._clock(), self._replicas[replica_id]
+        replica.report(load, now)
+        self._note_measured(replica, now)
+
+    def reserve(self, replica_id: ReplicaId, reservation: Reservation) -> None:
+        """Book a request on a replica, instead of wherever it was booked before."""
+        self.release(reservation.request_id)
+        self._num_chosen += 1
+        self._replicas[replica_id].choose(self._num_chosen)
+        self._book(replica_id, reservation)
+
+    def move(self, replica_id: ReplicaId, reservation: Reservation) -> None:
+        """The request went to this replica: book it there, unless its engine has named it already."""
+        request_id = reservation.request_id
+        placed = self._placed.get(request_id)
+        if placed is None or placed.replica_id == replica_id or replica_id not in self._replicas:
+            return
+        if self._seen_by.get(request_id) == replica_id:
+            self._leave(request_id)
+            self._enter(request_id, replica_id)
+            return
+        self.release(request_id)
+        self._book(replica_id, reservation)
+
+    def release(self, request_id: RequestId) -> None:
+        """The request is over. Idempotent."""
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        placed.drop(request_id)
+        self._leave(request_id)
+        self._seen_by.pop(request_id, None)
+
+    def expire(self) -> int:
+        """Drop reservations nobody released in time; how many. They stay in flight.
+
+        O(1) until the oldest reservation there was at the last look may be too old.
+        """
+        now = self._clock()
+        if now <= self._expires_at:
+            return 0
+        replicas = self._replicas.values()
+        dropped = sum([replica.expire(now - self._reservation_ttl_s) for replica in replicas])
+        oldest = min([replica.oldest_unseen_at for replica in replicas], default=now)
+        self._expires_at = min(oldest, now) + self._reservation_ttl_s
+        return dropped
+
+    def view(self, replica_id: ReplicaId) -> LoadView:
+        return self._replicas[replica_id].state().view(self._clock())
+
+    def states(self) -> list[ReplicaState]:
+        """Every replica, in order of joining. O(replicas that have changed), and a copy of a list."""
+        if self._changed:
+            for replica in self._changed:
+                # One that has left changes still while its requests end, and its name may be another's.
+                if self._replicas.get(replica.replica_id) is replica:
+                    self._states[replica.replica_id] = replica.state()
+            self._changed.clear()
+        return list(self._states.values())
+
+    def placed(self, request_id: RequestId) -> ReplicaId | None:
+        """Where a request is in flight; None if it is not."""
+        placed = self._placed.get(request_id)
+        return placed.replica_id if placed is not None else None
+
+    def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
+        self._replicas[replica_id].reserve(reservation, self._clock())
+        self._enter(reservation.request_id, replica_id)
+
+    def _enter(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        replica = self._replicas[replica_id]
+        self._placed[request_id] = replica
+        replica.enter()
+
+    def _leave(self, request_id: RequestId) -> None:
+        self._placed.pop(request_id).leave()
+
+    def _note_measured(self, replica: ReplicaLoad, now: float) -> None:
+        was_measured = replica.replica_id not in self._unmeasured
+        if was_measured is not (replica.measured is not None):
+            (self._unmeasured.add if was_measured else self._unmeasured.discard)(replica.replica_id)
+            self._assume(now)
+        elif not was_measured:
+            replica.assume(self._typical(), now)
+
+    def _assume(self, now: float) -> None:
+        """Who has measured itself has changed: the others are taken to be like those."""
+        if self._unmeasured:
+            typical = self._typical()
+            for replica_id in self._unmeasured:
+                self._replicas[replica_id].assume(typical, now)
+
+    def _typical(self) -> StepTimeModel | None:
+        """The median of the measured; None while they are fewer than half.
+
+        One early fit should not speak for a fleet that is still starting; later, a replica that is new, or
+        never gets a sound fit, should not keep everybody's cost in tokens.
+        """
+        measured = [r.measured for r in self._replicas.values() if r.measured is not None]
+        return _median(measured) if measured and 2 * len(measured) >= len(self._replicas) else None
+
+
+def _median(models: Iterable[StepTimeModel]) -> StepTimeModel:
+    """Term by term."""
+    terms = zip(
+        *((m.base_s, m.per_token_s, m.per_attention_s, m.per_sequence_s) for m in models), strict=True
+    )
+    return StepTimeModel(*map(statistics.median, terms))
