@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from cache.errors import WireError
+from cache.wire import WireFormat
 
 FORMAT_VERSION = 1
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB
@@ -133,19 +134,12 @@ class Tally:
 
 def encode_report(report: EngineReport) -> bytes:
     """The report as msgpack. Raises WireError if no receiver would take it."""
-    try:
-        wire = _ENCODER.encode(report)
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
-        raise WireError(f"cannot encode engine report: {error}") from error
-    return _within(wire)
+    return _FORMAT.encode(report)
 
 
 def decode_report(wire: bytes) -> EngineReport:
     """Inverse of `encode_report`. Raises WireError, naming what is wrong, for everything else."""
-    try:
-        report = _DECODER.decode(_within(wire))
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise WireError(f"malformed engine report: {error}") from error
+    report = _FORMAT.decode(wire)
     check_report(report)
     return report
 
@@ -162,11 +156,4 @@ def check_report(report: EngineReport) -> None:
             raise WireError(f"malformed engine report: {name}.total is {distribution.total}")
 
 
-def _within(wire: bytes) -> bytes:
-    if len(wire) > MAX_REPORT_BYTES:
-        raise WireError(f"engine report of {len(wire)} bytes, at most {MAX_REPORT_BYTES} are taken")
-    return wire
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(EngineReport)
+_FORMAT = WireFormat(EngineReport, "engine report", version=FORMAT_VERSION, max_bytes=MAX_REPORT_BYTES)

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from operator import xor
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, cast
 
 import msgspec
 
 from cache.block_hash import hint
 from cache.errors import WireError
 from cache.types import BlockHash, HashHint, RequestId
+from cache.wire import WireFormat, within
 
 FORMAT_VERSION = 2
 MAX_BATCH_BYTES = 8 << 20
@@ -149,7 +150,7 @@ class Snapshot:
 
 def encode(message: EventBatch | LoadUpdate) -> bytes:
     """The message as msgpack. Raises WireError if no receiver would take it: too large, a wrong type."""
-    return _within(_packed(message, type(message)), MAX_BATCH_BYTES, type(message))
+    return _BATCH.encode(message) if isinstance(message, EventBatch) else _LOAD.encode(message)
 
 
 def encode_snapshot(snapshot: Snapshot) -> tuple[bytes, bytes]:
@@ -164,14 +165,15 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[bytes, bytes]:
     digest = snapshot.digest if snapshot.digest is not None else digest_of(snapshot.hashes)
     head = _SnapshotHead(snapshot.version, snapshot.epoch, snapshot.seq, digest, snapshot.load)
     return (
-        _within(_packed(head, Snapshot), MAX_BATCH_BYTES, Snapshot),
-        _within(_little_endian(hashes).tobytes(), MAX_SNAPSHOT_BYTES, Snapshot),
+        _HEAD.encode(head),
+        within(_little_endian(hashes).tobytes(), MAX_SNAPSHOT_BYTES, "snapshot"),
     )
 
 
 def decode_batch(wire: bytes) -> EventBatch:
     """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
-    batch = _decode(_within(wire, MAX_BATCH_BYTES, EventBatch), _BATCH_DECODER, EventBatch)
+    batch = _BATCH.decode(wire)
+    _check_load(batch.load, "event batch")
     names = (*batch.stored, *batch.removed)
     if len(set(names)) != len(names):
         raise WireError("malformed event batch: a hash is listed twice")
@@ -182,7 +184,9 @@ def decode_batch(wire: bytes) -> EventBatch:
 
 def decode_load(wire: bytes) -> LoadUpdate:
     """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
-    return _decode(_within(wire, MAX_BATCH_BYTES, LoadUpdate), _LOAD_DECODER, LoadUpdate)
+    update = _LOAD.decode(wire)
+    _check_load(update.load, "load update")
+    return update
 
 
 def decode_snapshot(frames: Sequence[bytes | memoryview]) -> Snapshot:
@@ -192,8 +196,9 @@ def decode_snapshot(frames: Sequence[bytes | memoryview]) -> Snapshot:
     """
     if len(frames) != 2:
         raise WireError(f"snapshot in {len(frames)} frames, not 2")
-    head = _decode(_within(frames[0], MAX_BATCH_BYTES, Snapshot), _HEAD_DECODER, Snapshot)
-    packed = _within(frames[1], MAX_SNAPSHOT_BYTES, Snapshot)
+    head = _HEAD.decode(frames[0])
+    _check_load(head.load, "snapshot")
+    packed = within(frames[1], MAX_SNAPSHOT_BYTES, "snapshot")
     if len(packed) != 8 * head.digest.count:
         raise WireError(f"malformed snapshot: {len(packed)} bytes for {head.digest.count} hashes")
     return Snapshot(head.version, head.epoch, head.seq, _unpacked(packed), head.load, head.digest)
@@ -285,64 +290,15 @@ class _SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     load: Load
 
 
-Message = TypeVar("Message", EventBatch, LoadUpdate, _SnapshotHead)
-Wire = TypeVar("Wire", bytes, bytes | memoryview)
+_BATCH = WireFormat(EventBatch, "event batch", version=FORMAT_VERSION, max_bytes=MAX_BATCH_BYTES)
+_LOAD = WireFormat(LoadUpdate, "load update", version=FORMAT_VERSION, max_bytes=MAX_BATCH_BYTES)
+_HEAD = WireFormat(_SnapshotHead, "snapshot", version=FORMAT_VERSION, max_bytes=MAX_BATCH_BYTES)
 
 
-class _AnyVersion(msgspec.Struct):
-    """What every format version begins with: enough to tell an old message from a broken one."""
-
-    version: int
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_BATCH_DECODER = msgspec.msgpack.Decoder(EventBatch)
-_LOAD_DECODER = msgspec.msgpack.Decoder(LoadUpdate)
-_HEAD_DECODER = msgspec.msgpack.Decoder(_SnapshotHead)
-_VERSION_DECODER = msgspec.msgpack.Decoder(_AnyVersion)
-
-_NAMES: dict[type[object], str] = {
-    EventBatch: "event batch",
-    LoadUpdate: "load update",
-    Snapshot: "snapshot",
-}
-
-
-def _packed(message: object, kind: type[object]) -> bytes:
-    try:
-        return _ENCODER.encode(message)
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
-        raise WireError(f"cannot encode {_NAMES[kind]}: {error}") from error
-
-
-def _decode(
-    wire: bytes | memoryview, decoder: msgspec.msgpack.Decoder[Message], kind: type[object]
-) -> Message:
-    try:
-        message = decoder.decode(wire)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        if (version := _version(wire)) not in (None, FORMAT_VERSION):
-            raise WireError(f"{_NAMES[kind]} of format version {version}, not {FORMAT_VERSION}") from error
-        raise WireError(f"malformed {_NAMES[kind]}: {error}") from error
-    if message.version != FORMAT_VERSION:
-        raise WireError(f"{_NAMES[kind]} of format version {message.version}, not {FORMAT_VERSION}")
-    step_time = message.load.step_time
-    if step_time is not None and not all(map(math.isfinite, msgspec.structs.astuple(step_time))):
-        raise WireError(f"malformed {_NAMES[kind]}: load.step_time is not finite")
-    return message
-
-
-def _version(wire: bytes | memoryview) -> int | None:
-    try:
-        return _VERSION_DECODER.decode(wire).version
-    except (msgspec.MsgspecError, UnicodeError):
-        return None
-
-
-def _within(wire: Wire, limit: int, kind: type[object]) -> Wire:
-    if len(wire) > limit:
-        raise WireError(f"{_NAMES[kind]} of {len(wire)} bytes, at most {limit} are taken")
-    return wire
+def _check_load(load: Load, name: str) -> None:
+    """Raises WireError for what the types alone do not rule out."""
+    if load.step_time is not None and not all(map(math.isfinite, msgspec.structs.astuple(load.step_time))):
+        raise WireError(f"malformed {name}: load.step_time is not finite")
 
 
 def _little_endian(hashes: array[int]) -> array[int]:

@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 from cache.engine_report import EngineReport, check_report
 from cache.errors import WireError
 from cache.types import ReplicaId
+from cache.wire import WireFormat
 
 FORMAT_VERSION = 1
 MAX_REPORT_BYTES = 32 << 20  # a Router's series have some 20 KB, an engine's report 2
@@ -67,21 +68,12 @@ class FleetReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 def encode_fleet(report: FleetReport) -> bytes:
     """The report as msgpack. Raises WireError if no receiver would take it."""
-    try:
-        wire = _ENCODER.encode(report)
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
-        raise WireError(f"cannot encode fleet report: {error}") from error
-    return _within(wire)
+    return _FORMAT.encode(report)
 
 
 def decode_fleet(wire: bytes) -> FleetReport:
     """Inverse of `encode_fleet`. Raises WireError, naming what is wrong, for everything else."""
-    try:
-        report = _DECODER.decode(_within(wire))
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise WireError(f"malformed fleet report: {error}") from error
-    if report.version != FORMAT_VERSION:
-        raise WireError(f"fleet report of format version {report.version}, not {FORMAT_VERSION}")
+    report = _FORMAT.decode(wire)
     for router in report.routers:
         if not (math.isfinite(router.age_s) and router.age_s >= 0):
             raise WireError(f"malformed fleet report: age_s is {router.age_s}")
@@ -119,11 +111,4 @@ def _family(metric: Metric) -> Family:
     return Family(metric.name, metric.documentation, kind, tuple(series))  # type: ignore[arg-type]
 
 
-def _within(wire: bytes) -> bytes:
-    if len(wire) > MAX_REPORT_BYTES:
-        raise WireError(f"fleet report of {len(wire)} bytes, at most {MAX_REPORT_BYTES} are taken")
-    return wire
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(FleetReport)
+_FORMAT = WireFormat(FleetReport, "fleet report", version=FORMAT_VERSION, max_bytes=MAX_REPORT_BYTES)

@@ -153,7 +153,8 @@ def test_size_caps_hold_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(WireError, match="bytes, at most"):
             call()
     monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", 1000)
-    monkeypatch.setattr(events, "MAX_BATCH_BYTES", smallest - 1)
+    for message in (events._BATCH, events._LOAD, events._HEAD):
+        monkeypatch.setattr(message, "max_bytes", smallest - 1)
     calls += [
         lambda: decode_batch(batch),
         lambda: decode_load(update),

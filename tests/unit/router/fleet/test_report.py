@@ -69,7 +69,7 @@ def test_other_bytes_are_refused(content: bytes) -> None:
 
 def test_what_is_too_large_is_neither_sent_nor_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     content = encode_fleet(a_report())
-    monkeypatch.setattr(wire, "MAX_REPORT_BYTES", len(content) - 1)
+    monkeypatch.setattr(wire._FORMAT, "max_bytes", len(content) - 1)
     with pytest.raises(WireError, match="at most"):
         decode_fleet(content)
     with pytest.raises(WireError, match="at most"):
