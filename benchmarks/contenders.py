@@ -19,9 +19,9 @@ from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
-from replica.engine_core import EngineCore
-from replica.request import Request
-from replica.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
+from replica.engine.engine_core import EngineCore
+from replica.scheduling.request import Request
+from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
 
 OURS, GENERATE, CONTINUOUS = "warmpath", "generate", "continuous"
 NAMES = (OURS, GENERATE, CONTINUOUS)

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.cases import ModelSpec
-from replica import tiny_model
+from replica.models import tiny_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 

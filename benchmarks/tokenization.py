@@ -29,7 +29,7 @@ from benchmarks.machine import CPUINFO, commit, cpu_name
 from router.prompts.prompt import PromptEncoder, hide_torch
 
 ROOT = Path(__file__).parents[1]
-TINY = ROOT / "replica" / "tiny"
+TINY = ROOT / "replica" / "models" / "tiny"
 CONVERSATIONS = ((1024, 4), (8192, 16), (32768, 32))  # (tokens, messages) before the next turn
 NEW_TOKENS = 128  # of the answer and of the next question, each
 

@@ -19,7 +19,7 @@ from deploy.config import AppConfig, router_config
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
-from replica.model_source import ResolvedModel, resolve, stored_dtype
+from replica.models.model_source import ResolvedModel, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress

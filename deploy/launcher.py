@@ -193,7 +193,7 @@ def _root_cause(application: Any) -> str:
     """The innermost error of the first failing deployment's message: Serve prints whole tracebacks."""
     messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
     text = (messages or [application.message])[0].strip()
-    # A traceback ends with its error, unindented: "replica.model_source.NotEnoughMemory: model = ...".
+    # A traceback ends with its error, unindented: "replica.models.model_source.NotEnoughMemory: model = ...".
     causes: list[str] = re.findall(r"^(?:\w+\.)*([A-Z]\w*: (?!Traceback).+)$", text, flags=re.MULTILINE)
     return causes[-1] if causes else str(text)
 

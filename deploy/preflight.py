@@ -8,7 +8,7 @@ from __future__ import annotations
 from cache.errors import ConfigError
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
-from replica.model_source import NotEnoughMemory, resolve, weight_bytes
+from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
 

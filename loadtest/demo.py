@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from replica.sample_table import Question, prompt, questions
+from replica.output.sample_table import Question, prompt, questions
 
 ARMS = ("round_robin", "expected_time")
 TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId, pack_tokens
-from replica import sample_table
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
-from replica.engine_core import EngineCore
+from replica.engine.engine_core import EngineCore
+from replica.output import sample_table
 
 SNIPPET_CHARS = 48
 

@@ -16,11 +16,11 @@ from cache.block_hash import BlockHasher
 from cache.fingerprint import ChatTemplate, Fingerprint, template_digest
 from cache.kv_cache_manager import BlockEventSink
 from replica.config import ReplicaConfig
-from replica.detokenizer import TokenDecoder
-from replica.engine_core import EngineCore
-from replica.model_source import ResolvedModel, load_tokenizer, resolve
-from replica.runner import Runner
-from replica.sim_runner import SimRunner
+from replica.engine.engine_core import EngineCore
+from replica.models.model_source import ResolvedModel, load_tokenizer, resolve
+from replica.output.detokenizer import TokenDecoder
+from replica.runners.sim_runner import SimRunner
+from replica.scheduling.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:
 
 
 def _loaded(config: ReplicaConfig, model: ResolvedModel) -> Runner:
-    from replica.model_runner import ModelRunner
+    from replica.runners.model_runner import ModelRunner
 
     began_s = time.monotonic()
     runner: Runner = ModelRunner.load(config, model)

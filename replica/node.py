@@ -16,9 +16,9 @@ from cache.events import EventLog
 from cache.messages import ReplicaInfo
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.publisher import Publisher, new_epoch
-from replica.runner import Runner
+from replica.scheduling.runner import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ from cache.events import (
     encode_snapshot,
 )
 from cache.types import HashHint, RequestId
-from replica.arrivals import Arrival, Arrivals
+from replica.engine.arrivals import Arrival, Arrivals
 from replica.errors import EventSocketError
 
 TOPIC = b"kv"

@@ -18,8 +18,8 @@ from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
+from replica.engine.request_watch import RequestLog, RequestTraces
 from replica.node import running_node
-from replica.request_watch import RequestLog, RequestTraces
 
 METADATA_KEY = "warmpath"
 

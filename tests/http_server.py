@@ -21,8 +21,8 @@ from cache.messages import Delta, GenerateRequest
 from cache.tracing import Tracing
 from cache.types import ReplicaId
 from replica.config import ReplicaConfig
+from replica.engine.request_watch import RequestLog, RequestTraces
 from replica.node import Node, running_node
-from replica.request_watch import RequestLog, RequestTraces
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.openai_api.app import build_api

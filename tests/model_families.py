@@ -21,11 +21,11 @@ from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.config import ReplicaConfig
-from replica.engine_core import EngineCore
-from replica.model_runner import ModelRunner
-from replica.model_source import resolve
-from replica.request import Request
-from replica.tiny_model import SOURCE
+from replica.engine.engine_core import EngineCore
+from replica.models.model_source import resolve
+from replica.models.tiny_model import SOURCE
+from replica.runners.model_runner import ModelRunner
+from replica.scheduling.request import Request
 
 VOCABULARY = 1856  # at least the tiny tokenizer's
 MAX_NEW_TOKENS = 16

@@ -1,10 +1,10 @@
 """One simulated replica: production's scheduler, cache and event log, and a model's step time for a runner.
 
-It goes from step to step as `replica.engine.Engine` does: between steps it takes in what has come and tells
-the routers when there is something to tell; what comes inside a step is told at once (`replica/arrivals.py`).
-Steps that only decode are taken many at once: that changes how long the simulation takes, and nothing else
-(a property test). To that end such steps tell nothing of themselves, where the engine would send its load
-every 10 ms: only the length of its contexts has changed.
+It goes from step to step as `replica/engine/engine.py` does: between steps it takes in what has come and
+tells the routers when there is something to tell; what comes inside a step is told at once
+(`replica/engine/arrivals.py`). Steps that only decode are taken many at once: that changes how long the
+simulation takes, and nothing else (a property test). To that end such steps tell nothing of themselves, where
+the engine would send its load every 10 ms: only the length of its contexts has changed.
 Its speed is published from the start: on steps that follow the model the engine's fit finds the model.
 Knows steps and seconds; knows neither routers nor placement.
 """
@@ -23,14 +23,14 @@ from cache.types import HashHint, ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.turns import Turn, TurnTokens
-from replica.arrivals import Arrival, Arrivals
 from replica.config import ReplicaConfig
-from replica.detokenizer import Detokenizer, NoText
-from replica.engine import LOAD_INTERVAL_S
-from replica.request import Request
-from replica.runner import StepResult
-from replica.scheduler import Scheduler
-from replica.step_time import attention_pairs
+from replica.engine.arrivals import Arrival, Arrivals
+from replica.engine.engine import LOAD_INTERVAL_S
+from replica.output.detokenizer import Detokenizer, NoText
+from replica.scheduling.request import Request
+from replica.scheduling.runner import StepResult
+from replica.scheduling.scheduler import Scheduler
+from replica.scheduling.step_time import attention_pairs
 
 HEARTBEAT_S = ReplicaConfig().heartbeat_interval_s
 NEVER_FULL = 1 << 30  # requests that may wait: a refused one would have no time to first token

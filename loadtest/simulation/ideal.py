@@ -28,8 +28,8 @@ from loadtest.simulation.pooled_cache import PooledCache
 from loadtest.simulation.recorder import Recorder
 from loadtest.simulation.turns import Turn, TurnHasher, TurnTokens, fingerprint, make_turns
 from loadtest.workloads.request import Workload
-from replica.request import RequestState
-from replica.step_time import attention_pairs
+from replica.scheduling.request import RequestState
+from replica.scheduling.step_time import attention_pairs
 
 AGING = 0.1  # seconds of own prefill that one second of waiting outweighs
 WINDOW = 24  # of the order, for whom the choice is made at one time

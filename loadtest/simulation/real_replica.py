@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 from cache.messages import GenerateRequest, ReplicaInfo
 from cache.types import RequestId
 from replica.config import ReplicaConfig
-from replica.engine import Engine
+from replica.engine.engine import Engine
 from replica.node import running_node
-from replica.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
-from replica.step_time import StepWork, step_work
+from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.step_time import StepWork, step_work
 
 
 @dataclass(frozen=True, slots=True)

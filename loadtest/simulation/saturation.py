@@ -18,7 +18,7 @@ from cache.events import StepTimeModel
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.turns import name_contents
 from loadtest.workloads.request import Workload
-from replica.step_time import attention_pairs
+from replica.scheduling.step_time import attention_pairs
 
 
 @dataclass(frozen=True, slots=True)

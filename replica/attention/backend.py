@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 from cache.errors import ConfigError
-from replica.kv_pages import LayerPages
-from replica.step_batch import StepBatch
+from replica.attention.kv_pages import LayerPages
+from replica.attention.step_batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention.backend import AttentionCall
+from replica.attention.kv_pages import LayerPages
 from replica.attention.resident import ResidentDecodes
+from replica.attention.step_batch import DecodeGroup, PrefillPiece, StepBatch
 from replica.attention.wide_decode import WideDecode
-from replica.kv_pages import LayerPages
-from replica.step_batch import DecodeGroup, PrefillPiece, StepBatch
 
 # The explicit formula keeps its scores under this many elements (256 MiB of float32) at a time.
 MAX_EXPLICIT_SCORES = 1 << 26

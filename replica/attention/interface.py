@@ -14,7 +14,7 @@ from torch import nn
 
 from cache.errors import ServingError
 from replica.attention.backend import AttentionCall
-from replica.kv_pages import ATTRIBUTE, LayerPages, LayerShape
+from replica.attention.kv_pages import ATTRIBUTE, LayerPages, LayerShape
 
 ATTENTION_NAME = "warmpath_paged"
 PROBE_ATTRIBUTE = "_warmpath_probe"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from replica.kv_pages import LayerPages
-from replica.step_batch import DecodeGroup, StepBatch
+from replica.attention.kv_pages import LayerPages
+from replica.attention.step_batch import DecodeGroup, StepBatch
 
 # What all layers' groups may keep together. A copy of K/V that the pages hold already: where it does not
 # fit, contexts are long, and the time goes into attending rather than gathering.

@@ -25,7 +25,7 @@ import openai
 import pytest
 
 from deploy.environment import fast_proxy_installed
-from replica import tiny_model
+from replica.models import tiny_model
 from tests.servers import ROOT, Server, processes_below, running_server
 
 ENVIRONMENTS = ROOT / ".clients"

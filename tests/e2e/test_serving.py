@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from loadtest import demo
-from replica.sample_table import people_table
+from replica.output.sample_table import people_table
 from tests.servers import Server, running_server
 
 BLOCK = 16

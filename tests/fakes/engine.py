@@ -16,12 +16,12 @@ from cache.kv_cache_manager import BlockEventSink
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.config import ReplicaConfig, SimConfig
-from replica.detokenizer import TokenDecoder
-from replica.engine_core import EngineCore
-from replica.sim_runner import SimRunner
+from replica.engine.engine_core import EngineCore
+from replica.output.detokenizer import TokenDecoder
+from replica.runners.sim_runner import SimRunner
 
 BLOCK_SIZE = 4
-TINY_TOKENIZER = Path(__file__).parents[2] / "replica" / "tiny" / "tokenizer.json"
+TINY_TOKENIZER = Path(__file__).parents[2] / "replica" / "models" / "tiny" / "tokenizer.json"
 
 
 class VirtualClock:

@@ -18,7 +18,7 @@ from cache.fingerprint import Fingerprint
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
-from replica.engine_core import EngineCore
+from replica.engine.engine_core import EngineCore
 from router.config import RouterConfig
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing

@@ -8,9 +8,9 @@ import torch
 
 from cache.messages import SamplingParams
 from cache.types import RequestId
-from replica.kv_pages import LayerPages, LayerShape
-from replica.runner import ScheduledSequence
-from replica.step_batch import StepBatch
+from replica.attention.kv_pages import LayerPages, LayerShape
+from replica.attention.step_batch import StepBatch
+from replica.scheduling.runner import ScheduledSequence
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4

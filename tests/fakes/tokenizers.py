@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-TINY = str(Path(__file__).parents[2] / "replica" / "tiny")
+TINY = str(Path(__file__).parents[2] / "replica" / "models" / "tiny")
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

@@ -19,9 +19,9 @@ from cache.block_hash import BlockHasher, hints
 from cache.events import EventBatch, EventLog
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import RequestId
-from replica.arrivals import Arrival
 from replica.config import SimConfig
-from replica.engine import Door, Engine, EngineCore
+from replica.engine.arrivals import Arrival
+from replica.engine.engine import Door, Engine, EngineCore
 from replica.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -29,7 +29,7 @@ from replica.errors import (
     InvalidRequest,
     QueueFull,
 )
-from replica.sim_runner import SimRunner
+from replica.runners.sim_runner import SimRunner
 from tests.fakes.engine import TokenizersDecoder, fingerprint, make_request, sim_config, sim_core
 
 FAST = SimConfig(base_s=0.0005, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
@@ -265,7 +265,7 @@ def test_a_hung_engine_ends_its_process() -> None:
     program = """
 import asyncio
 from tests.fakes.engine import *
-from replica.engine import Engine
+from replica.engine.engine import Engine
 config = sim_config(sim=SimConfig(hang_after_steps=1), step_time_limit_s=0.2)
 runner = SimRunner(config.sim, block_size=4)
 core = EngineCore(runner, config, BlockHasher(fingerprint()))

@@ -14,9 +14,9 @@ from cache.events import EventLog
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from replica.config import SimConfig
-from replica.engine import Engine, EngineCore
+from replica.engine.engine import Engine, EngineCore
 from replica.publisher import REPORT_TOPIC, Publisher
-from replica.sim_runner import SimRunner
+from replica.runners.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup
 from router.placement.routing import Routing
 from tests.fakes.engine import fingerprint, make_request, sim_config

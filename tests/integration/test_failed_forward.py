@@ -16,9 +16,9 @@ import torch
 
 from cache.messages import GenerateRequest
 from cache.types import RequestId
-from replica.engine_core import EngineCore, Progress
+from replica.engine.engine_core import EngineCore, Progress
 from replica.errors import ForwardFailed
-from replica.model_runner import ModelRunner
+from replica.runners.model_runner import ModelRunner
 from tests import model_families as families
 from tests.model_families import FAMILIES, GREEDY, MAX_NEW_TOKENS, Runners, Setting
 

@@ -16,13 +16,15 @@ import torch
 
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
-from replica import kv_pages, model_runner, screened_head
+from replica.attention import kv_pages
 from replica.config import ReplicaConfig
-from replica.greedy_screen import find_screen_kernels
-from replica.model_runner import ModelRunner
-from replica.model_source import NotEnoughMemory, resolve
-from replica.screen_costs import ProductCost, ScreenCosts
-from replica.screened_head import RowsAnswered, RowsAsked
+from replica.layers import screened_head
+from replica.layers.greedy_screen import find_screen_kernels
+from replica.layers.screen_costs import ProductCost, ScreenCosts
+from replica.layers.screened_head import RowsAnswered, RowsAsked
+from replica.models.model_source import NotEnoughMemory, resolve
+from replica.runners import model_runner
+from replica.runners.model_runner import ModelRunner
 from tests import model_families as families
 from tests.model_families import FAMILIES, GREEDY, MAX_NEW_TOKENS, Runners, Setting, engine_over
 

@@ -14,8 +14,8 @@ import torch
 
 from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
-from replica.model_runner import ModelRunner
-from replica.model_source import resolve
+from replica.models.model_source import resolve
+from replica.runners.model_runner import ModelRunner
 from tests import model_families as families
 from tests.model_families import FAMILIES, MAX_NEW_TOKENS, Runners, Setting, answer_all, engine_over
 

@@ -27,7 +27,7 @@ from cache.events import (
     decode_snapshot,
 )
 from cache.types import BlockHash, RequestId
-from replica.arrivals import Arrival
+from replica.engine.arrivals import Arrival
 from replica.errors import EventSocketError
 from replica.publisher import Publisher, new_epoch
 from tests.fakes.engine import fingerprint

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cache.errors import ConfigError
-from replica import kv_pages
+from replica.attention import kv_pages
 from replica.config import ReplicaConfig
-from replica.model_runner import ModelRunner
-from replica.model_source import ModelRefused, NotEnoughMemory, resolve
+from replica.models.model_source import ModelRefused, NotEnoughMemory, resolve
+from replica.runners.model_runner import ModelRunner
 from tests import model_families
 from tests.model_families import COMMON, FAMILIES, Family
 

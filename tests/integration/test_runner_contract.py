@@ -15,10 +15,10 @@ from cache.block_hash import BlockHasher
 from cache.messages import SamplingParams
 from cache.types import RequestId
 from replica.config import ReplicaConfig, SimConfig
-from replica.engine_core import EngineCore
-from replica.model_source import resolve
-from replica.runner import Runner, ScheduledSequence
-from replica.sim_runner import SimRunner
+from replica.engine.engine_core import EngineCore
+from replica.models.model_source import resolve
+from replica.runners.sim_runner import SimRunner
+from replica.scheduling.runner import Runner, ScheduledSequence
 from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request
 
 NUM_BLOCKS = 64
@@ -32,7 +32,7 @@ def _simulated(_: Path) -> Runner:
 
 
 def _model(folder: Path) -> Runner:
-    from replica.model_runner import ModelRunner
+    from replica.runners.model_runner import ModelRunner
 
     config = ReplicaConfig(model=str(folder), device="cpu", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     return ModelRunner.load(config, resolve(config.model))

@@ -104,7 +104,7 @@ def url(journal: Path) -> Iterator[str]:
         )(serve.ingress()(Ingress))
         config = RouterConfig(
             model_name="none",
-            tokenizer=str(ROOT / "replica" / "tiny"),
+            tokenizer=str(ROOT / "replica" / "models" / "tiny"),
             fingerprint=FINGERPRINT,
             expose_routing=True,
         )

@@ -21,9 +21,9 @@ from cache.events import EventLog
 from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
 from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
-from replica.engine import Engine, EngineCore
+from replica.engine.engine import Engine, EngineCore
 from replica.publisher import Publisher, new_epoch
-from replica.sim_runner import SimRunner
+from replica.runners.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup
 from router.placement.placing import make_placer
 from router.placement.routing import Placement, RouteQuery, Routing

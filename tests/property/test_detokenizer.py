@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache.messages import FinishReason, SamplingParams
-from replica.detokenizer import Detokenizer
+from replica.output.detokenizer import Detokenizer
 from tests.fakes.engine import TokenizersDecoder
 
 DECODER = TokenizersDecoder()

@@ -29,7 +29,7 @@ from cache.events import (
     digest_of,
 )
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
-from replica.engine_core import EngineCore
+from replica.engine.engine_core import EngineCore
 from router.events.event_stream import EventStream
 from router.index import snapshot_slices
 from router.placement.routing import RouteQuery, Routing

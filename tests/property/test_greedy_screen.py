@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica import greedy_screen
-from replica.greedy_screen import Contenders, GreedyScreen, find_screen_kernels
+from replica.layers import greedy_screen
+from replica.layers.greedy_screen import Contenders, GreedyScreen, find_screen_kernels
 
 KERNELS = find_screen_kernels()
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="no bfloat16 product here")

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from cache.messages import SamplingParams
 from cache.types import RequestId
-from replica import step_batch
-from replica.attention import gather_sdpa, wide_decode
+from replica.attention import gather_sdpa, step_batch, wide_decode
 from replica.attention.backend import AttentionCall
 from replica.attention.gather_sdpa import GatherSdpa
-from replica.kv_pages import LayerPages, LayerShape
-from replica.runner import ScheduledSequence
-from replica.step_batch import StepBatch
+from replica.attention.kv_pages import LayerPages, LayerShape
+from replica.attention.step_batch import StepBatch
+from replica.scheduling.runner import ScheduledSequence
 
 CPU = torch.device("cpu")
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)

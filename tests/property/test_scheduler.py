@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
-from replica.engine_core import EngineCore
+from replica.engine.engine_core import EngineCore
 from replica.errors import DeadlineExceeded, ForwardFailed
-from replica.request import RequestState
-from replica.runner import ScheduledSequence, StepResult
-from replica.sim_runner import SimRunner
+from replica.runners.sim_runner import SimRunner
+from replica.scheduling.request import RequestState
+from replica.scheduling.runner import ScheduledSequence, StepResult
 from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
 
 NUM_BLOCKS = 12  # 48 tokens: two or three of the requests below fill it

@@ -12,10 +12,10 @@ from cache.block_hash import BlockHasher
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
 from cache.types import BlockHash, RequestId
-from replica.detokenizer import Detokenizer, NoText
-from replica.request import Request
-from replica.runner import StepResult
-from replica.scheduler import Scheduler
+from replica.output.detokenizer import Detokenizer, NoText
+from replica.scheduling.request import Request
+from replica.scheduling.runner import StepResult
+from replica.scheduling.scheduler import Scheduler
 from tests.fakes.engine import BLOCK_SIZE, fingerprint
 
 NUM_BLOCKS = 14

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from loadtest import demo
-from replica.sample_table import questions
+from replica.output.sample_table import questions
 
 CHUNK = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "length"}]}
 USAGE = {"choices": [], "usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}}

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from cache.types import pack_tokens
-from replica import sample_table
 from replica.__main__ import main
 from replica.ask import Answer, ask, render, verdict
 from replica.config import SimConfig
 from replica.errors import ForwardFailed
+from replica.output import sample_table
 from tests.fakes.engine import TokenizersDecoder, VirtualClock, make_request, sim_core
 
 DECODER = TokenizersDecoder()

@@ -10,15 +10,16 @@ import pytest
 
 from replica.assembly import TokenizerDecoder, assemble
 from replica.config import ReplicaConfig, SimConfig
-from replica.model_source import load_tokenizer, resolve
-from replica.runner import Runner
+from replica.models.model_source import load_tokenizer, resolve
+from replica.scheduling.runner import Runner
 
 
 def test_everything_but_the_model_imports_without_torch_and_ray() -> None:
     """The cluster simulation and the demo drive these on machines and in CI jobs without them."""
     program = (
         "import sys\n"
-        "import replica.assembly, replica.ask, replica.engine, replica.publisher, replica.sim_runner\n"
+        "import replica.assembly, replica.ask, replica.engine.engine, replica.publisher\n"
+        "import replica.runners.sim_runner\n"
         "print(sorted({'torch', 'transformers', 'ray'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

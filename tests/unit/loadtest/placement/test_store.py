@@ -76,7 +76,7 @@ def test_code_that_counts() -> None:
     assert {
         "loadtest.simulation.engine",
         "loadtest.workloads.trace_source",
-        "replica.scheduler",
+        "replica.scheduling.scheduler",
         "cache.block_pool",
         "router.placement.routing",
         "router.pricing.cost",

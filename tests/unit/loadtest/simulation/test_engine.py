@@ -12,7 +12,7 @@ from cache.types import ReplicaId
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.engine import HEARTBEAT_S, SimEngine
 from loadtest.simulation.turns import Turn, TurnHasher, fingerprint, make_turns
-from replica.step_time import attention_pairs
+from replica.scheduling.step_time import attention_pairs
 from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, unrelated
 
 MODEL = MACHINE.step_time()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from loadtest.simulation.machine import H100_8B, Machine
-from replica.step_time import StepTimeFit, attention_pairs
+from replica.scheduling.step_time import StepTimeFit, attention_pairs
 
 
 def test_a_slower_replica_is_slower_in_every_term() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from loadtest.simulation.real_replica import StretchedRunner
-from replica.engine_core import EngineCore
-from replica.sim_runner import SimRunner
+from replica.engine.engine_core import EngineCore
+from replica.runners.sim_runner import SimRunner
 from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
 
 

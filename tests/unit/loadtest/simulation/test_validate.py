@@ -11,7 +11,7 @@ from loadtest.simulation.real_fleet import token_ids
 from loadtest.simulation.real_replica import Step
 from loadtest.simulation.turns import fingerprint, make_turns
 from loadtest.simulation.validate import BLOCK_TOKENS, Comparison, changed_places, conversations, fit
-from replica.step_time import StepWork
+from replica.scheduling.step_time import StepWork
 
 
 def comparison(policy: str, real: list[float], simulated: list[float]) -> Comparison:

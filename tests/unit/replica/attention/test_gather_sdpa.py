@@ -16,8 +16,8 @@ import torch
 from replica.attention import gather_sdpa, wide_decode
 from replica.attention.backend import AttentionCall
 from replica.attention.gather_sdpa import GatherSdpa
-from replica.kv_pages import LayerPages
-from replica.runner import ScheduledSequence
+from replica.attention.kv_pages import LayerPages
+from replica.scheduling.runner import ScheduledSequence
 from tests.fakes.steps import CPU, layer_pages, scheduled, step
 
 HEADS, KV_HEADS, DIM = 6, 2, 8

@@ -11,8 +11,8 @@ from torch import nn
 from replica.attention import interface
 from replica.attention.backend import AttentionCall
 from replica.attention.interface import ATTENTION_NAME, UnsupportedAttention, paged_attention
-from replica.kv_pages import ATTRIBUTE, KVPages, LayerPages, LayerShape
-from replica.step_batch import StepBatch
+from replica.attention.kv_pages import ATTRIBUTE, KVPages, LayerPages, LayerShape
+from replica.attention.step_batch import StepBatch
 from tests.fakes.steps import CPU, scheduled, step
 
 QUERY, KEY, VALUE = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 6)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from replica.attention.kv_pages import LayerPages
 from replica.attention.resident import HEADROOM_BLOCKS, ResidentDecodes
-from replica.kv_pages import LayerPages
-from replica.runner import ScheduledSequence
-from replica.step_batch import DecodeGroup, StepBatch
+from replica.attention.step_batch import DecodeGroup, StepBatch
+from replica.scheduling.runner import ScheduledSequence
 from tests.fakes.steps import BLOCK_SIZE, layer_pages, scheduled, step
 
 

@@ -22,7 +22,7 @@ from router.errors import InvalidField, NoChatTemplate
 from router.prompts.prompt import OFFLOAD_CHARS, PromptEncoder, chat_template_of
 from router.prompts.segment_cache import PartlyTokenized
 
-TINY = str(Path(__file__).parents[4] / "replica" / "tiny")
+TINY = str(Path(__file__).parents[4] / "replica" / "models" / "tiny")
 LLAMA_TEMPLATE = (
     "{{ bos_token }}{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}{% for message in messages %}"
     "{% if loop.index0 and message.role == messages[loop.index0 - 1].role %}"

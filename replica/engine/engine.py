@@ -1,0 +1,407 @@
+"""The engine on its own thread: asyncio posts requests, the thread computes steps, deltas come back.
+
+    event loop thread                          engine thread                     publisher thread
+    generate() -- inbox: submit, cancel -----> take in, step, coalesce --------> EventBatch
+      | ^----- loop.call_soon_threadsafe <---- one parcel of deltas per step
+      +------- door: arrived ---------------------------------------------------> LoadUpdate
+
+All engine state belongs to the engine thread. Knows asyncio and threads; knows neither sockets nor Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cache.block_hash import hints
+from cache.engine_report import EngineReport
+from cache.errors import ServingError
+from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
+from cache.messages import Delta, GenerateRequest
+from cache.types import RequestId
+from replica.config import ReplicaConfig
+from replica.engine.arrivals import Arrival
+from replica.engine.engine_core import Completion, EngineCore, EngineStats, Progress
+from replica.engine.request_watch import RequestWatcher
+from replica.engine.stream import DeltaStream, Parcel, deliver
+from replica.engine.watchdog import Watchdog
+from replica.errors import EngineStopped, RequestRefused
+from replica.scheduling.request import Request
+
+__all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
+
+# With work to do, routers hear of the load at the first step's end after this: never more than 20 ms late
+# where steps take 10.
+LOAD_INTERVAL_S = 0.01
+REPORT_INTERVAL_S = 0.5  # between two reports for metrics, which are scraped every few seconds
+
+logger = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """Hears of requests before the engine thread, which may be inside a step. Any thread; never blocks."""
+
+    def arrived(self, arrival: Arrival) -> None:
+        """It is about to be posted; a batch will name it, or `refused` is called."""
+
+    def refused(self, request_id: RequestId) -> None:
+        """It will not be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: GenerateRequest
+    stream: DeltaStream
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: RequestId
+    stream: DeltaStream  # tells this request from another that was refused for bearing the same id
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request being served: what it has produced and not sent. Engine thread only."""
+
+    request: Request
+    stream: DeltaStream
+    unsent: list[int] = field(default_factory=list)
+    sent_s: float | None = None  # when its last delta left; None before the first
+
+
+class Engine:
+    """Serves `generate` calls from one event loop or several. `start` before, `aclose` after."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        config: ReplicaConfig,
+        *,
+        events: EventLog | None = None,
+        publish: Callable[[EventBatch], None] | None = None,
+        report: Callable[[EngineReport], None] | None = None,
+        door: Door | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_hang: Callable[[], None] | None = None,
+    ) -> None:
+        """events: the log that is also the core's sink. publish: takes its batches, report: what
+        metrics tell of the engine; neither may block.
+        clock: the core's own. on_hang: instead of ending the process, for tests."""
+        self._core = core
+        self._config = config
+        self._events = events
+        self._publish = publish
+        self._tell_report = report
+        self._door = door
+        self._clock = clock
+        self._watchdog = Watchdog(
+            clock=clock, poll_interval_s=min(1.0, config.step_time_limit_s / 4), on_hang=on_hang
+        )
+        self._thread = threading.Thread(target=self._run, name="warmpath-engine", daemon=True)
+        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._inbox_lock = threading.Lock()  # guards `_stop_reason` together with putting into the inbox
+        self._stop_reason: str | None = "it was not started"  # None while requests are taken
+        self._is_ready = threading.Event()  # set after warm-up, or when it failed
+        self._failure: BaseException | None = None  # what killed the engine thread
+        # Engine thread only, from here on.
+        self._live: dict[RequestId, _Live] = {}
+        self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
+        self._admitted: list[RequestId] = []  # taken in since the last batch
+        self._has_news = False  # something ended since the last batch
+        self._published_s = -float("inf")
+        self._reported_s = -float("inf")
+        self._num_reports = 0
+        # Written by the engine thread, read by anyone: immutable values, replaced whole.
+        self._load = core.load()
+        self._stats = core.stats()
+
+    # -- any thread -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine thread and wait until the runner is warm. Raises what warm-up raised."""
+        self._watchdog.start()
+        self._stop_reason = None
+        self._thread.start()
+        self._is_ready.wait()
+        if self._failure is not None:
+            self._watchdog.close()
+            raise self._failure
+
+    def load(self) -> Load:
+        """The load as of the last step or batch."""
+        return self._load
+
+    def stats(self) -> EngineStats:
+        """Counters as of the last step."""
+        return self._stats
+
+    def watch(self, watcher: RequestWatcher) -> None:
+        """Tell `watcher`, on the engine thread, of every request's end from now on."""
+        self._core.watch(watcher)
+
+    def check_health(self) -> None:
+        """Raises EngineStopped when the engine can serve nothing any more."""
+        if self._stop_reason is not None or not self._thread.is_alive():
+            raise EngineStopped(self._stop_reason or "its thread has died") from self._failure
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop after the present step; requests in flight end with EngineStopped. May be called twice.
+
+        timeout_s: how long to wait for that step; None = the step time limit.
+        """
+        self._post(_Stop())
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(self._config.step_time_limit_s if timeout_s is None else timeout_s)
+        self._watchdog.close()
+
+    # -- event loop threads -----------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """Stream one generation: the first token at once, then what each `stream_interval_s` brought.
+
+        Raises RequestRefused in one of its kinds. Closing or cancelling the generator cancels the
+        request: its blocks are free after the step in progress.
+        """
+        stream = DeltaStream(asyncio.get_running_loop())
+        self._announce(request)
+        if not self._post(_Submit(request, stream, self._clock())):
+            self._withdraw(request.request_id)
+            raise EngineStopped(self._stop_reason or "it is closing")
+        try:
+            while True:
+                delta = await stream.next()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            if not stream.is_over:
+                self._post(_Cancel(request.request_id, stream))
+
+    async def aclose(self) -> None:
+        """`close` without blocking the event loop. May be called twice."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Engine:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _announce(self, request: GenerateRequest) -> None:
+        if self._door is not None:
+            self._door.arrived(
+                Arrival(
+                    request.request_id,
+                    len(request.token_ids),
+                    hints(request.block_hashes),
+                    self._config.block_size,
+                )
+            )
+
+    def _withdraw(self, request_id: RequestId) -> None:
+        if self._door is not None:
+            self._door.refused(request_id)
+
+    def _post(self, message: _Submit | _Cancel | _Stop) -> bool:
+        """Put a message where the engine thread will find it; False when it takes none any more."""
+        with self._inbox_lock:
+            if self._stop_reason is not None:
+                return False
+            if isinstance(message, _Stop):
+                self._stop_reason = "it was closed"
+            self._inbox.put(message)
+            return True
+
+    # -- engine thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._warm_up()
+            while self._take_inbox():
+                self._publish_if_due()  # before the step: routers should know who has arrived
+                self._step()
+                self._deliver()
+                self._publish_if_due()
+                self._report_if_due()
+        except BaseException as error:
+            self._failure = error
+            logger.critical("engine thread died", exc_info=error)
+        finally:
+            self._end_everything()
+
+    def _warm_up(self) -> None:
+        self._watchdog.begin("warm-up", self._config.warm_up_time_limit_s)
+        self._core.warm_up()
+        self._watchdog.end()
+        self._is_ready.set()
+
+    def _take_inbox(self) -> bool:
+        """Take in what was posted, waiting for something only while idle; False when told to stop."""
+        try:
+            message = self._inbox.get(timeout=self._idle_s())
+            while True:
+                match message:
+                    case _Submit():
+                        self._submit(message)
+                    case _Cancel():
+                        self._cancel(message)
+                    case _Stop():
+                        return False
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _idle_s(self) -> float:
+        """Seconds the engine may sleep: none with work to do, else until the next heartbeat."""
+        if self._core.has_work:
+            return 0.0
+        due_s = self._published_s + self._config.heartbeat_interval_s
+        return min(max(0.0, due_s - self._clock()), self._config.heartbeat_interval_s)
+
+    def _submit(self, message: _Submit) -> None:
+        try:
+            request = self._core.submit(message.request, arrival_s=message.arrival_s)
+        except RequestRefused as error:
+            self._withdraw(message.request.request_id)
+            self._send(message.stream, error)
+            return
+        self._live[request.request_id] = _Live(request, message.stream)
+        self._admitted.append(request.request_id)
+
+    def _cancel(self, message: _Cancel) -> None:
+        live = self._live.get(message.request_id)
+        if live is not None and live.stream is message.stream:
+            self._drop(live)
+
+    def _drop(self, live: _Live) -> None:
+        self._core.cancel(live.request.request_id)
+        del self._live[live.request.request_id]
+        self._has_news = True
+
+    def _step(self) -> None:
+        if self._core.has_work:
+            # One list() of a dictionary: the watchdog's thread sees it whole.
+            self._watchdog.begin("step", self._config.step_time_limit_s, lambda: list(self._live))
+            progress = self._core.step()
+            self._watchdog.end()
+            for entry in progress:
+                self._record(entry)
+            self._send_due()
+            self._load = self._core.load()
+        self._stats = self._core.stats()
+
+    def _record(self, progress: Progress) -> None:
+        live = self._live.get(progress.request.request_id)
+        if live is None or live.request is not progress.request:
+            return  # cancelled between its end and this step, which tells of it
+        if progress.token_id is not None:
+            live.unsent.append(progress.token_id)
+        if not progress.is_last:
+            return
+        if live.unsent or progress.error is None:
+            self._send_unsent(live)
+        if progress.error is not None:
+            self._send(live.stream, progress.error)
+        del self._live[progress.request.request_id]
+        self._has_news = True
+
+    def _send_due(self) -> None:
+        """Send what has waited long enough: also of requests that this step did not move."""
+        now_s = self._clock()
+        for live in self._live.values():
+            if live.unsent and (live.sent_s is None or now_s - live.sent_s >= self._config.stream_interval_s):
+                live.sent_s = now_s
+                self._send_unsent(live)
+
+    def _send_unsent(self, live: _Live) -> None:
+        request = live.request
+        delta = Delta(
+            text=request.detokenizer.take(),
+            token_ids=tuple(live.unsent),
+            cached_tokens=request.cached_tokens or 0,
+            finish_reason=request.finish_reason,
+        )
+        live.unsent.clear()
+        self._send(live.stream, delta)
+
+    def _send(self, stream: DeltaStream, item: Delta | ServingError) -> None:
+        self._parcels.setdefault(stream.loop, []).append((stream, item))
+
+    def _deliver(self) -> None:
+        """Hand each event loop its parcel: one wake-up per loop and step, however many streams."""
+        parcels, self._parcels = self._parcels, {}
+        for loop, parcel in parcels.items():
+            try:
+                loop.call_soon_threadsafe(deliver, parcel)
+            except RuntimeError:  # the loop is closed: nobody is left to read
+                gone = {id(stream) for stream, _ in parcel}
+                for live in [live for live in self._live.values() if id(live.stream) in gone]:
+                    self._drop(live)
+
+    def _publish_if_due(self) -> None:
+        """One batch when something changed, or a heartbeat when nothing did for a while.
+
+        With work to do the load changes even where the cache does not: that while is short then.
+        """
+        now_s = self._clock()
+        has_changes = self._events is not None and self._events.has_changes
+        interval_s = self._config.heartbeat_interval_s
+        if self._core.has_work:
+            interval_s = min(interval_s, LOAD_INTERVAL_S)
+        is_due = now_s - self._published_s >= interval_s
+        if not (has_changes or self._admitted or self._has_news or is_due):
+            return
+        self._published_s = now_s
+        self._has_news = False
+        while True:
+            admitted, self._admitted = (
+                self._admitted[:MAX_ADMITTED_PER_BATCH],
+                self._admitted[MAX_ADMITTED_PER_BATCH:],
+            )
+            self._load = self._core.load(tuple(admitted))
+            if self._events is None:
+                return
+            batch = self._events.flush(self._load)
+            if self._publish is not None:
+                self._publish(batch)
+            if not (self._events.has_changes or self._admitted):
+                return
+
+    def _report_if_due(self) -> None:
+        now_s = self._clock()
+        if self._tell_report is None or now_s - self._reported_s < REPORT_INTERVAL_S:
+            return
+        self._reported_s = now_s
+        self._num_reports += 1
+        epoch = self._events.epoch if self._events is not None else 0
+        self._tell_report(self._core.report(epoch=epoch, number=self._num_reports))
+
+    def _end_everything(self) -> None:
+        """No request may wait for a thread that is gone."""
+        with self._inbox_lock:
+            self._stop_reason = self._stop_reason or "its thread has died"
+        self._watchdog.end()
+        error = EngineStopped(self._stop_reason)
+        for live in list(self._live.values()):
+            self._send(live.stream, error)
+        while not self._inbox.empty():
+            message = self._inbox.get_nowait()
+            if isinstance(message, _Submit):
+                self._send(message.stream, error)
+        self._live.clear()
+        self._deliver()
+        self._is_ready.set()

@@ -1,0 +1,341 @@
+"""The engine without its thread: submit, cancel, step.
+
+Joins scheduler, cache, runner and detokenizers; one call of `step` computes one step. `Engine`
+(`engine.py`) drives it from its own thread; tests, benchmarks and `ask` drive it directly.
+Not thread-safe. Knows nothing of asyncio, sockets or Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cache.block_hash import BlockHasher
+from cache.engine_report import EngineReport
+from cache.errors import ServingError
+from cache.events import Load
+from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
+from cache.messages import FinishReason, GenerateRequest
+from cache.types import RequestId
+from replica.config import ReplicaConfig
+from replica.engine.engine_meter import Ending, EngineMeter
+from replica.engine.request_watch import RequestWatcher
+from replica.errors import ForwardFailed
+from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
+from replica.scheduling.request import Request, check_request, copy_tokens
+from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
+from replica.scheduling.scheduler import Scheduler
+from replica.scheduling.step_time import StepTimeFit, step_work
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step did for one request. It is over when it has a finish reason or an error."""
+
+    request: Request
+    token_id: int | None = None  # the token it got; None when it ended without one
+    error: ServingError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.error is not None or self.request.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One whole generation, for callers that do not stream."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]  # output only, older attempts' included
+    text: str
+    cached_tokens: int
+    finish_reason: FinishReason
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start, and the cache as it is. For metrics, logs and tests."""
+
+    cache: CacheStats
+    num_steps: int
+    num_failed_steps: int
+    computed_tokens: int  # new tokens of all steps, recomputed ones included
+    output_tokens: int
+    preemptions: int
+
+
+class EngineCore:
+    """One runner, one cache, one schedule."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: ReplicaConfig,
+        hasher: BlockHasher,
+        *,
+        decoder: TokenDecoder | None = None,
+        sink: BlockEventSink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """decoder: None for an engine whose text nobody reads; then stop strings never match."""
+        info = runner.info
+        self.max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
+        self._runner = runner
+        self._info = info
+        self._decoder = decoder if decoder is not None else NoText()
+        self._clock = clock
+        self._cache = KVCacheManager(
+            info.num_blocks,
+            hasher,
+            block_size=info.block_size,
+            prefix_caching=config.prefix_caching,
+            sink=sink,
+        )
+        self._scheduler = Scheduler(
+            self._cache,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            max_model_len=self.max_model_len,
+            max_batched_tokens=config.max_batched_tokens,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            clock=clock,
+        )
+        self._step_time = StepTimeFit()
+        self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
+        self._watchers: list[RequestWatcher] = []
+        self._ended_at_submission: list[Progress] = []
+        self._logged_cause = ""
+        self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
+
+    def warm_up(self) -> None:
+        """Let the runner do once what its first steps would otherwise wait for."""
+        self._runner.warm_up()
+
+    def watch(self, watcher: RequestWatcher) -> None:
+        """Tell `watcher` of every request's end from now on. Any thread."""
+        self._watchers.append(watcher)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, *, arrival_s: float | None = None) -> Request:
+        """Take a request in; it starts with one of the next steps.
+
+        arrival_s: when its deadline began to run, on this engine's clock; None = now.
+        Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull) and keeps nothing.
+        """
+        check_request(request, self._info.vocab_size)
+        num_prompt = request.num_prompt_tokens
+        max_output = max(1, min(request.sampling.max_tokens, self.max_model_len - num_prompt))
+        self._scheduler.check_room(request.request_id, num_prompt, max_output)
+        token_ids = copy_tokens(request.token_ids)
+        arrival_s = self._clock() if arrival_s is None else arrival_s
+        taken = Request(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=num_prompt,
+            max_output_tokens=max_output,
+            sampling=request.sampling,
+            seed=request.seed,
+            arrival_s=arrival_s,
+            expires_s=None if request.deadline_s is None else arrival_s + request.deadline_s,
+            blocks=self._cache.begin(
+                token_ids,
+                salt=request.cache_salt,
+                adapter=request.adapter,
+                block_hashes=request.block_hashes,
+            ),
+            detokenizer=Detokenizer(
+                self._decoder,
+                request.sampling,
+                self._info.eos_token_ids,
+                max_tokens=max_output,
+                sent_chars=request.sent_chars,
+            ),
+            num_earlier_tokens=len(token_ids) - num_prompt,
+            traceparent=request.traceparent,
+        )
+        self._scheduler.submit(taken)
+        self._replay(taken)
+        return taken
+
+    def cancel(self, request_id: RequestId) -> Request | None:
+        """Drop a request and free its blocks at once; None if it is not here (any more)."""
+        request = self._scheduler.cancel(request_id)
+        if request is not None:
+            self._note_end(request, Ending.ABORTED)
+        return request
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._scheduler) > 0 or bool(self._ended_at_submission)
+
+    def requests(self) -> Iterable[Request]:
+        """Every request not finished."""
+        return iter(self._scheduler)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def step(self) -> list[Progress]:
+        """Compute one step; what it did, one entry per request it moved forward or ended.
+
+        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone.
+        """
+        progress, self._ended_at_submission = self._ended_at_submission, []
+        progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
+        sequences = self._scheduler.schedule()
+        if not sequences:
+            return progress
+        try:
+            result = self._runner.execute(sequences)
+            self._check(result, sequences)
+        except Exception as error:
+            return progress + self._fail_step(error, len(sequences))
+        self._measure(sequences, result)
+        now_s = self._clock()
+        return progress + [self._advance(request, now_s) for request in self._scheduler.update(result)]
+
+    def complete(self, requests: Iterable[GenerateRequest]) -> list[Completion]:
+        """Run these requests to their end and return them in the same order.
+
+        Raises the first error that any of them ends with, the others cancelled.
+        """
+        taken: list[Request] = []
+        try:
+            taken += [self.submit(request) for request in requests]  # a refusal cancels earlier ones
+            while any(request.finish_reason is None for request in taken):
+                for progress in self.step():
+                    if progress.error is not None:
+                        raise progress.error
+        except BaseException:
+            for request in list(self.requests()):
+                self.cancel(request.request_id)
+            raise
+        return [_completion(request) for request in taken]
+
+    # -- what others may see ----------------------------------------------------------------------
+
+    def load(self, admitted: tuple[RequestId, ...] = ()) -> Load:
+        """The engine's work now, as routers are told. O(requests)."""
+        return self._scheduler.load(self._step_time.model(), admitted)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            cache=self._cache.stats(),
+            num_steps=self._num_steps,
+            num_failed_steps=self._num_failed_steps,
+            computed_tokens=self._computed_tokens,
+            output_tokens=self._output_tokens,
+            preemptions=self._scheduler.num_preemptions,
+        )
+
+    def report(self, *, epoch: int, number: int) -> EngineReport:
+        """What this engine has done since it started, as metrics tell it. O(requests)."""
+        cache = self._cache.stats()
+        return self._meter.report(
+            epoch=epoch,
+            number=number,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            used_blocks=cache.used,
+            cached_blocks=cache.cached,
+            total_blocks=cache.total,
+            preemptions=self._scheduler.num_preemptions,
+            steps=self._num_steps,
+            failed_steps=self._num_failed_steps,
+            computed_tokens=self._computed_tokens,
+        )
+
+    # -- parts of the above -----------------------------------------------------------------------
+
+    def _replay(self, request: Request) -> None:
+        """Bring a continued stream's detokenizer to where the earlier attempt was.
+
+        The earlier attempt may have died after its last token and before saying so: then it ends here.
+        """
+        for token_id in request.token_ids[request.num_prompt_tokens :]:
+            if (reason := request.detokenizer.push(token_id)) is not None:
+                request.cached_tokens = 0
+                self._end(request, reason)
+                self._ended_at_submission.append(Progress(request))
+                return
+
+    def _advance(self, request: Request, now_s: float) -> Progress:
+        """The request has just got a token: decide whether it is the last."""
+        token_id = request.token_ids[-1]
+        self._output_tokens += 1
+        self._meter.got_token(request, now_s)
+        if (reason := request.detokenizer.push(token_id)) is not None:
+            self._end(request, reason)
+        return Progress(request, token_id)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        self._scheduler.finish(request)
+        self._note_end(request, Ending.of(reason))
+
+    def _expired(self, request: Request, error: ServingError) -> Progress:
+        self._note_end(request, Ending.ABORTED)
+        return Progress(request, error=error)
+
+    def _note_end(self, request: Request, ending: Ending) -> None:
+        now_s = self._clock()
+        self._meter.ended(request, ending, now_s)
+        for watcher in self._watchers:
+            watcher.ended(request, ending, now_s)
+
+    def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
+        self._num_failed_steps += 1
+        failed = self._scheduler.fail_step()
+        cause = f"{type(error).__name__}: {error}"
+        logger.error(
+            "forward failed; the step's requests fail, the engine goes on",
+            extra={
+                "num_sequences": num_sequences,
+                "num_failed_steps": self._num_failed_steps,
+                "request_ids": [request.request_id for request in failed],
+            },
+            # A cause that repeats with every step is told in full once.
+            exc_info=error if cause != self._logged_cause else None,
+        )
+        self._logged_cause = cause
+        reason = type(error).__name__  # the message may quote tokens, so it stays in the log
+        for request in failed:
+            self._note_end(request, Ending.FAILED)
+        return [Progress(request, error=ForwardFailed(reason)) for request in failed]
+
+    def _check(self, result: StepResult, sequences: list[ScheduledSequence]) -> None:
+        """A runner that breaks its promise must not leave the schedule half updated."""
+        expected = [sequence.samples for sequence in sequences]
+        got = [token_id is not None for token_id in result.next_tokens]
+        if got != expected:
+            raise RuntimeError(f"the runner sampled {sum(got)} of {sum(expected)} sequences that should")
+
+    def _measure(self, sequences: list[ScheduledSequence], result: StepResult) -> None:
+        work = step_work(sequences)
+        self._num_steps += 1
+        self._computed_tokens += work.new_tokens
+        self._meter.stepped(work.new_tokens)
+        self._step_time.observe(
+            new_tokens=work.new_tokens,
+            attention=work.attention,
+            sequences=work.sequences,
+            elapsed_s=result.elapsed_s,
+        )
+
+
+def _completion(request: Request) -> Completion:
+    assert request.finish_reason is not None
+    return Completion(
+        request_id=request.request_id,
+        token_ids=tuple(request.token_ids[request.num_prompt_tokens :]),
+        text=request.detokenizer.take(),
+        cached_tokens=request.cached_tokens or 0,
+        finish_reason=request.finish_reason,
+        num_preemptions=request.num_preemptions,
+    )

@@ -1,0 +1,327 @@
+"""From the `model` setting to a folder with a config, a tokenizer and safetensors weights.
+
+Accepts "tiny", a local folder or a hub id. What cannot be served is refused here, before anything
+is loaded, in words that name the way out. Importing this file imports neither torch nor
+transformers; `resolve` needs neither. Knows nothing of pages or attention.
+
+    ConfigError
+    └── ModelRefused          this model cannot be served; nothing is left running
+        └── NotEnoughMemory   it could, with more memory; both numbers
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import ConfigError
+from cache.fingerprint import folder_revision
+from replica.memory import human_bytes
+from replica.models import tiny_model
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+METADATA_PATTERNS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+STORED_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+class ModelRefused(ConfigError):
+    """The model named by `model` cannot be served, and why."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__("model", model, reason)
+
+
+class NotEnoughMemory(ModelRefused):
+    """Weights and the smallest KV pages do not fit into what is free."""
+
+    def __init__(self, model: str, needed_bytes: int, free_bytes: int, device: str, purpose: str) -> None:
+        super().__init__(
+            model,
+            f"needs {human_bytes(needed_bytes)} of memory on {device} for {purpose}, "
+            f"{human_bytes(free_bytes)} are free",
+        )
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model whose files other than weights are on this machine."""
+
+    source: str  # the setting as given
+    folder: Path  # config and tokenizer; weights too unless `hub_id` is set and they were never fetched
+    model_id: str  # "tiny", the folder's name, or the hub id: the same on every replica
+    revision: str  # hub commit, or `folder_revision`
+    hub_id: str | None  # None for a local folder
+    max_model_len: int | None  # what config.json says, tokens; None when it leaves it to the family's default
+
+
+def resolve(model: str, revision: str | None = None) -> ResolvedModel:
+    """Find the model and check that it is one we load: config, safetensors, no pickles.
+
+    For a hub id this fetches the small files, with progress; for "tiny" it draws the weights at first
+    start. Raises ModelRefused. Does not import torch or transformers.
+    """
+    if model == tiny_model.MODEL_ID:
+        return _resolve_folder(model, tiny_model.ensure_built(), revision=None, model_id=tiny_model.MODEL_ID)
+    folder = Path(model).expanduser()
+    if folder.exists():
+        if not folder.is_dir():
+            raise ModelRefused(model, "is a file; name the folder with config.json and *.safetensors")
+        return _resolve_folder(model, folder.resolve(), revision, folder.resolve().name)
+    if _looks_like_a_path(model):
+        raise ModelRefused(model, "this folder does not exist")
+    return _resolve_hub(model, revision)
+
+
+def stored_dtype(resolved: ResolvedModel) -> str:
+    """The float type the checkpoint was saved as; "bfloat16" where its config does not say."""
+    config = _read_json(resolved.source, resolved.folder / "config.json")
+    found = config.get("dtype") or config.get("torch_dtype")
+    return found if found in ELEMENT_BYTES else "bfloat16"
+
+
+def weight_files(resolved: ResolvedModel) -> list[Path]:
+    """The safetensors files the loader reads. Raises ModelRefused when the index names a missing one."""
+    index = resolved.folder / WEIGHTS_INDEX
+    if not index.exists():
+        return [resolved.folder / WEIGHTS]
+    names = sorted(set(_read_json(resolved.source, index)["weight_map"].values()))
+    missing = [name for name in names if not (resolved.folder / name).exists()]
+    if missing:
+        raise ModelRefused(
+            resolved.source, f"{WEIGHTS_INDEX} names files that are not there: {', '.join(missing)}"
+        )
+    return [resolved.folder / name for name in names]
+
+
+def weight_bytes(resolved: ResolvedModel, dtype: str) -> int:
+    """Bytes the weights take once loaded as `dtype` ("auto" = as stored), from the files' headers alone."""
+    total = 0
+    for path in weight_files(resolved):
+        for tensor in _safetensors_header(resolved.source, path).values():
+            count = 1
+            for size in tensor["shape"]:
+                count *= size
+            stored = STORED_BYTES.get(tensor["dtype"], 1)
+            is_float = tensor["dtype"] in ("F64", "F32", "F16", "BF16")
+            total += count * (ELEMENT_BYTES.get(dtype, stored) if is_float else stored)
+    return total
+
+
+def load_tokenizer(resolved: ResolvedModel) -> Any:
+    """The model's own tokenizer (a transformers `PreTrainedTokenizerBase`). Raises ModelRefused."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelRefused(
+            resolved.source, f"its tokenizer cannot be loaded: {_first_line(error)}"
+        ) from error
+    # Without tokenizer files some families get an empty one, which would read every prompt as nothing.
+    if set(tokenizer.encode("any text", add_special_tokens=False)) <= set(tokenizer.all_special_ids):
+        raise ModelRefused(
+            resolved.source, "its tokenizer knows no words: are the tokenizer's files missing?"
+        )
+    return tokenizer
+
+
+def load_config(resolved: ResolvedModel) -> Any:
+    """The model's transformers config. Raises ModelRefused for unknown families and remote code."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(resolved.folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raw = _read_json(resolved.source, resolved.folder / "config.json")
+        family = raw.get("model_type", "unnamed")
+        if "auto_map" in raw:
+            raise ModelRefused(
+                resolved.source,
+                f"model type {family!r} needs code from its own repository, and remote code is never run",
+            ) from error
+        raise ModelRefused(
+            resolved.source,
+            f"this version of transformers cannot read a {family!r} config: {_first_line(error)}",
+        ) from error
+
+
+def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model in eval mode on `device`, through `AutoModelForCausalLM`; shows transformers' progress bar.
+
+    safetensors only, no remote code. Raises ModelRefused; a checkpoint that lacks parameters is refused,
+    because they would be left at random.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(resolved)
+    folder = _fetch_weights(resolved)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name; transformers only points at its log
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelRefused(resolved.source, f"cannot be loaded: {_first_line(error)}") from error
+    misfits = sorted(
+        f"{name}: {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"]
+    )
+    if misfits:
+        raise ModelRefused(
+            resolved.source,
+            f"{len(misfits)} parameters have other shapes than its config.json says ({misfits[0]}, ...)",
+        )
+    lacking = sorted(report["missing_keys"])
+    if lacking:
+        raise ModelRefused(
+            resolved.source,
+            f"its weights lack {len(lacking)} parameters of {type(model).__name__} "
+            f"({', '.join(lacking[:3])}, ...): not a causal language model's checkpoint",
+        )
+    return model.to(device).eval()
+
+
+# -- folders ----------------------------------------------------------------------------------------
+
+
+def _resolve_folder(model: str, folder: Path, revision: str | None, model_id: str) -> ResolvedModel:
+    _check_listing(model, [path.name for path in folder.iterdir()])
+    config = _read_json(model, folder / "config.json")
+    found = folder_revision(folder)
+    if revision not in (None, found):
+        raise ModelRefused(model, f"`revision` is {revision}, but this folder's own is {found}; leave it out")
+    return ResolvedModel(model, folder, model_id, found, hub_id=None, max_model_len=_length_limit(config))
+
+
+def _check_listing(model: str, names: Iterable[str]) -> None:
+    """Raises ModelRefused unless the files listed include a config and safetensors weights."""
+    listed = set(names)
+    if "config.json" not in listed:
+        raise ModelRefused(model, "there is no config.json: not a transformers model folder")
+    if WEIGHTS in listed or WEIGHTS_INDEX in listed:
+        return
+    pickles = sorted(name for name in listed if name.endswith(PICKLE_SUFFIXES))
+    if pickles:
+        raise ModelRefused(
+            model,
+            f"its weights are pickles ({', '.join(pickles[:3])}), which can run code when opened: "
+            "safetensors only; convert them with model.save_pretrained()",
+        )
+    raise ModelRefused(model, f"there are no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}")
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return model.startswith(("/", "./", "../", "~", "\\")) or model in (".", "..") or model.count("/") > 1
+
+
+def _length_limit(config: dict[str, Any]) -> int | None:
+    inner = config.get("text_config")
+    for level in (config, inner if isinstance(inner, dict) else {}):
+        for key in LENGTH_KEYS:
+            if isinstance(level.get(key), int):
+                return int(level[key])
+    return None
+
+
+# -- hub --------------------------------------------------------------------------------------------
+
+
+def _resolve_hub(model: str, revision: str | None) -> ResolvedModel:
+    """Fetch the small files of a hub model; its snapshot folder is named by the commit."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=METADATA_PATTERNS))
+        commit = folder.name
+        try:
+            names = HfApi().list_repo_files(model, revision=commit)
+        except (OfflineModeIsEnabled, HfHubHTTPError, OSError):  # offline: what was fetched before must do
+            names = [path.name for path in folder.iterdir()]
+    except (HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelRefused(
+            model, f"neither a local folder nor a model the hub gives us: {_first_line(error)}"
+        ) from error
+    _check_listing(model, names)
+    config = _read_json(model, folder / "config.json")
+    return ResolvedModel(model, folder, model, commit, hub_id=model, max_model_len=_length_limit(config))
+
+
+def _fetch_weights(resolved: ResolvedModel) -> Path:
+    """The folder with the weights in it, fetched now (with progress) if they were not."""
+    if resolved.hub_id is None:
+        return resolved.folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    patterns = [*METADATA_PATTERNS, WEIGHTS, "model-*.safetensors"]
+    try:
+        return Path(snapshot_download(resolved.hub_id, revision=resolved.revision, allow_patterns=patterns))
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelRefused(resolved.source, f"its weights cannot be fetched: {_first_line(error)}") from error
+
+
+def fetch_weights(resolved: ResolvedModel) -> None:
+    """Bring a hub model's weights onto this machine, with progress; nothing to do for a folder."""
+    _fetch_weights(resolved)
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+def _read_json(model: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelRefused(model, f"{path.name} cannot be read: {_first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ModelRefused(model, f"{path.name} is not a JSON object")
+    return value
+
+
+def _safetensors_header(model: str, path: Path) -> dict[str, Any]:
+    """Tensor name -> {"dtype", "shape", ...}. Raises ModelRefused for a damaged or truncated file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > 100_000_000:  # the format's own limit
+                raise ValueError("header too long")
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        if path.stat().st_size != 8 + length + end:
+            raise ValueError(f"{path.stat().st_size} bytes long, its header promises {8 + length + end}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelRefused(model, f"{path.name} is damaged: {_first_line(error)}") from error
+    return header
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

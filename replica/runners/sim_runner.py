@@ -1,0 +1,113 @@
+"""A runner without a model: modelled step time, deterministic tokens, faults on demand.
+
+Its K/V pages hold one number per slot, a rolling hash of all tokens up to there, read back through
+block tables exactly as attention would read keys. So a token is a pure function of the whole context,
+and a cache that hands out a wrong, stale or never computed block changes the output, as it would
+with a real model. Knows no torch and no text.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable
+
+from cache.messages import SamplingParams
+from replica.config import SimConfig
+from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.step_time import step_work
+
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: odd, so that multiplying loses nothing
+_START = 0x243F6A8885A308D3  # the context of a sequence's first token: digits of pi
+
+
+class SimulatedFault(RuntimeError):
+    """The forward failed because the configuration asked for it."""
+
+
+class SimRunner:
+    """`Runner` whose steps take as long as `SimConfig` says, by a `sleep` that tests replace."""
+
+    def __init__(
+        self,
+        config: SimConfig,
+        *,
+        block_size: int,
+        sleep: Callable[[float], None] = time.sleep,
+        eos_token_ids: frozenset[int] = frozenset(),
+        hang: Callable[[], None] | None = None,
+    ) -> None:
+        """hang: what a hanging step does; by default it never returns."""
+        self._config = config
+        self._block_size = block_size
+        self._sleep = sleep
+        self._hang = hang if hang is not None else _hang_forever
+        self._step_time = config.step_time
+        self._num_steps = 0
+        self._pages = array("Q", bytes(8 * config.num_blocks * block_size))
+        self._info = RunnerInfo(
+            device="simulated",
+            attention_backend="simulated",
+            kv_dtype="simulated",
+            num_blocks=config.num_blocks,
+            block_size=block_size,
+            kv_bytes_per_block=8 * block_size,
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_model_len,
+            eos_token_ids=eos_token_ids,
+        )
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
+        self._num_steps += 1
+        elapsed_s = self._step_time.step_s(*step_work(sequences))
+        self._sleep(elapsed_s)
+        self._inject_faults()
+        # In the order given: a sequence may read blocks that an earlier one fills in this very step.
+        tokens = tuple(self._compute(sequence) for sequence in sequences)
+        return StepResult(next_tokens=tokens, elapsed_s=elapsed_s)
+
+    def warm_up(self) -> None:
+        """Nothing to load or compile."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _inject_faults(self) -> None:
+        config = self._config
+        if config.hang_after_steps is not None and self._num_steps > config.hang_after_steps:
+            self._hang()
+        if config.raise_every_steps is not None and self._num_steps % config.raise_every_steps == 0:
+            raise SimulatedFault(f"step {self._num_steps} was told to fail")
+
+    def _compute(self, sequence: ScheduledSequence) -> int | None:
+        """Write the new tokens' pages; the next token if the step reaches the last one."""
+        pages, size, table = self._pages, self._block_size, sequence.block_table
+        start, end = sequence.start, sequence.start + sequence.num_new_tokens
+        state = pages[table[(start - 1) // size] * size + (start - 1) % size] if start else _START
+        for position in range(start, end):
+            state = _mix(state ^ sequence.token_ids[position])
+            pages[table[position // size] * size + position % size] = state
+        if not sequence.samples:
+            return None
+        return _draw(state, sequence.sampling, sequence.seed) % self._config.vocab_size
+
+
+def _mix(value: int) -> int:
+    value = (value * _MULTIPLIER + 1) & _MASK
+    return value ^ (value >> 29)
+
+
+def _draw(state: int, sampling: SamplingParams, seed: int) -> int:
+    """Greedy depends on the context alone, sampling on the seed as well; the position is in the context."""
+    noise = 0 if sampling.temperature == 0 else _mix(seed & _MASK)
+    return _mix(state ^ noise) >> 11
+
+
+def _hang_forever() -> None:
+    threading.Event().wait()

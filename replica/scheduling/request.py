@@ -1,0 +1,113 @@
+"""One request inside the engine: its tokens, its place in the schedule, its claim on the cache.
+
+Mutable; owned by the engine thread. Knows token ids and counts; knows neither tensors nor sockets.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from enum import Enum
+
+from cache.kv_cache_manager import SequenceBlocks
+from cache.messages import FinishReason, GenerateRequest, SamplingParams
+from cache.types import RequestId, pack_tokens
+from replica.errors import InvalidRequest
+from replica.output.detokenizer import Detokenizer
+
+
+class RequestState(Enum):
+    WAITING = "waiting"  # holds no blocks: not admitted yet, or preempted
+    RUNNING = "running"  # holds blocks; part of every step the budget allows
+    FINISHED = "finished"  # ended, failed or cancelled; holds no blocks
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What the scheduler and the engine know of one request.
+
+    [0, num_computed) K/V in its blocks   [num_computed, len(token_ids)) to compute
+    [0, num_prompt_tokens) prompt         [num_prompt_tokens, len(token_ids)) output, older attempts' included
+    """
+
+    request_id: RequestId
+    token_ids: array[int]  # grows by one per sampled token; shared with `blocks.token_ids`
+    num_prompt_tokens: int
+    max_output_tokens: int  # `max_tokens`, cut to what the model's length limit leaves
+    sampling: SamplingParams
+    seed: int
+    arrival_s: float  # engine clock
+    expires_s: float | None  # engine clock; None = never
+    blocks: SequenceBlocks
+    detokenizer: Detokenizer
+    state: RequestState = RequestState.WAITING
+    num_computed: int = 0
+    cached_tokens: int | None = None  # prompt tokens from the cache at first admission; None before
+    expected_hit: int = 0  # cached tokens at submission: an estimate while waiting
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    # Engine clock, None before: for metrics and traces, nothing is decided by them.
+    admitted_s: float | None = None  # first taken into a step
+    first_token_s: float | None = None  # of those sampled here
+    last_token_s: float | None = None
+    num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
+    traceparent: str = ""  # of the span it is done under; "" = nobody traces
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to compute before the next one can be sampled; 1 while decoding."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token a step from here on: the last one sampled is all there is to compute."""
+        return self.num_uncomputed == 1 and self.num_computed > 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_here(self) -> int:
+        """Output tokens sampled by this engine, an earlier attempt's not counted."""
+        return self.num_output_tokens - self.num_earlier_tokens
+
+
+def check_request(request: GenerateRequest, vocab_size: int) -> None:
+    """Raise InvalidRequest for values that would make a step fail for its innocent neighbours too.
+
+    The router's edge validates what clients send; this guards the batch against everything else.
+    """
+    tokens, sampling = request.token_ids, request.sampling
+    if not tokens:
+        raise InvalidRequest("token_ids", "the prompt is empty")
+    if not 1 <= request.num_prompt_tokens <= len(tokens):
+        raise InvalidRequest(
+            "num_prompt_tokens", f"{request.num_prompt_tokens} is not between 1 and {len(tokens)}"
+        )
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InvalidRequest("token_ids", f"ids must be between 0 and {vocab_size - 1}")
+    if request.adapter:
+        raise InvalidRequest("adapter", f"this replica serves no adapter named {request.adapter!r}")
+    if sampling.max_tokens < 1:
+        raise InvalidRequest("max_tokens", f"{sampling.max_tokens} is less than 1")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise InvalidRequest(
+            "min_tokens", f"{sampling.min_tokens} is not between 0 and max_tokens = {sampling.max_tokens}"
+        )
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise InvalidRequest("temperature", f"{sampling.temperature} is not a finite number >= 0")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest("top_p", f"{sampling.top_p} is not in (0, 1]")
+    if sampling.top_k < 0:
+        raise InvalidRequest("top_k", f"{sampling.top_k} is negative")
+    if any(not stop for stop in sampling.stop):
+        raise InvalidRequest("stop", "a stop string is empty")
+    if request.sent_chars < 0:
+        raise InvalidRequest("sent_chars", f"{request.sent_chars} is negative")
+
+
+def copy_tokens(token_ids: array[int]) -> array[int]:
+    """The engine's own copy, which it appends to; also settles what pickling may have made of it."""
+    return pack_tokens(token_ids)

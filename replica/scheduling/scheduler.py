@@ -1,0 +1,368 @@
+"""Which tokens of which requests are computed in the next step.
+
+No prefill or decode phases: each running request has some tokens to compute, one if it decodes,
+many if it prefills, and a step is {request: tokens this step} within one budget.
+Knows token counts and blocks; knows neither tensors nor text nor sampling. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from cache.errors import NoFreeBlocks
+from cache.events import Load, StepTimeModel
+from cache.kv_cache_manager import KVCacheManager
+from cache.types import BlockHash, RequestId
+from replica.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, TooLargeForCache
+from replica.scheduling.request import Request, RequestState
+from replica.scheduling.runner import ScheduledSequence, StepResult
+
+
+class Scheduler:
+    """Oldest first, always: `running` and `waiting` are both in order of arrival, and everything that
+    runs is older than everything that waits.
+
+    That order is what guarantees progress. The oldest request is scheduled first and is never preempted
+    for another, and one that fits the pool alone (checked when it is submitted) therefore
+    finishes; then the next is the oldest.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        max_batched_tokens: int,
+        max_running: int,
+        max_waiting: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._max_batched_tokens = max_batched_tokens
+        # No more sequences than tokens in a step, so that each of them moves forward in every step.
+        self._max_running = min(max_running, max_batched_tokens)
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._running: list[Request] = []
+        self._waiting: deque[Request] = deque()
+        self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
+        self._by_id: dict[RequestId, Request] = {}
+        # Blocks that were in nobody's hands when a request came, and that it will have computed: its twins,
+        # though they wait, will find them. By whoever came first.
+        self._promised: dict[BlockHash, Request] = {}
+        # Who did not fit into how many free blocks: matching a long prompt anew in every step, with as
+        # many blocks free as before, would cost more than a rare better hit gains.
+        self._misfit: tuple[Request, int] | None = None
+        self._has_preempted = False  # in the step being computed
+        self.num_preemptions = 0  # since the start
+
+    # -- taking requests in and out ---------------------------------------------------------------
+
+    def check_room(self, request_id: RequestId, num_prompt_tokens: int, max_output_tokens: int) -> None:
+        """Raise why a request of this size cannot be taken in; changes nothing.
+
+        max_output_tokens: already cut to the model's length limit, at least 1 if the prompt fits.
+        """
+        if request_id in self._by_id:
+            raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
+        if num_prompt_tokens >= self._max_model_len:
+            raise PromptTooLong(num_prompt_tokens, self._max_model_len - 1)
+        # The last token is never computed, so it needs no slot.
+        if num_prompt_tokens + max_output_tokens - 1 > self._num_blocks * self._block_size:
+            raise TooLargeForCache(num_prompt_tokens, max_output_tokens, self._num_blocks, self._block_size)
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFull(len(self._waiting), self._max_waiting)
+
+    def submit(self, request: Request) -> None:
+        """Put a request that passed `check_room` behind those that wait."""
+        request.expected_hit = self._expected_hit(request)
+        self._by_id[request.request_id] = request
+        self._waiting.append(request)
+
+    def cancel(self, request_id: RequestId) -> Request | None:
+        """Drop a request wherever it is and free its blocks. None if it is not (or no longer) here."""
+        assert not self._step, "cancel between steps, not inside one"
+        request = self._by_id.get(request_id)
+        if request is not None:
+            self.finish(request)
+        return request
+
+    def finish(self, request: Request) -> None:
+        """Take a request out for good: finished, failed, expired or cancelled."""
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        elif request.state is RequestState.WAITING:
+            self._waiting.remove(request)
+        for block_hash in request.blocks.block_hashes:
+            if self._promised.get(block_hash) is request:
+                del self._promised[block_hash]
+        self._cache.release(request.blocks)
+        request.state = RequestState.FINISHED
+        del self._by_id[request.request_id]
+
+    def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
+        """Take out every request whose time has run out, waiting or running."""
+        now_s = self._clock()
+        late = [r for r in self if r.expires_s is not None and now_s >= r.expires_s]
+        for request in late:
+            self.finish(request)
+        return [(r, _deadline_exceeded(r, now_s)) for r in late]
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def schedule(self) -> list[ScheduledSequence]:
+        """Choose the next step and take its blocks. Empty exactly when there is nothing to do.
+
+        Follow it with `update` or `fail_step`.
+        """
+        step = self.plan()
+        assert step or not self._by_id, "requests are left, but none can be scheduled"
+        return [_scheduled(request, num_tokens) for request, num_tokens in step]
+
+    def plan(self) -> Sequence[tuple[Request, int]]:
+        """`schedule` for a caller without tensors: the step as requests and their tokens, read-only.
+
+        Empty also when nobody fits because the cache is shared with another scheduler.
+        """
+        assert not self._step, "the last step was neither updated nor failed"
+        self._has_preempted = self._schedule_running()
+        # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
+        if not self._has_preempted:
+            self._admit_waiting()
+        return self._step
+
+    def quiet_steps(self) -> int:
+        """How many steps would follow the planned one that only decode and leave the cache alone.
+
+        In each of them every sequence of the plan computes one token, takes no block, fills none, and
+        nobody is admitted; as long as nobody ends, comes or is cancelled. O(running).
+        """
+        if self._has_preempted:  # the next step admits again
+            return 0
+        # Whoever waits was refused for want of places or blocks, and these steps free neither.
+        size, quiet = self._block_size, self._block_size
+        for request, num_tokens in self._step:
+            end = request.num_computed + num_tokens  # of the planned step
+            if end != len(request.token_ids) or num_tokens > 1:
+                return 0
+            quiet = min(quiet, size - 1 - end % size if end % size else 0)
+        return quiet if self._step else 0
+
+    def advance(self, tokens: Sequence[array[int]]) -> None:
+        """The planned step and some of the quiet ones after it were computed: each request's tokens.
+
+        All of one length, at most `quiet_steps()`. As if each had been planned and updated; what is open
+        now, for `update`, is the step that follows them.
+        """
+        for (request, _), more in zip(self._step, tokens, strict=True):
+            request.token_ids.extend(more)
+            request.num_computed += len(more)
+
+    def update(self, result: StepResult) -> list[Request]:
+        """The step was computed: record it; the requests that got a token, which is now their last.
+
+        The caller decides whether that token ends the request and then calls `finish`.
+        """
+        step, self._step = self._step, []
+        self._cache.commit_step()
+        sampled = []
+        for (request, num_tokens), token_id in zip(step, result.next_tokens, strict=True):
+            request.num_computed += num_tokens
+            if token_id is not None:
+                request.token_ids.append(token_id)
+                sampled.append(request)
+        return sampled
+
+    def fail_step(self) -> list[Request]:
+        """The step raised: what it registered is un-registered, its requests are taken out and returned.
+
+        Every request that shares a block of this step is part of the step itself, since blocks are
+        shared at admission only and admission schedules: so nobody else is touched.
+        """
+        step, self._step = self._step, []
+        self._cache.abort_step()
+        for request, _ in step:
+            self.finish(request)
+        return [request for request, _ in step]
+
+    def _expected_hit(self, request: Request) -> int:
+        """Tokens it will find in the cache: those there now, and those that others here will have computed.
+
+        Without the latter a crowd of twins looks like as many whole prompts, and routers take the next one
+        elsewhere. Of hashes that nobody has sent, only those already worked out count.
+        """
+        hit = self._cache.match(request.blocks).num_tokens
+        hashes = request.blocks.block_hashes
+        index, last = hit // self._block_size, (len(request.token_ids) - 1) // self._block_size
+        while index < min(last, len(hashes)) and hashes[index] in self._promised:
+            index += 1
+        for block_hash in hashes[index:]:
+            self._promised.setdefault(block_hash, request)
+        return index * self._block_size
+
+    def _schedule_running(self) -> bool:
+        """Give every running request its tokens, oldest first; whether one had to be preempted.
+
+        Only the newest can be in the middle of its prompt, since nobody is admitted while a prompt takes
+        all that is left of the budget: so going by age serves every decode before any chunk.
+        """
+        before = len(self._running)
+        budget = self._max_batched_tokens
+        position = 0
+        while position < len(self._running):
+            request = self._running[position]
+            num_tokens = min(request.num_uncomputed, budget)
+            assert num_tokens > 0, "no more sequences run than there are tokens in a step"
+            if not self._make_room(request, num_tokens):
+                return True
+            self._step.append((request, num_tokens))
+            budget -= num_tokens
+            position += 1
+        return len(self._running) < before
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give a request its blocks, at the cost of the newest; False when it was itself the newest."""
+        while not self._try_grow(request, num_tokens):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _admit_waiting(self) -> None:
+        """Start waiting requests while budget, places and blocks last; the first misfit ends it."""
+        budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
+        while self._waiting and budget > 0 and len(self._running) < self._max_running:
+            request = self._waiting[0]
+            if self._misfit is not None and self._misfit == (request, self._cache.num_free):
+                return
+            hit = self._cache.match(request.blocks)
+            num_uncached = len(request.token_ids) - hit.num_tokens
+            num_tokens = min(num_uncached, budget)
+            # One that was preempted comes back only when all it has so far fits; with less it would
+            # be the first to be thrown out again.
+            must_fit = num_uncached if request.num_preemptions else num_tokens
+            if self._cache.blocks_needed(request.blocks, hit, must_fit) > self._cache.num_free:
+                self._misfit = request, self._cache.num_free
+                return
+            self._cache.admit(request.blocks, hit, num_tokens)
+            self._start(self._waiting.popleft(), hit.num_tokens)
+            self._step.append((request, num_tokens))
+            budget -= num_tokens
+
+    def _start(self, request: Request, hit_tokens: int) -> None:
+        request.state = RequestState.RUNNING
+        request.num_computed = hit_tokens
+        if request.cached_tokens is None:
+            request.cached_tokens = min(hit_tokens, request.num_prompt_tokens)
+            request.admitted_s = self._clock()
+        self._running.append(request)
+
+    def _try_grow(self, request: Request, num_tokens: int) -> bool:
+        try:
+            self._cache.grow(request.blocks, request.num_computed + num_tokens)
+        except NoFreeBlocks:
+            return False
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """Put the newest running request back to the head of those that wait, with nothing computed.
+
+        It has no part in this step yet: requests are scheduled oldest first, so everyone scheduled
+        so far is older. (A scheduled one has registered blocks that would then never be computed.)
+        """
+        assert victim is self._running[-1]
+        assert all(victim is not scheduled for scheduled, _ in self._step[-1:])
+        self._running.pop()
+        self._cache.release(victim.blocks)
+        victim.state = RequestState.WAITING
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.appendleft(victim)
+
+    # -- what others may see ----------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Request]:
+        """Every request not finished, in no promised order."""
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def load(self, step_time: StepTimeModel | None, admitted: tuple[RequestId, ...] = ()) -> Load:
+        """The work here, as routers are told. admitted: taken in since they were last told. O(requests)."""
+        return Load(
+            queued_uncached_tokens=self.queued_uncached_tokens,
+            queued_attention=self.queued_attention,
+            num_waiting=len(self._waiting),
+            num_running=len(self._running),
+            context_tokens=self.context_tokens,
+            free_blocks=self._cache.num_free,
+            total_blocks=self._num_blocks,
+            step_time=step_time,
+            admitted=admitted,
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens whose K/V the running requests hold."""
+        return sum(request.num_computed for request in self._running)
+
+    @property
+    def queued_uncached_tokens(self) -> int:
+        """Tokens to compute before every request here has its next token, decodes' own not counted.
+
+        For requests that wait it rests on what the cache held, or was going to, when they came.
+        """
+        running = sum(r.num_uncomputed for r in self._running if not r.is_decoding)
+        return running + sum(len(r.token_ids) - r.expected_hit for r in self._waiting)
+
+    @property
+    def queued_attention(self) -> int:
+        """(query, key) pairs of `queued_uncached_tokens`: each token attends all before it in its prompt."""
+        pairs = 0
+        for r in self._running:
+            if not r.is_decoding:
+                pairs += _pairs(r.num_computed, len(r.token_ids))
+        for r in self._waiting:
+            pairs += _pairs(r.expected_hit, len(r.token_ids))
+        return pairs
+
+
+def _pairs(start: int, end: int) -> int:
+    """(query, key) pairs of the tokens in [start, end), under a causal mask."""
+    return (end - start) * (end + start) // 2
+
+
+def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
+    return ScheduledSequence(
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        block_table=request.blocks.block_table,
+        start=request.num_computed,
+        num_new_tokens=num_tokens,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=request.sampling,
+        seed=request.seed,
+    )
+
+
+def _deadline_exceeded(request: Request, now_s: float) -> DeadlineExceeded:
+    assert request.expires_s is not None
+    return DeadlineExceeded(request.expires_s - request.arrival_s, now_s - request.arrival_s)

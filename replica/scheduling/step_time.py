@@ -1,0 +1,165 @@
+"""What a step costs on this machine, learned while serving.
+
+    step_s = base_s + per_token_s * new_tokens + per_attention_s * attention + per_sequence_s * sequences
+
+Least squares over the steps seen, kept as running normal equations; coefficients are never negative.
+Steps are forgotten kind by kind: an hour of decoding must not blur what a prefill costs, so a kind of step
+fades as more of its own kind come in, and only so far by others. Pure arithmetic: knows no clock, no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from cache.events import StepTimeModel
+from replica.scheduling.runner import ScheduledSequence
+
+# Typical sizes, so that all four columns are of order one and the solver sees no tiny pivots.
+_SCALES = (1.0, 256.0, 65536.0, 16.0)
+
+FORGETTING = 0.97  # per step of a kind: about its last 33 count
+FADING = 0.998  # per step of other kinds: half after 350, so that a slower machine is noticed everywhere
+LEAST_WEIGHT = 0.02  # but never forgotten: old news about prefills is better than none
+MIN_STEPS = 24
+MIN_SPREAD = 4  # largest step's tokens over the smallest's; below it the slope is guesswork
+REFIT_STEPS = 16  # steps between two solutions: solving costs about a tenth of a millisecond
+
+_RIDGE = 1e-6  # of each column's own weight: settles what the steps cannot tell apart
+
+
+class StepWork(NamedTuple):
+    """What a step's time is made of: the arguments of `StepTimeModel.step_s`."""
+
+    new_tokens: int
+    attention: float  # (query, key) pairs, see `attention_pairs`
+    sequences: int
+
+
+def attention_pairs(start: int, new_tokens: int) -> float:
+    """(query, key) pairs of `new_tokens` tokens after `start` computed ones, under a causal mask."""
+    return new_tokens * (start + new_tokens / 2)
+
+
+def step_work(sequences: Sequence[ScheduledSequence]) -> StepWork:
+    """The work of one step."""
+    return StepWork(
+        new_tokens=sum([s.num_new_tokens for s in sequences]),
+        attention=sum([attention_pairs(s.start, s.num_new_tokens) for s in sequences]),
+        sequences=len(sequences),
+    )
+
+
+Matrix = list[list[float]]
+Vector = list[float]
+
+
+class StepTimeFit:
+    """Owned by the engine thread."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._num_steps = 0
+        self._smallest = self._largest = 0
+        self._model: StepTimeModel | None = None
+        self._solved_at = 0
+
+    def observe(self, *, new_tokens: int, attention: float, sequences: int, elapsed_s: float) -> None:
+        """Learn from one step. attention: sum over sequences of new * (context + new / 2). O(1)."""
+        if new_tokens < 1 or elapsed_s <= 0:
+            return
+        self._num_steps += 1
+        self._smallest = min(self._smallest or new_tokens, new_tokens)
+        self._largest = max(self._largest, new_tokens)
+        kind = ((new_tokens - sequences).bit_length(), int(attention).bit_length() // 4)
+        row = [
+            value / scale
+            for value, scale in zip((1.0, new_tokens, attention, sequences), _SCALES, strict=True)
+        ]
+        self._kinds.setdefault(kind, _Kind()).add(row, elapsed_s, self._num_steps)
+
+    def model(self) -> StepTimeModel | None:
+        """The present fit; None until enough steps of different sizes have been seen."""
+        if self._num_steps < MIN_STEPS or self._largest < MIN_SPREAD * self._smallest:
+            return None
+        if self._model is None or self._num_steps - self._solved_at >= REFIT_STEPS:
+            self._solved_at = self._num_steps
+            self._model = self._solve()
+        return self._model
+
+    def _solve(self) -> StepTimeModel:
+        gram: Matrix = [[0.0] * 4 for _ in range(4)]
+        moment: Vector = [0.0] * 4
+        for kind in self._kinds.values():
+            weight = max(LEAST_WEIGHT, FADING ** (self._num_steps - kind.seen_at))
+            for i in range(4):
+                moment[i] += weight * kind.moment[i]
+                for j in range(4):
+                    gram[i][j] += weight * kind.gram[i][j]
+        solution = _non_negative_least_squares(gram, moment)
+        base_s, per_token_s, per_attention_s, per_sequence_s = (
+            value / scale for value, scale in zip(solution, _SCALES, strict=True)
+        )
+        return StepTimeModel(base_s, per_token_s, per_attention_s, per_sequence_s)
+
+
+class _Kind:
+    """Normal equations of one kind of step, the older ones fading."""
+
+    __slots__ = ("gram", "moment", "seen_at")
+
+    def __init__(self) -> None:
+        self.gram: Matrix = [[0.0] * 4 for _ in range(4)]
+        self.moment: Vector = [0.0] * 4
+        self.seen_at = 0  # number of the last step of this kind
+
+    def add(self, row: Vector, elapsed_s: float, step: int) -> None:
+        keep = FORGETTING * FADING ** (step - self.seen_at)
+        self.seen_at = step
+        # Weighted by 1/elapsed^2: errors count relative to the step, else one slow step (a page
+        # fault storm, a busy neighbour) would outweigh a thousand ordinary decodes.
+        weight = 1.0 / (elapsed_s * elapsed_s)
+        for i in range(4):
+            for j in range(4):
+                self.gram[i][j] = keep * self.gram[i][j] + weight * row[i] * row[j]
+            self.moment[i] = keep * self.moment[i] + weight * row[i] * elapsed_s
+
+
+def _non_negative_least_squares(gram: Matrix, moment: Vector) -> Vector:
+    """Minimise x'Gx - 2m'x over x >= 0, exactly: the best of all 15 choices of columns to use."""
+    best, best_loss = [0.0] * 4, 0.0
+    for size in range(1, 5):
+        for columns in combinations(range(4), size):
+            part = _solve_linear(
+                [[gram[i][j] * (1 + _RIDGE * (i == j)) for j in columns] for i in columns],
+                [moment[i] for i in columns],
+            )
+            if part is None or min(part) < 0:
+                continue
+            loss = -sum(moment[i] * value for i, value in zip(columns, part, strict=True))
+            if loss < best_loss:
+                best, best_loss = [0.0] * 4, loss
+                for i, value in zip(columns, part, strict=True):
+                    best[i] = value
+    return best
+
+
+def _solve_linear(matrix: Matrix, right: Vector) -> Vector | None:
+    """Gaussian elimination with pivoting; None when singular. At most 4 x 4."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda r: abs(rows[r][column]))
+        if abs(rows[pivot][column]) < 1e-300:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for below in range(column + 1, size):
+            factor = rows[below][column] / rows[column][column]
+            for k in range(column, size + 1):
+                rows[below][k] -= factor * rows[column][k]
+    solution = [0.0] * size
+    for row in reversed(range(size)):
+        known = sum(rows[row][k] * solution[k] for k in range(row + 1, size))
+        solution[row] = (rows[row][size] - known) / rows[row][row]
+    return solution

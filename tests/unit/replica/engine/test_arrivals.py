@@ -1,0 +1,112 @@
+"""What has arrived since the engine last spoke."""
+
+from __future__ import annotations
+
+from cache.events import Load, StepTimeModel
+from cache.types import HashHint, RequestId
+from replica.engine.arrivals import MAX_EXPECTED_S, MAX_RECENT, Arrival, Arrivals
+
+PACE = StepTimeModel(base_s=0.0, per_token_s=0.001, per_attention_s=0.0, per_sequence_s=0.0)
+
+
+def rid(*names: str) -> tuple[RequestId, ...]:
+    return tuple(map(RequestId, names))
+
+
+def arrival(name: str, num_tokens: int = 10, hints: tuple[int, ...] = ()) -> Arrival:
+    return Arrival(RequestId(name), num_tokens, tuple(map(HashHint, hints)), 4)
+
+
+def test_an_arrival_waits_until_the_engine_names_it() -> None:
+    arrivals = Arrivals()
+    arrivals.settle(Load(queued_uncached_tokens=100, num_waiting=2, num_running=1), 0.0, ())
+    arrivals.arrived(arrival("a", 10), ())
+    arrivals.arrived(arrival("b", 7), ())
+    load = arrivals.load(0.0, arrivals.take_unnamed())
+    assert (load.queued_uncached_tokens, load.num_waiting, load.num_running) == (117, 4, 1)
+    assert load.admitted == rid("a", "b")
+    assert arrivals.take_unnamed() == ()
+    arrivals.settle(Load(queued_uncached_tokens=10, num_waiting=1, admitted=rid("a")), 1.0, ())
+    load = arrivals.load(1.0, ())
+    assert (load.queued_uncached_tokens, load.num_waiting, len(arrivals)) == (17, 2, 1)
+    arrivals.refused(RequestId("b"))
+    arrivals.refused(RequestId("nobody"))
+    assert arrivals.load(1.0, ()).num_waiting == 1
+    assert len(arrivals) == 0
+
+
+def test_what_is_cached_or_on_its_way_is_not_counted() -> None:
+    """Twins at the door are computed once: the second finds the first one's blocks."""
+    arrivals = Arrivals()
+    cached = {HashHint(1), HashHint(2)}
+    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), cached)
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 21 - 8
+    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), cached)
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 13 + 1
+    arrivals.refused(RequestId("a"))
+    arrivals.refused(RequestId("twin"))
+    arrivals.arrived(arrival("later", 21, (1, 2, 3, 4, 5)), cached)
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 13
+
+
+def test_a_twin_finds_what_is_being_computed() -> None:
+    """The engine has named the first, and is inside the step that computes it: the cache does not show it."""
+    arrivals = Arrivals()
+    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), ())
+    named = Load(queued_uncached_tokens=21, num_running=1, admitted=rid("a"))
+    arrivals.settle(named, 0.0, ())
+    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), ())
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 21 + 1
+    arrivals.settle(Load(num_running=2, admitted=rid("twin")), 0.1, {HashHint(5)})
+    arrivals.arrived(arrival("after", 21, (1, 2, 3, 4, 5)), ())  # evicted at once
+    assert arrivals.load(0.1, ()).queued_uncached_tokens == 21
+
+
+def test_what_was_never_computed_is_not_expected_for_ever() -> None:
+    arrivals = Arrivals()
+    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), ())
+    arrivals.settle(Load(admitted=rid("a")), 0.0, ())
+    arrivals.settle(Load(), 2 * MAX_EXPECTED_S, ())
+    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), ())
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 21
+
+
+def test_at_least_one_token_is_computed() -> None:
+    arrivals = Arrivals()
+    arrivals.arrived(arrival("a", 8, (1, 2)), {HashHint(1), HashHint(2)})
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 1
+
+
+def test_what_the_engine_had_queued_runs_down_at_its_own_pace() -> None:
+    arrivals = Arrivals()
+    arrivals.settle(Load(queued_uncached_tokens=100, num_waiting=1, step_time=PACE), 5.0, ())
+    assert arrivals.load(5.0, ()).queued_uncached_tokens == 100
+    assert arrivals.load(5.025, ()).queued_uncached_tokens in (74, 75)
+    assert arrivals.load(7.0, ()).queued_uncached_tokens == 0
+    arrivals.settle(Load(queued_uncached_tokens=100), 8.0, ())  # pace unknown: nothing is assumed
+    assert arrivals.load(9.0, ()).queued_uncached_tokens == 100
+
+
+def test_a_second_of_the_same_name_is_not_counted_twice() -> None:
+    arrivals = Arrivals()
+    arrivals.arrived(arrival("a", 10), ())
+    arrivals.arrived(arrival("a", 99), ())
+    assert arrivals.load(0.0, ()).queued_uncached_tokens == 10
+    assert arrivals.take_unnamed() == rid("a")
+
+
+def test_a_refused_one_is_named_nowhere() -> None:
+    arrivals = Arrivals()
+    arrivals.arrived(arrival("a"), ())
+    assert arrivals.has_news
+    arrivals.refused(RequestId("a"))
+    assert not arrivals.has_news
+    assert arrivals.recent() == ()
+
+
+def test_recent_ones_are_remembered_but_not_for_ever() -> None:
+    arrivals = Arrivals()
+    names = [RequestId(str(number)) for number in range(MAX_RECENT + 5)]
+    arrivals.settle(Load(admitted=tuple(names)), 0.0, ())
+    arrivals.arrived(arrival("waiting"), ())
+    assert arrivals.recent() == (*names[5:], "waiting")

@@ -1,0 +1,76 @@
+"""The watchdog in virtual time; that it really ends a process is tested in tests/integration/."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from cache.log_fields import fields_of
+from replica.engine.watchdog import Watchdog
+from tests.fakes.engine import VirtualClock
+
+
+def build(clock: VirtualClock) -> tuple[Watchdog, list[str]]:
+    fired: list[str] = []
+    return Watchdog(clock=clock, poll_interval_s=1.0, on_hang=lambda: fired.append("hang")), fired
+
+
+def test_a_task_within_its_limit_is_left_alone() -> None:
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    watchdog.begin("step", 5.0)
+    clock.sleep(5.0)
+    assert not watchdog.check()
+    watchdog.end()
+    clock.sleep(100.0)
+    assert not watchdog.check()
+    assert fired == []
+
+
+def test_a_longer_one_is_acted_on_once_with_the_stack(caplog: pytest.LogCaptureFixture) -> None:
+    """The one log line names what hung and where the thread stands."""
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    release, began = threading.Event(), threading.Event()
+
+    def stuck_in_here() -> None:
+        watchdog.begin("step", 5.0, lambda: ["r-1", "r-2"])
+        began.set()
+        release.wait()
+
+    thread = threading.Thread(target=stuck_in_here)
+    thread.start()
+    began.wait()
+    clock.sleep(5.1)
+    with caplog.at_level(logging.CRITICAL):
+        assert [watchdog.check() for _ in range(3)] == [True, True, True]
+    release.set()
+    thread.join()
+    assert fired == ["hang"]
+    [record] = caplog.records
+    assert "stuck_in_here" in record.getMessage()
+    assert fields_of(record)["request_ids"] == ["r-1", "r-2"]
+
+
+def test_limits_belong_to_the_task() -> None:
+    """Warm-up may take minutes where a step may take seconds."""
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    watchdog.begin("warm-up", 600.0)
+    clock.sleep(500.0)
+    assert not watchdog.check()
+    watchdog.begin("step", 5.0)
+    clock.sleep(6.0)
+    assert watchdog.check()
+    assert fired == ["hang"]
+
+
+def test_close_may_be_called_twice_and_before_start() -> None:
+    watchdog, _ = build(VirtualClock())
+    watchdog.close()
+    started, _ = build(VirtualClock())
+    started.start()
+    started.close()
+    started.close()

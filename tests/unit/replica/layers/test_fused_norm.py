@@ -1,0 +1,76 @@
+"""A family's RMS norm is replaced only where the shorter one gives the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from replica.layers.fused_norm import InPlaceNorm, fuse_norms
+
+
+class LateRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
+    """Looks the same, and puts epsilon where torch does not."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        root = hidden_states.pow(2).mean(-1, keepdim=True).sqrt() + self.variance_epsilon
+        out: torch.Tensor = self.weight * (hidden_states / root)
+        return out
+
+
+def model_with(norm: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    return nn.Sequential(nn.Sequential(norm)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_replaced_norm_gives_the_same_bits_with_the_same_weight(dtype: torch.dtype) -> None:
+    norm = Qwen3RMSNorm(96)
+    model = model_with(norm).to(dtype)
+    rows = torch.randn(1, 5, 3, 96).to(dtype)
+    expected = model(rows)
+    replaced = fuse_norms(model)
+    assert torch.equal(model(rows), expected)
+    if dtype is torch.float32:
+        assert replaced == 1
+        (fused,) = (module for module in model.modules() if isinstance(module, InPlaceNorm))
+        assert fused.weight is norm.weight
+        assert list(model.parameters()) == [norm.weight]
+        assert fuse_norms(model) == 0
+
+
+def test_the_rows_are_left_as_they_were() -> None:
+    model = model_with(Qwen3RMSNorm(96))
+    assert fuse_norms(model) == 1
+    rows = torch.randn(1, 5, 96)
+    before = rows.clone()
+    model(rows)
+    assert torch.equal(rows, before)
+
+
+def test_torchs_norm_takes_its_place_where_the_shorter_one_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InPlaceNorm, "forward", lambda self, rows: rows)
+    model = model_with(Qwen3RMSNorm(96))
+    assert fuse_norms(model) == 1
+    assert any(isinstance(module, nn.RMSNorm) for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", [Gemma2RMSNorm, LateRMSNorm])
+def test_a_norm_that_computes_otherwise_stays(kind: type[nn.Module]) -> None:
+    """Gemma scales by one plus its weight."""
+    norm = kind(96)
+    model = model_with(norm)
+    assert fuse_norms(model) == 0
+    assert norm in list(model.modules())
+
+
+def test_what_somebody_listens_to_stays() -> None:
+    norm = Qwen3RMSNorm(96)
+    norm.register_forward_hook(lambda *_: None)
+    assert fuse_norms(model_with(norm)) == 0

@@ -1,0 +1,317 @@
+"""From a setting to a folder with a config and safetensors weights, or a refusal that names the way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from replica.models import model_source, tiny_model
+from replica.models.model_source import (
+    ModelRefused,
+    load_tokenizer,
+    resolve,
+    stored_dtype,
+    weight_bytes,
+    weight_files,
+)
+
+ROOT = Path(__file__).parents[4]
+CONFIG = {"model_type": "qwen3", "max_position_embeddings": 512, "dtype": "bfloat16"}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def write_model(folder: Path, config: dict[str, Any] | None = None, **tensors: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG if config is None else config))
+    save_file(tensors or {"weight": np.zeros((2, 3), dtype=np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "my-model")
+
+
+# -- local folders --------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_named_by_its_last_part_and_its_own_digest(folder: Path) -> None:
+    resolved = resolve(str(folder))
+    assert (resolved.folder, resolved.model_id, resolved.hub_id) == (folder, "my-model", None)
+    assert resolved.max_model_len == 512
+    assert len(resolved.revision) == 40
+    assert resolve(str(folder), resolved.revision) == resolved
+
+
+def test_an_equal_copy_elsewhere_has_the_same_revision(folder: Path, tmp_path: Path) -> None:
+    """Replicas on other nodes must agree on every block hash."""
+    assert (
+        resolve(str(write_model(tmp_path / "other" / "my-model"))).revision == resolve(str(folder)).revision
+    )
+
+
+def test_another_revision_of_a_folder_cannot_be_asked_for(folder: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"`revision` is main, but this folder's own is [0-9a-f]{40}"):
+        resolve(str(folder), "main")
+
+
+def test_tiny_is_drawn_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMPATH_CACHE", str(tmp_path))
+    resolved = resolve("tiny")
+    assert resolved.folder.parent == tmp_path
+    assert (resolved.model_id, resolved.max_model_len) == ("tiny", 32768)
+
+
+@pytest.mark.parametrize("model", ["/no/where", "./nowhere", "../nowhere", "~/no-such-folder", "a/b/c"])
+def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(model: str) -> None:
+    with pytest.raises(ModelRefused, match="this folder does not exist"):
+        resolve(model)
+
+
+def test_a_file_is_refused(folder: Path) -> None:
+    with pytest.raises(ModelRefused, match="is a file; name the folder"):
+        resolve(str(folder / "config.json"))
+
+
+def test_a_folder_without_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelRefused, match=r"no config\.json"):
+        resolve(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{", r"config\.json cannot be read"), ("[]", r"config\.json is not a JSON object")],
+)
+def test_a_config_that_is_none_is_refused(folder: Path, content: str, reason: str) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ModelRefused, match=reason):
+        resolve(str(folder))
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelRefused, match=r"no weights: neither model\.safetensors nor"):
+        resolve(str(folder))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.ckpt", "consolidated.00.pth"])
+def test_pickles_are_refused_by_name_and_without_being_opened(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b"not even a pickle")
+    with pytest.raises(ModelRefused, match="safetensors only"):
+        resolve(str(folder))
+
+
+def test_pickles_beside_safetensors_are_ignored(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    assert resolve(str(folder)).folder == folder
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"n_positions": 77}, 77),
+        ({"text_config": {"max_position_embeddings": 9}}, 9),
+        ({"max_position_embeddings": 5, "text_config": {"max_position_embeddings": 9}}, 5),
+        ({"max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_length_limit_is_found_where_families_keep_it(
+    tmp_path: Path, config: dict[str, Any], expected: int | None
+) -> None:
+    assert resolve(str(write_model(tmp_path / "m", config))).max_model_len == expected
+
+
+# -- sizes ----------------------------------------------------------------------------------------------
+
+
+def test_weight_bytes_come_from_headers_and_the_type_loaded_as(tmp_path: Path) -> None:
+    folder = write_model(
+        tmp_path / "m",
+        a=np.zeros((10, 3), dtype=np.float32),
+        b=np.zeros(5, dtype=np.float16),
+        counts=np.zeros(4, dtype=np.int64),
+        scalar=np.zeros((), dtype=np.float64),
+    )
+    resolved = resolve(str(folder))
+    assert weight_bytes(resolved, "auto") == 120 + 10 + 32 + 8
+    assert weight_bytes(resolved, "float32") == (30 + 5 + 1) * 4 + 32
+    assert weight_bytes(resolved, "bfloat16") == (30 + 5 + 1) * 2 + 32
+
+
+def write_shards(folder: Path) -> Path:
+    write_model(folder)
+    (folder / "model.safetensors").unlink()
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for index, name in enumerate(names):
+        save_file({f"w{index}": np.zeros(6, dtype=np.float32)}, folder / name)
+    weight_map = {"w0": names[0], "w1": names[1]}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_shards_are_counted_together(tmp_path: Path) -> None:
+    resolved = resolve(str(write_shards(tmp_path / "m")))
+    assert len(weight_files(resolved)) == 2
+    assert weight_bytes(resolved, "auto") == 48
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "m")
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelRefused, match=r"names files that are not there: model-00002-of-00002"):
+        weight_bytes(resolve(str(folder)), "auto")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content + b"x",
+        lambda content: content[:20],
+        lambda content: content[:4],
+        lambda content: b"",
+        lambda content: b"\xff" * 8 + content[8:],
+        lambda content: content[:9] + b"!" + content[10:],
+    ],
+    ids=["one-short", "one-more", "header", "length", "empty", "huge-length", "not-json"],
+)
+def test_a_damaged_file_is_refused(folder: Path, damage: Any) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ModelRefused, match=r"model\.safetensors is damaged"):
+        weight_bytes(resolve(str(folder)), "auto")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"dtype": "float8_e4m3fn"}, "bfloat16"),
+        ({}, "bfloat16"),
+    ],
+)
+def test_the_stored_type(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+    assert stored_dtype(resolve(str(write_model(tmp_path / "m", config)))) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("qwen3", "knows no words"),  # transformers makes an empty one up
+        ("gemma2", "knows no words"),
+        ("llama", "its tokenizer cannot be loaded"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, family: str, reason: str) -> None:
+    folder = write_model(tmp_path / "m", {"model_type": family})
+    with pytest.raises(ModelRefused, match=reason):
+        load_tokenizer(resolve(str(folder)))
+
+
+def test_the_tokenizer_beside_a_model_is_loaded(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tiny_model.SOURCE / name).read_bytes())
+    tokenizer = load_tokenizer(resolve(str(folder)))
+    assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
+
+
+def test_resolving_imports_neither_torch_nor_transformers(folder: Path) -> None:
+    program = (
+        "import sys\nfrom replica.models.model_source import resolve, weight_bytes\n"
+        f"weight_bytes(resolve({str(folder)!r}), 'auto')\n"
+        "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "[]"
+
+
+# -- the hub --------------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Answers as huggingface_hub does, from a folder; notes what was asked of it."""
+
+    def __init__(self, tmp_path: Path, files: list[str]) -> None:
+        self.snapshot = write_model(tmp_path / "snapshots" / COMMIT)
+        (self.snapshot / "model.safetensors").rename(tmp_path / "weights")  # not fetched yet
+        self._weights = tmp_path / "weights"
+        self.files = files
+        self.asked: list[tuple[str | None, list[str]]] = []
+        self.is_offline = False
+
+    def snapshot_download(self, repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        self.asked.append((revision, allow_patterns))
+        if "model.safetensors" in allow_patterns:
+            (self.snapshot / "model.safetensors").write_bytes(self._weights.read_bytes())
+        return str(self.snapshot)
+
+    def list_repo_files(self, repo: str, *, revision: str | None) -> list[str]:
+        if self.is_offline:
+            raise ConnectionError("no route to the hub")
+        assert revision == COMMIT
+        return self.files
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    import huggingface_hub
+
+    fake = FakeHub(tmp_path, ["config.json", "model.safetensors", "tokenizer.json"])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.snapshot_download)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi,
+        "list_repo_files",
+        lambda api, *args, **kwargs: fake.list_repo_files(*args, **kwargs),
+    )
+    return fake
+
+
+def test_a_hub_model_is_named_by_its_id_and_commit_and_its_weights_wait(hub: FakeHub) -> None:
+    resolved = resolve("org/model", "main")
+    assert (resolved.model_id, resolved.hub_id, resolved.revision) == ("org/model", "org/model", COMMIT)
+    assert hub.asked == [("main", model_source.METADATA_PATTERNS)]
+    assert not (resolved.folder / "model.safetensors").exists()
+    model_source.fetch_weights(resolved)
+    assert hub.asked[1][0] == COMMIT  # never a branch that has moved on meanwhile
+    assert weight_bytes(resolved, "auto") == 24
+
+
+def test_a_hub_model_with_pickles_only_is_refused_before_anything_large_is_fetched(hub: FakeHub) -> None:
+    hub.files = ["config.json", "pytorch_model.bin"]
+    with pytest.raises(ModelRefused, match=r"pickles \(pytorch_model\.bin\)"):
+        resolve("org/model")
+    assert len(hub.asked) == 1
+
+
+def test_offline_what_was_fetched_before_is_used(hub: FakeHub) -> None:
+    model_source.fetch_weights(resolve("org/model"))
+    hub.is_offline = True
+    assert resolve("org/model").revision == COMMIT
+
+
+def test_an_unknown_name_says_that_it_is_neither_folder_nor_hub_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelRefused, match="neither a local folder nor a model the hub gives us"):
+        resolve("no-such-org/no-such-model")
+
+
+def test_a_name_the_hub_cannot_have_is_refused() -> None:
+    with pytest.raises(ModelRefused, match="neither a local folder nor a model the hub gives us"):
+        resolve("no such model!")

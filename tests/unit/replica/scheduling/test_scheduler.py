@@ -1,0 +1,323 @@
+"""Scheduling by hand: small workloads whose every step can be said in advance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cache.block_hash import BlockHasher
+from cache.messages import GenerateRequest
+from cache.types import RequestId
+from replica.config import SimConfig
+from replica.engine.engine_core import EngineCore
+from replica.errors import (
+    DeadlineExceeded,
+    ForwardFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    TooLargeForCache,
+)
+from replica.runners.sim_runner import SimRunner
+from replica.scheduling.runner import ScheduledSequence, StepResult
+from tests.fakes.engine import (
+    BLOCK_SIZE,
+    VirtualClock,
+    fingerprint,
+    make_request,
+    sim_config,
+    sim_core,
+)
+
+
+class Tape(SimRunner):
+    """Writes down each step as {request id: new tokens}."""
+
+    def __init__(self, num_blocks: int = 64, clock: VirtualClock | None = None) -> None:
+        config = sim_config(num_blocks).sim
+        super().__init__(config, block_size=BLOCK_SIZE, sleep=(clock or VirtualClock()).sleep)
+        self.steps: list[dict[str, int]] = []
+        self.tables: dict[str, list[int]] = {}
+
+    def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
+        self.steps.append({s.request_id: s.num_new_tokens for s in sequences})
+        self.tables |= {s.request_id: list(s.block_table) for s in sequences}
+        return super().execute(sequences)
+
+
+def run(core: EngineCore, limit: int = 500) -> None:
+    while core.has_work:
+        core.step()
+        limit -= 1
+        assert limit, "no progress"
+
+
+def test_decodes_are_never_starved_by_a_long_prompt() -> None:
+    """The prompt gets what the decodes leave of the budget, step after step."""
+    tape = Tape()
+    core = sim_core(runner=tape, max_batched_tokens=10)
+    core.submit(make_request("long", range(100, 140), max_tokens=2))
+    core.submit(make_request("short", [1, 2, 3], max_tokens=20))
+    run(core)
+    # All of the budget while nobody decodes; then one token less per decode.
+    assert tape.steps[:6] == [
+        {"long": 10},
+        {"long": 10},
+        {"long": 10},
+        {"long": 10},
+        {"long": 1, "short": 3},
+        {"short": 1},
+    ]
+    tape = Tape()
+    core = sim_core(runner=tape, max_batched_tokens=10)
+    core.submit(make_request("short", [1, 2, 3], max_tokens=20))
+    core.step()
+    core.submit(make_request("long", range(100, 140), max_tokens=2))
+    run(core)
+    assert tape.steps[1:6] == [
+        {"short": 1, "long": 9},
+        {"short": 1, "long": 9},
+        {"short": 1, "long": 9},
+        {"short": 1, "long": 9},
+        {"short": 1, "long": 4},
+    ]
+
+
+def test_twins_in_one_step_share_their_blocks() -> None:
+    """The second of two equal prompts hits what the first is computing in the same step."""
+    tape = Tape()
+    core = sim_core(runner=tape)
+    prompt = list(range(18))
+    core.submit(make_request("a", prompt, max_tokens=3))
+    core.submit(make_request("b", prompt, max_tokens=3))
+    core.step()
+    assert tape.steps == [{"a": 18, "b": 2}]
+    assert tape.tables["a"][:4] == tape.tables["b"][:4]
+    assert tape.tables["a"][4] != tape.tables["b"][4]
+    first, second = core.requests()
+    assert first.token_ids == second.token_ids
+    assert (first.cached_tokens, second.cached_tokens) == (0, 16)
+
+
+def test_admission_counts_uncached_blocks_only() -> None:
+    """A long prompt that is nearly all in use by another fits into the few blocks left."""
+    core = sim_core(num_blocks=7)
+    core.submit(make_request("holder", range(17), max_tokens=8))  # 5 blocks, 6 in the end
+    core.step()
+    core.submit(make_request("guest", [*range(16), 99], max_tokens=1))  # 4 of them, 1 of its own
+    core.step()
+    assert core.load().num_running + core.stats().output_tokens == 1 + 3  # the guest had its token
+
+
+def test_idle_hit_blocks_are_not_free() -> None:
+    """Blocks that a hit takes out of the free queue cannot be handed out a second time."""
+    core = sim_core(num_blocks=6)
+    core.complete([make_request("first", range(16), max_tokens=1)])  # leaves 4 cached blocks, idle
+    core.submit(make_request("holder", range(100, 112), max_tokens=4))  # 3 of the 6: 2 never used, 1 cached
+    core.step()
+    assert core.load().free_blocks == 3
+    core.submit(make_request("again", [*range(16), *range(50, 54)], max_tokens=1))
+    core.step()
+    assert core.load().num_waiting == 1
+
+
+def test_preempted_request_has_the_output_of_an_undisturbed_one() -> None:
+    """Newest first out, state cleared, and back with a prefix hit on its own blocks."""
+    requests = [make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=16) for i in range(3)]
+    tight = sim_core(num_blocks=10)
+    completions = tight.complete(requests)
+    assert sum(c.num_preemptions for c in completions) == tight.stats().preemptions > 0
+    assert completions[0].num_preemptions == 0  # the oldest never
+    for request, completion in zip(requests, completions, strict=True):
+        assert completion.token_ids == sim_core().complete([request])[0].token_ids
+        assert completion.cached_tokens == 0  # what it hit when it came back is not the client's hit
+
+
+def test_half_prefilled_requests_that_fill_the_pool_do_not_lock_up() -> None:
+    """Chunks of several prompts can take every block; the youngest then give theirs back."""
+    core = sim_core(num_blocks=8, max_batched_tokens=12)
+    requests = [make_request(f"r{i}", range(40 * i, 40 * i + 28), max_tokens=4) for i in range(4)]
+    assert len(core.complete(requests)) == 4
+
+
+def test_a_request_as_large_as_the_pool_finishes() -> None:
+    core = sim_core(num_blocks=4)
+    assert len(core.complete([make_request("all", range(10), max_tokens=7)])[0].token_ids) == 7
+
+
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decode"])
+def test_cancelling_frees_the_blocks(when: str) -> None:
+    """At any point, and the neighbour does not notice."""
+    core = sim_core(num_blocks=16, max_batched_tokens=16)
+    neighbour = make_request("neighbour", [7, 8, 9], max_tokens=12)
+    core.submit(neighbour)
+    core.step()
+    core.submit(make_request("victim", range(20), max_tokens=10))
+    for _ in range({"waiting": 0, "prefill": 1, "decode": 3}[when]):
+        core.step()
+    assert core.load().num_running == (1 if when == "waiting" else 2)
+    victim = core.cancel(RequestId("victim"))
+    assert victim is not None
+    assert victim.num_output_tokens == (2 if when == "decode" else 0)
+    assert core.cancel(RequestId("victim")) is None
+    [left] = core.requests()
+    assert core.stats().cache.used == len(left.blocks.block_table)
+    run(core)
+    assert core.stats().cache.free == 16
+    assert left.token_ids[3:].tolist() == list(sim_core().complete([neighbour])[0].token_ids)
+
+
+def test_deadline_ends_a_request_waiting_or_running() -> None:
+    clock = VirtualClock()
+    core = sim_core(clock=clock, max_running=1)
+    core.submit(make_request("running", range(8), max_tokens=50, deadline_s=1.0))
+    core.submit(make_request("waiting", range(8), max_tokens=50, deadline_s=0.5), arrival_s=-0.25)
+    core.step()
+    clock.now_s = 0.25
+    [late] = [p for p in core.step() if p.error is not None]
+    assert late.request.request_id == "waiting"
+    assert isinstance(late.error, DeadlineExceeded)
+    assert (late.error.deadline_s, late.error.waited_s) == (0.5, 0.5)
+    clock.now_s = 1.0
+    [late] = core.step()
+    assert (late.request.request_id, type(late.error)) == ("running", DeadlineExceeded)
+    assert core.stats().cache.free == 64
+
+
+def test_queue_full_names_both_numbers() -> None:
+    core = sim_core(max_waiting=2)
+    for i in range(2):
+        core.submit(make_request(f"r{i}", [i]))
+    with pytest.raises(QueueFull) as caught:
+        core.submit(make_request("r2", [2]))
+    assert (caught.value.waiting, caught.value.limit) == (2, 2)
+    core.step()  # both run now, nobody waits
+    core.submit(make_request("r2", [2]))
+
+
+def test_prompt_too_long_names_both_numbers() -> None:
+    core = sim_core(max_model_len=16)
+    with pytest.raises(PromptTooLong) as caught:
+        core.submit(make_request("long", range(16)))
+    assert (caught.value.prompt_tokens, caught.value.limit) == (16, 15)
+    assert not core.has_work
+
+
+def test_output_is_cut_at_the_model_length() -> None:
+    core = sim_core(max_model_len=16)
+    [completion] = core.complete([make_request("r", range(12), max_tokens=100)])
+    assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
+
+
+def test_too_large_for_the_cache_is_refused_at_once() -> None:
+    """It would otherwise be preempted for ever."""
+    core = sim_core(num_blocks=4)
+    with pytest.raises(TooLargeForCache, match=r"10 prompt .* 8 output .* 16 tokens \(4 blocks of 4\)"):
+        core.submit(make_request("r", range(10), max_tokens=8))
+
+
+def test_an_id_in_use_is_refused_and_the_first_owner_keeps_it() -> None:
+    core = sim_core()
+    core.submit(make_request("same", [1]))
+    with pytest.raises(InvalidRequest, match="request_id"):
+        core.submit(make_request("same", [2]))
+    assert len(list(core.requests())) == 1
+
+
+def test_failed_step_leaves_those_outside_it_alone() -> None:
+    """Its requests fail, what they had registered is gone, a waiting one runs afterwards and is right."""
+    sim = SimConfig(raise_every_steps=2)
+    core = sim_core(sim=sim, max_running=2)
+    prompt = list(range(9))
+    for name in ("a", "b"):
+        core.submit(make_request(name, prompt, max_tokens=8))
+    core.submit(make_request("c", prompt, max_tokens=1))
+    core.step()
+    failed = core.step()
+    assert {p.request.request_id: type(p.error) for p in failed} == {"a": ForwardFailed, "b": ForwardFailed}
+    assert str(failed[0].error) == "the model's forward failed: SimulatedFault"
+    [last] = core.step()
+    assert last.request.request_id == "c"
+    assert last.request.cached_tokens == 8  # from the first step, which succeeded
+    assert (last.token_id,) == sim_core().complete([make_request("c", prompt, max_tokens=1)])[0].token_ids
+    assert core.stats().cache.free == 64
+
+
+def test_blocks_registered_by_a_failed_step_are_never_hit() -> None:
+    """They were never computed: the next one with this prompt must compute them."""
+    core = sim_core(sim=SimConfig(raise_every_steps=1))
+    core.submit(make_request("a", range(9)))
+    [failed] = core.step()
+    assert isinstance(failed.error, ForwardFailed)
+    assert core.stats().cache.cached == 0
+
+
+def test_load_counts_what_is_left_to_compute() -> None:
+    core = sim_core(max_batched_tokens=16)
+    core.complete([make_request("before", range(8), max_tokens=1)])
+    core.submit(make_request("a", range(100, 130), max_tokens=5))
+    core.submit(make_request("b", [*range(8), 50, 51], max_tokens=5))
+    assert core.load().queued_uncached_tokens == 30 + 2
+    core.step()
+    load = core.load(admitted=(RequestId("a"),))
+    assert (load.queued_uncached_tokens, load.num_running, load.num_waiting) == (14 + 2, 1, 1)
+    assert (load.context_tokens, load.free_blocks, load.total_blocks) == (16, 60, 64)
+    assert load.admitted == ("a",)
+    core.step()
+    assert core.load().queued_uncached_tokens == 0
+
+
+def test_the_attention_left_is_that_of_the_steps_to_come() -> None:
+    """Routers price a queue by it: the last chunk of a prompt attends to all before it."""
+    tape = Tape()
+    core = sim_core(runner=tape, max_batched_tokens=10)
+    core.submit(make_request("long", range(100, 140), max_tokens=1))
+    core.submit(make_request("short", [1, 2, 3], max_tokens=1))
+    told = [core.load().queued_attention]
+    while core.has_work:
+        core.step()
+        told.append(core.load().queued_attention)
+    # 40 tokens are 40 * 40 / 2 pairs, 3 are 4; ten at a time leave (40 * 40 - start * start) / 2 and those 4.
+    assert told == [804, 754, 604, 354, 4, 0]
+
+
+def with_hashes(request: GenerateRequest) -> GenerateRequest:
+    """As a router sends it."""
+    hasher = BlockHasher(fingerprint())
+    return replace(request, block_hashes=tuple(hasher.chain(hasher.root(), request.token_ids)))
+
+
+def test_a_crowd_of_twins_is_one_prompt_to_compute() -> None:
+    """The second and later ones find the first one's blocks, whether it waits or is half computed."""
+    core = sim_core(max_batched_tokens=8)
+    prompt = range(100, 121)  # five full blocks and a token
+    for name in ("first", "second"):
+        core.submit(with_hashes(make_request(name, prompt, max_tokens=1)))
+    assert core.load().queued_uncached_tokens == 21 + 1
+    core.step()
+    core.submit(with_hashes(make_request("third", prompt, max_tokens=1)))
+    core.submit(with_hashes(make_request("longer", [*prompt, *range(9)], max_tokens=1)))
+    assert core.load().queued_uncached_tokens == (21 - 8) + 1 + 1 + (30 - 20)
+    completed = core.stats().computed_tokens
+    run(core)
+    assert core.stats().computed_tokens == completed + 13 + 1 + 1 + 10  # as was said
+    assert core._scheduler._promised == {}
+
+
+def test_what_a_cancelled_request_had_promised_is_counted_with_the_next() -> None:
+    core = sim_core(max_running=1)
+    core.submit(make_request("running", [1], max_tokens=9))
+    core.step()
+    prompt = range(100, 121)
+    core.submit(with_hashes(make_request("first", prompt, max_tokens=1)))
+    core.cancel(RequestId("first"))
+    core.submit(with_hashes(make_request("second", prompt, max_tokens=1)))
+    assert core.load().queued_uncached_tokens == 21
+
+
+def test_without_a_prefix_cache_twins_are_computed_and_counted_one_by_one() -> None:
+    core = sim_core(prefix_caching=False)
+    for name in ("first", "second"):
+        core.submit(with_hashes(make_request(name, range(100, 121), max_tokens=1)))
+    assert core.load().queued_uncached_tokens == 42

@@ -1,0 +1,95 @@
+"""The step-time fit: right on data from its own formula, silent until it knows enough."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cache.events import StepTimeModel
+from replica.scheduling.step_time import MIN_STEPS, StepTimeFit
+
+TRUE = StepTimeModel(base_s=0.004, per_token_s=3e-5, per_attention_s=2e-9, per_sequence_s=2e-4)
+
+
+def feed(
+    fit: StepTimeFit, steps: int, rng: random.Random, *, model: StepTimeModel = TRUE, noise: float = 0.0
+) -> None:
+    """A mixture of prefill chunks at all depths and decode steps, as an engine under load sees it."""
+    for _ in range(steps):
+        sequences = rng.randint(1, 32)
+        chunk = rng.choice([0, 0, 64, 256, 512])
+        new_tokens = sequences + chunk
+        attention = sequences * rng.randint(10, 4000) + chunk * (rng.randint(0, 8000) + chunk / 2)
+        elapsed_s = model.step_s(new_tokens, attention, sequences) * (1 + noise * rng.uniform(-1, 1))
+        fit.observe(new_tokens=new_tokens, attention=attention, sequences=sequences, elapsed_s=elapsed_s)
+
+
+def test_recovers_the_model_that_made_the_data() -> None:
+    fit = StepTimeFit()
+    feed(fit, 300, random.Random(1))
+    model = fit.model()
+    assert model is not None
+    for name in TRUE.__struct_fields__:
+        assert getattr(model, name) == pytest.approx(getattr(TRUE, name), rel=0.01)
+
+
+def test_noise_leaves_predictions_close() -> None:
+    fit = StepTimeFit()
+    feed(fit, 500, random.Random(2), noise=0.2)
+    model = fit.model()
+    assert model is not None
+    for args in ((512, 512 * 256.0, 1), (16, 16 * 1000.0, 16), (520, 3_000_000.0, 8)):
+        assert model.step_s(*args) == pytest.approx(TRUE.step_s(*args), rel=0.1)
+
+
+def test_silent_until_enough_steps_of_different_sizes() -> None:
+    fit = StepTimeFit()
+    for _ in range(10 * MIN_STEPS):
+        fit.observe(new_tokens=8, attention=800.0, sequences=8, elapsed_s=0.01)
+    assert fit.model() is None  # decodes of one size say nothing about a prefill
+    fit.observe(new_tokens=400, attention=80_000.0, sequences=1, elapsed_s=0.05)
+    assert fit.model() is not None
+
+
+def test_coefficients_are_never_negative() -> None:
+    """Steps that get cheaper with size would make the router love long prompts."""
+    fit, rng = StepTimeFit(), random.Random(3)
+    for _ in range(100):
+        new_tokens = rng.randint(1, 500)
+        fit.observe(new_tokens=new_tokens, attention=0.0, sequences=1, elapsed_s=0.1 - new_tokens * 1e-4)
+    model = fit.model()
+    assert model is not None
+    assert all(getattr(model, name) >= 0 for name in model.__struct_fields__)
+
+
+def test_a_slower_machine_is_noticed() -> None:
+    """Another process takes the cores: the fit follows within a few hundred steps."""
+    fit, rng = StepTimeFit(), random.Random(4)
+    feed(fit, 300, rng)
+    slow = StepTimeModel(*(3 * getattr(TRUE, name) for name in TRUE.__struct_fields__))
+    feed(fit, 1500, rng, model=slow)
+    model = fit.model()
+    assert model is not None
+    assert model.prefill_s(2000, 0, 512) == pytest.approx(slow.prefill_s(2000, 0, 512), rel=0.1)
+
+
+def test_long_decoding_does_not_blur_what_a_prefill_costs() -> None:
+    fit, rng = StepTimeFit(), random.Random(5)
+    feed(fit, 300, rng)
+    for _ in range(20_000):
+        attention = 8.0 * rng.randint(100, 4000)
+        fit.observe(new_tokens=8, attention=attention, sequences=8, elapsed_s=TRUE.step_s(8, attention, 8))
+    model = fit.model()
+    assert model is not None
+    assert model.prefill_s(2000, 0, 512) == pytest.approx(TRUE.prefill_s(2000, 0, 512), rel=0.05)
+
+
+def test_nonsense_measurements_are_left_out() -> None:
+    fit = StepTimeFit()
+    feed(fit, 100, random.Random(6))
+    before = fit.model()
+    for _ in range(50):
+        fit.observe(new_tokens=100, attention=1.0, sequences=1, elapsed_s=0.0)
+        fit.observe(new_tokens=0, attention=0.0, sequences=0, elapsed_s=1.0)
+    assert fit.model() == before
