@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import CPUINFO, commit, cpu_name
+from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder, hide_torch
 
 ROOT = Path(__file__).parents[1]
@@ -99,14 +100,14 @@ def _row(whole: PromptEncoder, source: str, writer: Writer, messages: Messages, 
     warm = PromptEncoder.load(source, cache_bytes=256 << 20)
     if warm.whole_reason is not None:
         raise SystemExit(f"{source}: {warm.whole_reason}; nothing to compare")
-    turns = [writer.next_turn(messages) for _ in range(repeats)]
-    before = warm.chat(messages)
+    turns = [Chat(writer.next_turn(messages)) for _ in range(repeats)]
+    before = warm.chat(Chat(messages))
     next_turn_ms = _median_ms([partial(warm.chat, turn) for turn in turns])
     ids = whole.chat(turns[0])
     assert warm.chat(turns[0]) == ids
     return Row(
         prompt_tokens=len(ids),
-        messages=len(turns[0]),
+        messages=len(turns[0].messages),
         new_tokens=len(ids) - len(before),
         render_ms=_median_ms([partial(warm.render, turn) for turn in turns]),
         whole_ms=_median_ms([partial(whole.chat, turn) for turn in turns]),

@@ -49,6 +49,7 @@ from router.placement.routing import Routing
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
 from router.prompts.chain_cache import ChainCache, ChainStatistics
+from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 from router.tenants.allowance import OPEN_VISIT, Visit
 from router.tenants.tenancy import Tenancy
@@ -187,7 +188,7 @@ class Service:
         tool_format = self._tool_format(body)
         messages = [message.for_template() for message in body.messages]
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        prompt = await self._timed(self._encoder.encode_chat(messages, tools=body.tools, salt=salt))
+        prompt = await self._timed(self._encoder.encode_chat(Chat(messages, body.tools), salt=salt))
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
         job = await self._job(body, prompt, text, salt, body.token_limit, unique, policy, "messages")

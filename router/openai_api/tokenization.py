@@ -17,6 +17,7 @@ from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
 from router.openai_api.schema import MESSAGES_SCHEMA, ChatMessage, is_token_id, to_messages
+from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 
 _OFFLOAD_TOKENS = 4096  # more to decode takes milliseconds: on a thread, not in the event loop
@@ -99,7 +100,7 @@ class Tokenization:
         if not body.add_generation_prompt:
             raise UnsupportedParameter("add_generation_prompt")
         messages = [message.for_template() for message in body.messages]
-        return (await self.encoder.encode_chat(messages, salt=salt)).tolist()
+        return (await self.encoder.encode_chat(Chat(messages), salt=salt)).tolist()
 
     def _check_model(self, body: _Body) -> None:
         if body.model is not None and body.model != self.model_name:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import os
 import sys
@@ -31,10 +30,9 @@ from cache.errors import ConfigError
 from cache.fingerprint import ChatTemplate, template_digest
 from cache.types import pack_tokens
 from router.errors import InvalidField, NoChatTemplate
+from router.prompts.chat import Chat
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
 from router.prompts.segments import WholeOnly, segment_rule
-
-Message = Mapping[str, Any]
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
@@ -138,43 +136,23 @@ class PromptEncoder:
 
     # --- where they are called ----------------------------------------------------------------
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """A chat as the model reads it, up to where the assistant speaks.
+    def render(self, chat: Chat) -> str:
+        """A chat as the model reads it.
 
-        Content given as a list of text parts counts as their concatenation.
         Raises NoChatTemplate, or InvalidField when the template refuses the messages.
         """
-        rendered: str = self._apply_template(messages, tools, template_kwargs, tokenize=False)
+        rendered: str = self._apply_template(chat, tokenize=False)
         return rendered
 
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        salt: str = "",
-    ) -> array[int]:
-        """Token ids of a chat, up to where the assistant speaks: those of `render`'s text.
+    def chat(self, chat: Chat, *, salt: str = "") -> array[int]:
+        """Token ids of a chat: those of `render`'s text.
 
         salt: whose prompt it is; what was tokenized under another salt is tokenized again.
         Raises what `render` raises.
         """
         if self._cache is None:
-            ids = self._apply_template(messages, tools, template_kwargs, tokenize=True)
-            return self._packed(ids, "messages")
-        return self._finish_chat(
-            self._cache.begin(
-                self.render(messages, tools=tools, template_kwargs=template_kwargs),
-                salt,
-            )
-        )
+            return self._packed(self._apply_template(chat, tokenize=True), "messages")
+        return self._finish_chat(self._cache.begin(self.render(chat), salt))
 
     def text(
         self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
@@ -210,22 +188,12 @@ class PromptEncoder:
 
     # --- in an event loop ---------------------------------------------------------------------
 
-    async def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        salt: str = "",
-    ) -> array[int]:
+    async def encode_chat(self, chat: Chat, *, salt: str = "") -> array[int]:
         """`chat`, on a thread if it is long or much of it is new."""
-        size = sum(_content_size(message) for message in messages) + 64 * len(messages)
-        size += len(json.dumps(tools, default=str)) if tools else 0
+        size = chat.num_chars()
         if self._cache is None or size > RENDER_OFFLOAD_CHARS:
-            return await self._run(
-                size, lambda: self.chat(messages, tools=tools, template_kwargs=template_kwargs, salt=salt)
-            )
-        begun = self._cache.begin(self.render(messages, tools=tools, template_kwargs=template_kwargs), salt)
+            return await self._run(size, lambda: self.chat(chat, salt=salt))
+        begun = self._cache.begin(self.render(chat), salt)
         return await self._run(begun.missing_chars, lambda: self._finish_chat(begun))
 
     async def encode_text(
@@ -253,27 +221,20 @@ class PromptEncoder:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
 
-    def _apply_template(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_kwargs: Mapping[str, Any] | None,
-        *,
-        tokenize: bool,
-    ) -> Any:
+    def _apply_template(self, chat: Chat, *, tokenize: bool) -> Any:
         """The chat's text, or its token ids."""
         if not self._template:
             raise NoChatTemplate(self._name)
-        self._check_template_kwargs(template_kwargs or {})
+        self._check_template_kwargs(chat.template_kwargs)
         with _only_what_renders():
             return self._tokenizer.apply_chat_template(
-                [_flattened(message, index) for index, message in enumerate(messages)],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=True,
+                chat.flattened(),
+                tools=list(chat.tools) if chat.tools else None,
+                add_generation_prompt=chat.assistant_is_next,
                 tokenize=tokenize,
                 return_dict=False,
                 tokenizer_kwargs={"verbose": False},
-                **(template_kwargs or {}),
+                **chat.template_kwargs,
             )
 
     def _finish_chat(self, begun: PartlyTokenized) -> array[int]:
@@ -339,27 +300,3 @@ def _load(source: str, revision: str | None) -> Any:
         raise ConfigError(
             "tokenizer", source, f"no tokenizer can be loaded from it ({detail[0] if detail else error!r})"
         ) from error
-
-
-def _flattened(message: Message, index: int) -> dict[str, Any]:
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return dict(message)
-    at = f"messages[{index}].content"
-    if not isinstance(content, Sequence):
-        raise InvalidField(at, f"{at!r} must be a string or a list of text parts.")
-    texts = []
-    for number, part in enumerate(content):
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise InvalidField(f"{at}[{number}]", f"'{at}[{number}]' must be a text part.")
-        texts.append(text)
-    return {**message, "content": "".join(texts)}
-
-
-def _content_size(message: Message) -> int:
-    content, calls = message.get("content"), message.get("tool_calls")
-    size = len(json.dumps(calls, default=str)) if calls else 0
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        return size + sum(len(str(part)) for part in content)
-    return size + (len(content) if isinstance(content, str) else 0)

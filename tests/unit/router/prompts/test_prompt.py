@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from cache.errors import ConfigError
 from cache.fingerprint import template_digest
 from router.errors import InvalidField, NoChatTemplate
+from router.prompts.chat import Chat
 from router.prompts.prompt import OFFLOAD_CHARS, PromptEncoder, chat_template_of
 from router.prompts.segment_cache import PartlyTokenized
 
@@ -122,29 +123,38 @@ def test_chats_are_what_the_template_makes_of_them(source: str) -> None:
     reference, encoder = AutoTokenizer.from_pretrained(source), PromptEncoder.load(source)
     if not encoder.has_chat_template:
         with pytest.raises(NoChatTemplate):
-            encoder.chat(CHATS[0])
+            encoder.chat(Chat(CHATS[0]))
         return
     for chat in CHATS:
         ids = reference.apply_chat_template(chat, add_generation_prompt=True, tokenize=True)["input_ids"]
-        assert encoder.chat(chat) == array("i", ids)
+        assert encoder.chat(Chat(chat)) == array("i", ids)
 
 
 def test_a_chat_has_one_bos_and_a_text_has_one(llama: PromptEncoder) -> None:
-    assert list(llama.chat(CHATS[0])).count(1) == 1
+    assert list(llama.chat(Chat(CHATS[0]))).count(1) == 1
     assert list(llama.text("hello")).count(1) == 1
     assert llama.text("hello")[0] == 1
 
 
 def test_tools_and_template_variables_reach_the_template(llama: PromptEncoder) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    plain = llama.chat(CHATS[0])
-    assert len(llama.chat(CHATS[0], tools=tools)) > len(plain)
-    assert len(llama.chat(CHATS[0], template_kwargs={"mood": "glad"})) > len(plain)
+    plain = llama.chat(Chat(CHATS[0]))
+    assert len(llama.chat(Chat(CHATS[0], tools))) > len(plain)
+    assert len(llama.chat(Chat(CHATS[0], template_kwargs={"mood": "glad"}))) > len(plain)
+
+
+def test_a_chat_that_goes_on_begins_with_the_chat_so_far(tiny: PromptEncoder) -> None:
+    so_far = list(CHATS[0])
+    closed = tiny.render(Chat(so_far, assistant_is_next=False))
+    to_be_answered = tiny.render(Chat(so_far))
+    assert to_be_answered.startswith(closed)
+    assert to_be_answered != closed
+    assert tiny.render(Chat([*so_far, {"role": "user", "content": "And?"}])).startswith(closed)
 
 
 def test_text_parts_count_as_their_concatenation(tiny: PromptEncoder) -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    assert tiny.chat([{"role": "user", "content": parts}]) == tiny.chat(CHATS[0])
+    assert tiny.chat(Chat([{"role": "user", "content": parts}])) == tiny.chat(Chat(CHATS[0]))
 
 
 def test_the_template_has_a_digest(tiny: PromptEncoder, tmp_path: Path) -> None:
@@ -172,13 +182,13 @@ def test_messages_the_template_refuses_are_the_clients_error(
     llama: PromptEncoder, messages: list[dict[str, Any]], param: str
 ) -> None:
     with pytest.raises(InvalidField) as caught:
-        llama.chat(messages)
+        llama.chat(Chat(messages))
     assert caught.value.param == param
 
 
 def test_the_templates_own_words_reach_the_client(llama: PromptEncoder) -> None:
     with pytest.raises(InvalidField, match="roles must alternate"):
-        llama.chat([{"role": "user", "content": "a"}] * 2)
+        llama.chat(Chat([{"role": "user", "content": "a"}] * 2))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +198,7 @@ def test_template_variables_cannot_replace_the_template_or_its_surroundings(
     llama: PromptEncoder, key: str
 ) -> None:
     with pytest.raises(InvalidField) as caught:
-        llama.chat(CHATS[0], template_kwargs={key: "x"})
+        llama.chat(Chat(CHATS[0], template_kwargs={key: "x"}))
     assert caught.value.param == f"chat_template_kwargs.{key}"
 
 
@@ -247,7 +257,7 @@ async def test_what_is_new_and_long_leaves_the_event_loop(
     for text, where in (("short", here), (long, "prompt"), (long, here), (long * 4, "prompt")):
         assert await tiny.encode_text(text) == reference_ids(text)
         assert threads.pop().startswith(where)
-        assert await tiny.encode_chat([{"role": "user", "content": text}])
+        assert await tiny.encode_chat(Chat([{"role": "user", "content": text}]))
         assert threads.pop().startswith(where)
 
 
@@ -260,15 +270,15 @@ def test_salts_and_switching_the_cache_off_change_no_ids(tiny: PromptEncoder) ->
     assert off.statistics() is None
     assert off.whole_reason == "the segment cache is switched off"
     for chat in CHATS:
-        assert off.chat(chat) == tiny.chat(chat, salt="a") == tiny.chat(chat, salt="b")
-        assert off.render(chat) == tiny.render(chat)
+        assert off.chat(Chat(chat)) == tiny.chat(Chat(chat), salt="a") == tiny.chat(Chat(chat), salt="b")
+        assert off.render(Chat(chat)) == tiny.render(Chat(chat))
     for text in TEXTS:
         assert off.text(text) == tiny.text(text, salt="a") == tiny.text(text, salt="b")
 
 
 async def test_errors_come_back_from_the_thread(tiny: PromptEncoder) -> None:
     with pytest.raises(InvalidField):
-        await tiny.encode_chat([{"role": "nobody", "content": "x" * OFFLOAD_CHARS}])
+        await tiny.encode_chat(Chat([{"role": "nobody", "content": "x" * OFFLOAD_CHARS}]))
     with pytest.raises(InvalidField):
         await tiny.encode_ids([0] * 100_000 + [-1])
 
@@ -284,7 +294,8 @@ def test_many_threads_encode_as_one_does(tiny: PromptEncoder) -> None:
 def test_a_router_process_needs_no_torch() -> None:
     program = (
         "import sys; from router.prompts.prompt import PromptEncoder, hide_torch; hide_torch();"
-        f"ids = PromptEncoder.load({TINY!r}).chat([{{'role': 'user', 'content': 'Hello'}}]);"
+        "from router.prompts.chat import Chat;"
+        f"ids = PromptEncoder.load({TINY!r}).chat(Chat([{{'role': 'user', 'content': 'Hello'}}]));"
         "assert len(ids) > 3; assert 'torch' not in sys.modules; print('without torch')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

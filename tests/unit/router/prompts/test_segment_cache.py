@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, SegmentCache
 from router.prompts.segments import SegmentRule, segment_rule
@@ -131,7 +132,7 @@ def test_many_threads_share_one_cache() -> None:
 
     def chat(number: int) -> list[int]:
         messages = [{"role": "user", "content": f"question {n % 7}"} for n in range(number % 11 + 1)]
-        return list(encoder.chat(messages))
+        return list(encoder.chat(Chat(messages)))
 
     alone: list[Any] = [chat(number) for number in range(300)]
     with ThreadPoolExecutor(8) as pool:

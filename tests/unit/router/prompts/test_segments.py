@@ -10,6 +10,7 @@ from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokeniz
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segments import Segmenter, SegmentRule, probe_texts, segment_rule
 from tests.fakes.http import ByteTokenizer
@@ -138,7 +139,7 @@ def test_it_is_said_once_and_prompts_still_work(caplog: pytest.LogCaptureFixture
         encoder = PromptEncoder(Bytes(), name="bytes")
         for _ in range(3):
             assert list(encoder.text("ab")) == [97, 98]
-            assert encoder.chat([{"role": "user", "content": "x"}])
+            assert encoder.chat(Chat([{"role": "user", "content": "x"}]))
     assert [record.message for record in caplog.records] == ["tokenizing whole prompts"]
     encoder.close()
 

@@ -1,0 +1,59 @@
+"""A chat as a client sent it, before a template renders it: messages, tools, the template's own variables.
+
+Knows the shape of OpenAI's messages; knows neither tokenizers nor templates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.errors import InvalidField
+
+Message = Mapping[str, Any]
+MESSAGE_CHARS = 64  # what a template writes around each, about
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    assistant_is_next: bool = (
+        True  # it is rendered up to where the assistant speaks; else up to the last message
+    )
+
+    def flattened(self) -> list[dict[str, Any]]:
+        """The messages with content given as a list of text parts put together. Raises InvalidField."""
+        return [_flattened(message, index) for index, message in enumerate(self.messages)]
+
+    def num_chars(self) -> int:
+        """About how many it has when it is rendered."""
+        size = sum([_content_size(message) + MESSAGE_CHARS for message in self.messages])
+        return size + (len(json.dumps(self.tools, default=str)) if self.tools else 0)
+
+
+def _flattened(message: Message, index: int) -> dict[str, Any]:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return dict(message)
+    at = f"messages[{index}].content"
+    if not isinstance(content, Sequence):
+        raise InvalidField(at, f"{at!r} must be a string or a list of text parts.")
+    texts = []
+    for number, part in enumerate(content):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidField(f"{at}[{number}]", f"'{at}[{number}]' must be a text part.")
+        texts.append(text)
+    return {**message, "content": "".join(texts)}
+
+
+def _content_size(message: Message) -> int:
+    content, calls = message.get("content"), message.get("tool_calls")
+    size = len(json.dumps(calls, default=str)) if calls else 0
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return size + sum(len(str(part)) for part in content)
+    return size + (len(content) if isinstance(content, str) else 0)
