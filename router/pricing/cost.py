@@ -109,16 +109,17 @@ def expected_times(
             uncached, pairs, before = total - held, (square - held * held) / 2.0, held
         chunks = -(-uncached // room)
         prefill_s = chunks * chunk_s + uncached * token_s + pairs * attention_s
-        recompute_s = surcharge * prefill_s
-        if hot > held:
-            cold = total - hot
-            cold_pairs = (square - hot * hot) / 2.0
-            cold_s = -(-cold // room) * chunk_s + cold * token_s + cold_pairs * attention_s
-            recompute_s = surcharge * cold_s - invested * (prefill_s - cold_s)
         wait_s = busy_until - now
         if wait_s < step_left_s:
             wait_s = step_left_s
-        found.append(wait_s + prefill_s + chunks * decode_s + recompute_s + memory_pressure_s * pressure)
+        other_s = wait_s + chunks * decode_s + memory_pressure_s * pressure
+        if hot <= held:
+            found.append(other_s + weight * prefill_s)
+            continue
+        cold = total - hot
+        cold_pairs = (square - hot * hot) / 2.0
+        cold_s = -(-cold // room) * chunk_s + cold * token_s + cold_pairs * attention_s
+        found.append(other_s + prefill_s + surcharge * cold_s - invested * (prefill_s - cold_s))
     return found
 
 
