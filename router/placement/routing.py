@@ -27,6 +27,7 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.events.event_stream import ResyncReason
 from router.index.prefix_index import PrefixIndex
+from router.placement.admission import RETRY_AFTER_RANGE_S
 from router.placement.decision import (
     Decision,
     DecisionRecord,
@@ -47,6 +48,7 @@ from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, prefill_s
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.replica_load import ReplicaState, Reservation
+from router.pricing.waiting import Residence, level_s, start_s
 
 __all__ = [
     "DecisionRecord",
@@ -60,7 +62,6 @@ __all__ = [
 
 MAX_RECORDS = 1024  # decisions kept to be explained
 MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
-RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class _InFlight:
     excluded: frozenset[ReplicaId]
     policy: Policy
     accepted_by: ReplicaId | None = None
+    first_token_at: float | None = None  # seconds, the clock's
 
 
 class Routing:
@@ -101,6 +103,7 @@ class Routing:
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
+        self._residence = Residence()
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
@@ -162,7 +165,11 @@ class Routing:
         the blocks nobody is known to hold yet. Raises NoReplica, AllBusy, or ConfigError for an unknown
         policy; then nothing is booked.
         """
-        return self.book(self.weigh(query))
+        try:
+            return self.book(self.weigh(query))
+        except (AllBusy, NoReplica) as error:
+            self.note_refused(error)
+            raise
 
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
@@ -231,9 +238,30 @@ class Routing:
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
         return policy.is_beaten(states, cached, earlier.request.shape, self._clock())
 
+    def wait_s(self, held_s: float = 0.0) -> float:
+        """Seconds until the fleet could start on a newcomer, when so much work held here goes before it.
+
+        0 while a replica could start at once, or none is there. O(replicas), and sorting them.
+        """
+        now = self._clock()
+        states = [s for s in self._loads.states() if not s.load.is_draining]
+        # What a silent one has queued is not known to get shorter.
+        states = [s for s in states if now <= s.silent_at] or states
+        residence_s, most = self._residence.mean_s, self._config.max_wait_s or 0.0
+        starts = [start_s(s, now, residence_s=residence_s, max_wait_s=most) for s in states]
+        # Requests come to the routers alike: the others hold about as much.
+        return level_s(starts, held_s * self._peers()[1])
+
     def note_held(self, num_held: int) -> None:
         """So many requests wait at this router for a replica: they count as queued."""
         self._num_held = num_held
+
+    def note_refused(self, error: AllBusy | NoReplica) -> None:
+        """A request was refused for that."""
+        if isinstance(error, NoReplica):
+            self._num_no_replica += 1
+        else:
+            self._num_all_busy += 1
 
     def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
         """Order these replicas for a request already chosen for, under the same reservation.
@@ -285,13 +313,18 @@ class Routing:
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica has computed the first token, with so much of the prompt from its cache."""
         self._index.keep(request_id)
+        if (flight := self._in_flight.get(request_id)) is not None:
+            flight.first_token_at = self._clock()
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
 
     def release(self, request_id: RequestId) -> bool:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
-        if self._in_flight.pop(request_id, None) is None:
+        flight = self._in_flight.pop(request_id, None)
+        if flight is None:
             return False
+        if flight.first_token_at is not None:
+            self._residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
         self._loads.release(request_id)
         self._tell_load()
@@ -404,26 +437,23 @@ class Routing:
 
     def _admissible(self, query: RouteQuery, now: float) -> list[ReplicaState]:
         """Those that are alive, not draining and have room. Raises NoReplica or AllBusy."""
-        known = self._loads.states()
         if self._fleet.silent or query.excluded:
-            states = [s for s in known if s.replica_id not in query.excluded]
+            states = [s for s in self._loads.states() if s.replica_id not in query.excluded]
             states = [s for s in states if not (s.load.is_draining or s.is_full(now))]
         else:
-            states = [state for state in known if not state.is_shut]
+            states = self._loads.open_states()
         if not states:
-            self._refuse(known, query, now)
+            self._turn_away(self._loads.states(), query, now)
         length = query.num_prompt_tokens + query.max_tokens
         if length > self._fleet.least_model_len:
             # While limits differ between replicas; where nobody's fits, the replica says so with its numbers.
             return [state for state in states if state.info.max_model_len >= length] or states
         return states
 
-    def _refuse(self, known: Sequence[ReplicaState], query: RouteQuery, now: float) -> NoReturn:
+    def _turn_away(self, known: Sequence[ReplicaState], query: RouteQuery, now: float) -> NoReturn:
         alive = [s for s in known if not (s.load.is_draining or s.replica_id in query.excluded)]
         if not alive:
-            self._num_no_replica += 1
             raise NoReplica(len(known), len(query.excluded & self._fleet.members.keys()))
-        self._num_all_busy += 1
         least, most = RETRY_AFTER_RANGE_S
         backlog_s = min(state.backlog_s(now) for state in alive)
         raise AllBusy(len(alive), retry_after_s=min(max(backlog_s, least), most))

@@ -31,6 +31,7 @@ class FleetLoad:
         # decision changes one of them, and asking 64 again would be a tenth of it.
         self._states: dict[ReplicaId, ReplicaState] = {}
         self._changed: set[ReplicaLoad] = set()
+        self._shut: set[ReplicaId] = set()  # of those states, the ones that are
         # In-flight requests and where they are; the value may be a replica that has gone since.
         self._placed: dict[RequestId, ReplicaLoad] = {}
         self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
@@ -42,7 +43,7 @@ class FleetLoad:
         now = self._clock()
         replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed)
         self._replicas[replica_id] = replica
-        self._states[replica_id] = replica.state()
+        self._note_state(replica.state())
         self._unmeasured.add(replica_id)
         self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
 
@@ -50,6 +51,7 @@ class FleetLoad:
         """Its requests stay in flight until they are released or routed elsewhere."""
         if self._replicas.pop(replica_id, None) is not None:
             del self._states[replica_id]
+            self._shut.discard(replica_id)
             self._unmeasured.discard(replica_id)
             self._assume(self._clock())
 
@@ -127,14 +129,23 @@ class FleetLoad:
             for replica in self._changed:
                 # One that has left changes still while its requests end, and its name may be another's.
                 if self._replicas.get(replica.replica_id) is replica:
-                    self._states[replica.replica_id] = replica.state()
+                    self._note_state(replica.state())
             self._changed.clear()
         return list(self._states.values())
+
+    def open_states(self) -> list[ReplicaState]:
+        """`states` of those that are not shut. O(replicas that have changed), and a copy, if all are open."""
+        states = self.states()
+        return [state for state in states if not state.is_shut] if self._shut else states
 
     def placed(self, request_id: RequestId) -> ReplicaId | None:
         """Where a request is in flight; None if it is not."""
         placed = self._placed.get(request_id)
         return placed.replica_id if placed is not None else None
+
+    def _note_state(self, state: ReplicaState) -> None:
+        self._states[state.replica_id] = state
+        (self._shut.add if state.is_shut else self._shut.discard)(state.replica_id)
 
     def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
         self._replicas[replica_id].reserve(reservation, self._clock())

@@ -65,3 +65,4 @@ def test_states_are_those_made_anew_in_order_of_joining(changes: list[tuple[obje
     assert kept == anew
     kept.clear()
     assert fleet.states() == anew, "the list is the caller's own"
+    assert fleet.open_states() == [state for state in anew if not state.is_shut]
