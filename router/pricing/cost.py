@@ -107,7 +107,7 @@ def expected_times(
         if held != before:  # mostly all hold the same system prompt, or nothing
             # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
             uncached, pairs, before = total - held, (square - held * held) / 2.0, held
-        chunks = -(-uncached // room)
+        chunks = 1 if uncached <= room else -(-uncached // room)
         prefill_s = chunks * chunk_s + uncached * token_s + pairs * attention_s
         wait_s = busy_until - now
         if wait_s < step_left_s:
