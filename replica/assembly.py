@@ -102,7 +102,7 @@ def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:
         num_blocks=config.num_blocks or config.sim.num_blocks,
         max_model_len=config.max_model_len or config.sim.max_model_len,
     )
-    return SimRunner(sim, block_size=config.block_size)
+    return SimRunner(sim, block_size=config.block_size, clock=time.monotonic)
 
 
 def _loaded(config: ReplicaConfig, model: ResolvedModel) -> Runner:

@@ -38,12 +38,17 @@ class SimRunner:
         sleep: Callable[[float], None] = time.sleep,
         eos_token_ids: frozenset[int] = frozenset(),
         hang: Callable[[], None] | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """hang: what a hanging step does; by default it never returns."""
+        """hang: what a hanging step does; by default it never returns.
+        clock: a step that took longer by it than modelled, as on a machine slowed from outside, says so.
+        None: every step takes what the model says.
+        """
         self._config = config
         self._block_size = block_size
         self._sleep = sleep
         self._hang = hang if hang is not None else _hang_forever
+        self._clock = clock if clock is not None else _never_late
         self._step_time = config.step_time
         self._num_steps = 0
         self._pages = array("Q", bytes(8 * config.num_blocks * block_size))
@@ -65,12 +70,12 @@ class SimRunner:
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         self._num_steps += 1
-        elapsed_s = self._step_time.step_s(*step_work(sequences))
-        self._sleep(elapsed_s)
+        modelled_s, began_s = self._step_time.step_s(*step_work(sequences)), self._clock()
+        self._sleep(modelled_s)
         self._inject_faults()
         # In the order given: a sequence may read blocks that an earlier one fills in this very step.
         tokens = tuple(self._compute(sequence) for sequence in sequences)
-        return StepResult(next_tokens=tokens, elapsed_s=elapsed_s)
+        return StepResult(next_tokens=tokens, elapsed_s=max(modelled_s, self._clock() - began_s))
 
     def warm_up(self) -> None:
         """Nothing to load or compile."""
@@ -107,6 +112,10 @@ def _draw(state: int, sampling: SamplingParams, seed: int) -> int:
     """Greedy depends on the context alone, sampling on the seed as well; the position is in the context."""
     noise = 0 if sampling.temperature == 0 else _mix(seed & _MASK)
     return _mix(state ^ noise) >> 11
+
+
+def _never_late() -> float:
+    return 0.0
 
 
 def _hang_forever() -> None:

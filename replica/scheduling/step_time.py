@@ -4,7 +4,11 @@
 
 Least squares over the steps seen, kept as running normal equations; coefficients are never negative.
 Steps are forgotten kind by kind: an hour of decoding must not blur what a prefill costs, so a kind of step
-fades as more of its own kind come in, and only so far by others. Pure arithmetic: knows no clock, no engine.
+fades as more of its own kind come in, and only so far by others.
+Forgetting alone follows a machine that becomes ten times slower (a throttled card, a neighbour that takes
+the cores) in some 150 steps, which by then take fifteen seconds. Such a machine is slower at everything: a
+few steps in a row that are all far off, to the same side, scale whatever was learned by how far off they are.
+Pure arithmetic: knows no clock, no engine.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ LEAST_WEIGHT = 0.02  # but never forgotten: old news about prefills is better th
 MIN_STEPS = 24
 MIN_SPREAD = 4  # largest step's tokens over the smallest's; below it the slope is guesswork
 REFIT_STEPS = 16  # steps between two solutions: solving costs about a tenth of a millisecond
+
+STRAY = 1.6  # times the fit's prediction, or a part of it: what noise and a poor fit hardly reach
+STRAYS = 5  # such steps in a row, all too slow or all too fast, are another pace of the machine
+RESCALE = 2.0  # if together they are this far off; below it, forgetting does
 
 _RIDGE = 1e-6  # of each column's own weight: settles what the steps cannot tell apart
 
@@ -55,6 +63,14 @@ Matrix = list[list[float]]
 Vector = list[float]
 
 
+class _Step(NamedTuple):
+    """One observation."""
+
+    work: StepWork
+    elapsed_s: float
+    number: int
+
+
 class StepTimeFit:
     """Owned by the engine thread."""
 
@@ -64,6 +80,7 @@ class StepTimeFit:
         self._smallest = self._largest = 0
         self._model: StepTimeModel | None = None
         self._solved_at = 0
+        self._strays: list[_Step] = []  # the latest steps, if they are far off, all to the same side
 
     def observe(self, *, new_tokens: int, attention: float, sequences: int, elapsed_s: float) -> None:
         """Learn from one step. attention: sum over sequences of new * (context + new / 2). O(1)."""
@@ -72,12 +89,16 @@ class StepTimeFit:
         self._num_steps += 1
         self._smallest = min(self._smallest or new_tokens, new_tokens)
         self._largest = max(self._largest, new_tokens)
-        kind = ((new_tokens - sequences).bit_length(), int(attention).bit_length() // 4)
-        row = [
-            value / scale
-            for value, scale in zip((1.0, new_tokens, attention, sequences), _SCALES, strict=True)
-        ]
-        self._kinds.setdefault(kind, _Kind()).add(row, elapsed_s, self._num_steps)
+        step = _Step(StepWork(new_tokens, attention, sequences), elapsed_s, self._num_steps)
+        stray = self._stray(step)
+        if not stray or (self._strays and self._stray(self._strays[-1]) != stray):
+            self._learn_strays()
+        if not stray:
+            self._learn(step)
+            return
+        self._strays.append(step)
+        if len(self._strays) >= STRAYS:
+            self._rescale()
 
     def model(self) -> StepTimeModel | None:
         """The present fit; None until enough steps of different sizes have been seen."""
@@ -87,6 +108,35 @@ class StepTimeFit:
             self._solved_at = self._num_steps
             self._model = self._solve()
         return self._model
+
+    def _stray(self, step: _Step) -> int:
+        """1: much slower than the present fit has it, -1: much faster, 0: neither, or there is no fit."""
+        if self._model is None:
+            return 0
+        expected_s = self._model.step_s(*step.work)
+        return (step.elapsed_s > STRAY * expected_s) - (STRAY * step.elapsed_s < expected_s)
+
+    def _learn(self, step: _Step) -> None:
+        work = step.work
+        kind = ((work.new_tokens - work.sequences).bit_length(), int(work.attention).bit_length() // 4)
+        row = [value / scale for value, scale in zip((1.0, *work), _SCALES, strict=True)]
+        self._kinds.setdefault(kind, _Kind()).add(row, step.elapsed_s, step.number)
+
+    def _learn_strays(self) -> None:
+        for step in self._strays:
+            self._learn(step)
+        self._strays.clear()
+
+    def _rescale(self) -> None:
+        """The machine's pace has changed: what was learned holds, times a factor."""
+        assert self._model is not None, "strays are strays from a fit"
+        expected_s = sum([self._model.step_s(*step.work) for step in self._strays])
+        factor = sum([step.elapsed_s for step in self._strays]) / expected_s if expected_s > 0 else 1.0
+        if not 1 / RESCALE < factor < RESCALE:
+            for kind in self._kinds.values():
+                kind.scale(factor)
+            self._model = None  # to be solved when it is asked for, with the strays
+        self._learn_strays()
 
     def _solve(self) -> StepTimeModel:
         gram: Matrix = [[0.0] * 4 for _ in range(4)]
@@ -113,6 +163,13 @@ class _Kind:
         self.gram: Matrix = [[0.0] * 4 for _ in range(4)]
         self.moment: Vector = [0.0] * 4
         self.seen_at = 0  # number of the last step of this kind
+
+    def scale(self, factor: float) -> None:
+        """As if every step had taken that many times as long."""
+        for i in range(4):
+            self.moment[i] /= factor
+            for j in range(4):
+                self.gram[i][j] /= factor * factor
 
     def add(self, row: Vector, elapsed_s: float, step: int) -> None:
         keep = FORGETTING * FADING ** (step - self.seen_at)

@@ -92,3 +92,16 @@ def test_hangs_when_told() -> None:
     assert hung == []
     machine.execute([sequence([1], [0])])
     assert hung == [True]
+
+
+def test_a_step_that_really_took_longer_says_so() -> None:
+    """A process stopped and continued from outside is a slower machine."""
+    clock = VirtualClock()
+    sim = SimConfig(num_blocks=16, base_s=0.01)
+
+    def late(seconds: float) -> None:
+        clock.sleep(10 * seconds)
+
+    machine = SimRunner(sim, block_size=4, sleep=late, clock=lambda: clock.now_s)
+    step = [sequence([1], [0])]
+    assert machine.execute(step).elapsed_s == pytest.approx(10 * runner(base_s=0.01).execute(step).elapsed_s)

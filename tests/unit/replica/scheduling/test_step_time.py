@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cache.events import StepTimeModel
-from replica.scheduling.step_time import MIN_STEPS, StepTimeFit
+from replica.scheduling.step_time import MIN_STEPS, STRAYS, StepTimeFit
 
 TRUE = StepTimeModel(base_s=0.004, per_token_s=3e-5, per_attention_s=2e-9, per_sequence_s=2e-4)
 
@@ -93,3 +93,55 @@ def test_nonsense_measurements_are_left_out() -> None:
         fit.observe(new_tokens=100, attention=1.0, sequences=1, elapsed_s=0.0)
         fit.observe(new_tokens=0, attention=0.0, sequences=0, elapsed_s=1.0)
     assert fit.model() == before
+
+
+def scaled(factor: float) -> StepTimeModel:
+    return StepTimeModel(*(factor * getattr(TRUE, name) for name in TRUE.__struct_fields__))
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1, 3.0])
+def test_another_pace_is_noticed_within_a_few_steps(factor: float) -> None:
+    """Ten times slower, 150 steps are fifteen seconds: long after the requests sent there are late."""
+    fit, rng = StepTimeFit(), random.Random(7)
+    feed(fit, 300, rng, noise=0.1)
+    assert fit.model() is not None
+    feed(fit, STRAYS, rng, model=scaled(factor), noise=0.1)
+    model = fit.model()
+    assert model is not None
+    for args in ((512, 512 * 256.0, 1), (16, 16 * 1000.0, 16), (520, 3_000_000.0, 8)):
+        assert model.step_s(*args) == pytest.approx(factor * TRUE.step_s(*args), rel=0.25)
+
+
+def test_it_is_noticed_for_the_kinds_of_step_that_did_not_occur() -> None:
+    """Decodes are slow: so will be the next prefill, of which there was none since."""
+    fit, rng = StepTimeFit(), random.Random(8)
+    feed(fit, 300, rng)
+    assert fit.model() is not None
+    for _ in range(STRAYS):
+        elapsed_s = 10 * TRUE.step_s(8, 8000.0, 8)
+        fit.observe(new_tokens=8, attention=8000.0, sequences=8, elapsed_s=elapsed_s)
+    model = fit.model()
+    assert model is not None
+    assert model.prefill_s(2000, 0, 512) == pytest.approx(10 * TRUE.prefill_s(2000, 0, 512), rel=0.1)
+
+
+def test_the_old_pace_comes_back_as_fast() -> None:
+    fit, rng = StepTimeFit(), random.Random(9)
+    for factor in (1.0, 10.0, 1.0, 10.0, 1.0):
+        feed(fit, 40, rng, model=scaled(factor), noise=0.05)
+        fit.model()
+    model = fit.model()
+    assert model is not None
+    assert model.prefill_s(2000, 0, 512) == pytest.approx(TRUE.prefill_s(2000, 0, 512), rel=0.1)
+
+
+def test_single_slow_steps_change_the_pace_of_nothing() -> None:
+    """A page fault storm, a collection of garbage: one step in five is ten times slower."""
+    fit, rng = StepTimeFit(), random.Random(10)
+    feed(fit, 300, rng)
+    for _ in range(50):
+        feed(fit, STRAYS - 1, rng)
+        feed(fit, 1, rng, model=scaled(10.0))
+    model = fit.model()
+    assert model is not None
+    assert model.prefill_s(2000, 0, 512) < 1.5 * TRUE.prefill_s(2000, 0, 512)
