@@ -56,7 +56,8 @@ class RouterNode:
             fingerprint=fingerprint(block_tokens),
             policy=policy,
             policy_options=policy_options,
-            **router_options,
+            # Measured is the time to first token of all requests: nobody is refused unless that is asked for.
+            **{"max_wait_s": None, **router_options},
         )
         self.routing = Routing(config, clock=queue, rng=rng, peers=lambda: peers)
         # Late binding: None where requests are sent at once.

@@ -14,7 +14,7 @@ from cache.types import BlockHash, ReplicaId, RequestId
 from router.events.event_stream import ResyncReason
 from router.placement.ranking import Ranking
 from router.policies import Policy, PolicyRequest, PromptView, Scored
-from router.pricing.cost import RequestShape
+from router.pricing.cost import RequestShape, engine_s
 
 
 class RouteReason(StrEnum):
@@ -73,6 +73,14 @@ class Decision:
     ranking: Ranking
     available_tokens: int  # of the prompt, usable: the most any replica holds, draining and full ones too
     prefill_s: float  # of it on the best replica, alone there; 0 while speeds are unknown
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds of that replica's time that its prefill takes among other work; 0 while unknown."""
+        price = self.ranking.best.price
+        if price is None:
+            return 0.0
+        return engine_s(price, self.query.num_prompt_tokens, self.ranking.best_cached)
 
     @property
     def start_s(self) -> float:

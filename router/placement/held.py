@@ -18,7 +18,9 @@ the order, too:
 
 so that the order holds between routers that do not know each other's requests: whoever holds the shorter one
 may send it earlier, and the others hear of it from the replica before their own turn has come.
-This is also the router's bounded queue: beyond `max_held_per_replica` a request is refused with AllBusy.
+This is also the router's bounded queue: who would wait too long is refused with AllBusy (`admission.py`),
+and so is who comes when `max_held_per_replica` are here, which guards memory. Whoever was taken in is past
+the age floor after half of the longest wait at the latest, and then nobody goes first who came later.
 
 Pure and clock-driven: it neither waits nor calls back. Whoever drives it (an event loop, a simulation) calls
 `poll` after every `submit` and after everything that may free a replica, and again at `next_poll_at`.
@@ -27,6 +29,7 @@ Knows requests, seconds and `Routing`; knows neither tasks nor sockets. Owner: t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from bisect import bisect_left, bisect_right, insort
@@ -37,15 +40,16 @@ from typing import Protocol
 from cache.errors import DeadlineExceeded, ServingError
 from cache.types import ReplicaId, RequestId
 from router.config import RouterConfig
-from router.errors import AllBusy
+from router.errors import AllBusy, NoReplica
+from router.placement.admission import Admission
 from router.placement.decision import Decision, Placement, RouteQuery
 from router.pricing.replica_load import ReplicaState
 
-RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
 FRESH_S = 0.001  # a decision no older than this need not be taken again
 EARLIEST = 2.0  # times `max_backlog_s`: the backlog behind which the very first in the order is sent
+AGED = 0.5  # of the longest wait: who has waited so long is past the age floor
 MEAN_OVER = 32  # requests, about, that the mean own prefill goes back
 
 
@@ -64,8 +68,19 @@ class Deciding(Protocol):
     def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
         """How many replicas may be chosen, now or in time; and those that would start so soon on new work."""
 
+    def wait_s(self, held_s: float) -> float:
+        """Until somebody could start on a newcomer, when so much work goes before it; 0: at once."""
+
     def note_held(self, num_held: int) -> None:
         """So many requests wait here: they count as queued."""
+
+    def note_refused(self, error: AllBusy | NoReplica) -> None:
+        """Somebody was not taken in, or let go without a replica, for that."""
+
+
+def max_wait_of(config: RouterConfig) -> float:
+    """Seconds; inf = no bound."""
+    return math.inf if config.max_wait_s is None else config.max_wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,7 @@ class HoldOptions:
     aging: float
     age_floor_s: float
     max_held_per_replica: int
+    max_wait_s: float = math.inf  # inf: whoever comes may wait
 
     @classmethod
     def of(cls, config: RouterConfig) -> HoldOptions:
@@ -84,8 +100,10 @@ class HoldOptions:
             max_backlog_s=config.hold_backlog_s,
             window=config.hold_window,
             aging=config.hold_aging,
-            age_floor_s=config.hold_age_floor_s,
+            # In overload there is always short work: without this, long work would wait in vain.
+            age_floor_s=min(config.hold_age_floor_s, AGED * max_wait_of(config)),
             max_held_per_replica=config.max_held_per_replica,
+            max_wait_s=max_wait_of(config),
         )
 
 
@@ -109,6 +127,7 @@ class _Held:
     decision: Decision | None = None  # the latest
     weighed_at: float = float("-inf")  # when it was taken, by the clock
     free_at: float = float("-inf")  # when the replica it wanted then will be free
+    engine_s: float = 0.0  # of the time of that replica; 0 while unknown
 
 
 class HeldRequests:
@@ -118,12 +137,14 @@ class HeldRequests:
         self._routing = routing
         self._options = options
         self._clock = clock
+        self._admission = Admission(options.max_wait_s, clock)
         self._numbers = itertools.count()
         self._by_id: dict[RequestId, _Held] = {}
         # Each sorted by what its name says. Whoever is held is in the first two.
         self._in_order: list[_Held] = []
         self._by_age: list[_Held] = []
         self._by_deadline: list[_Held] = []  # of those that have one
+        self._engine_s = 0.0  # of all that are held
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
@@ -138,17 +159,14 @@ class HeldRequests:
         """Hold a request; the next `poll` may let it go at once.
 
         since: when it began to wait, by the clock, if that was earlier (another attempt at it); None = now.
-        deadline: when it is to be given up, by the clock. Raises AllBusy when too many are held, NoReplica
-        when nobody could ever take it, and ConfigError for an unknown policy; then it is not held.
+        deadline: when it is to be given up, by the clock. Raises AllBusy when it would wait too long or too
+        many are held, NoReplica when nobody could ever take it, and ConfigError for an unknown policy; then
+        it is not held.
         Raises ValueError for a request that is held already.
         """
         if query.request_id in self._by_id:
             raise ValueError(f"request {query.request_id!r} is held already")
         now = self._clock()
-        num_replicas, _ = self._routing.free_replicas(0.0)
-        is_full = num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas
-        if is_full and not query.excluded:  # whose replica was lost has waited, and may have begun to answer
-            raise AllBusy(num_replicas, self._retry_after_s(num_replicas))
         held = _Held(
             query,
             since=now if since is None else min(since, now),
@@ -157,9 +175,10 @@ class HeldRequests:
             order=0.0,
         )
         try:
-            self._weigh(held, now)
-        except AllBusy:
-            pass  # nobody has room now: that is what waiting here is for
+            self._take_in(held, now)
+        except (AllBusy, NoReplica) as error:
+            self._routing.note_refused(error)
+            raise
         self._enter(held)
 
     def withdraw(self, request_id: RequestId) -> bool:
@@ -199,6 +218,40 @@ class HeldRequests:
         if self._by_deadline:
             wake_at = min(wake_at, self._by_deadline[0].deadline)
         return wake_at
+
+    # --- taking in ----------------------------------------------------------------------------
+
+    def _take_in(self, held: _Held, now: float) -> None:
+        """Raises why it is not."""
+        num_replicas, _ = self._routing.free_replicas(0.0)
+        # Whose replica was lost has waited, and may have begun to answer.
+        is_new = not held.query.excluded
+        if is_new and num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas:
+            raise self._admission.refusal(
+                self._mean_engine_s / num_replicas, self._mean_engine_s, num_replicas
+            )
+        with contextlib.suppress(AllBusy):  # nobody has room now: that is what waiting here is for
+            self._weigh(held, now)
+        if is_new and num_replicas:
+            self._admission.check(
+                wait_s=self._routing.wait_s(self._engine_s),
+                ahead_s=self._ahead_s(held),
+                own_s=held.engine_s,
+                deadline=held.deadline,
+                num_replicas=num_replicas,
+            )
+
+    def _ahead_s(self, held: _Held) -> float:
+        """Until somebody could start on it behind those that go before it; 0 for who has no deadline."""
+        if held.deadline == float("inf"):
+            return 0.0
+        before = bisect_left(self._in_order, _place(held), key=_place)
+        return self._routing.wait_s(sum([other.engine_s for other in self._in_order[:before]]))
+
+    @property
+    def _mean_engine_s(self) -> float:
+        """Of those that are held."""
+        return self._engine_s / max(1, len(self._by_id))
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -253,6 +306,8 @@ class HeldRequests:
                 held.free_at = float("inf")  # room is reported, it does not come with time
                 return None
             except ServingError as error:
+                if isinstance(error, NoReplica):
+                    self._routing.note_refused(error)
                 return Departure(request_id, waited_s, error=error)
         if held.free_at > now + ROUNDING_S:
             return None
@@ -263,6 +318,9 @@ class HeldRequests:
         if held.decision is None:
             self._count(decision.prefill_s)
         held.decision, held.weighed_at = decision, now
+        if held.query.request_id in self._by_id:
+            self._engine_s += decision.engine_s - held.engine_s
+        held.engine_s = decision.engine_s
         self._reorder(held, decision.prefill_s + self._options.aging * held.since)
         held.free_at = now + decision.start_s - self._soon_s(held, now)
         return decision
@@ -309,6 +367,7 @@ class HeldRequests:
 
     def _enter(self, held: _Held) -> None:
         self._by_id[held.query.request_id] = held
+        self._engine_s += held.engine_s
         insort(self._in_order, held, key=_place)
         insort(self._by_age, held, key=_age)
         if held.deadline < float("inf"):
@@ -317,6 +376,8 @@ class HeldRequests:
 
     def _leave(self, held: _Held) -> None:
         del self._by_id[held.query.request_id]
+        # Of a sum of differences nothing may be left over.
+        self._engine_s = self._engine_s - held.engine_s if self._by_id else 0.0
         _remove(self._in_order, held, _place)
         _remove(self._by_age, held, _age)
         if held.deadline < float("inf"):
@@ -332,12 +393,6 @@ class HeldRequests:
             error = DeadlineExceeded(held.deadline - held.since, waited_s)
             departures.append(Departure(held.query.request_id, waited_s, error=error))
         return departures
-
-    def _retry_after_s(self, num_replicas: int) -> float:
-        """About when those held now have been prefilled, if none comes."""
-        ahead_s = sum(held.decision.prefill_s for held in self._in_order if held.decision is not None)
-        least, most = RETRY_AFTER_RANGE_S
-        return min(max(ahead_s / num_replicas, least), most)
 
 
 def _place(held: _Held) -> tuple[float, int]:

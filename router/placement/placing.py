@@ -7,13 +7,16 @@ whatever may free a replica. Knows futures; decides nothing. Owner: the router's
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
 from cache.types import RequestId
 from router.config import RouterConfig
+from router.errors import AllBusy, NoReplica
+from router.placement.admission import Admission
 from router.placement.decision import Placement, RouteQuery
-from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.held import Departure, HeldRequests, HoldOptions, max_wait_of
 from router.placement.routing import Routing
 
 
@@ -40,19 +43,34 @@ def make_placer(config: RouterConfig, routing: Routing, clock: Callable[[], floa
     """The one `config.binding` names."""
     if config.binding == "late":
         return LatePlacer(routing, HeldRequests(routing, HoldOptions.of(config), clock), clock)
-    return PromptPlacer(routing)
+    return PromptPlacer(routing, Admission(max_wait_of(config), clock))
 
 
 class PromptPlacer:
-    """Dispatch at once: requests wait in the engines' queues."""
+    """Dispatch at once: requests wait in the engines' queues, no longer than those may be."""
 
     num_held = 0
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: Routing, admission: Admission) -> None:
         self._routing = routing
+        self._admission = admission
 
     async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
-        return self._routing.choose(query)
+        try:
+            decision = self._routing.weigh(query)
+            if not query.excluded:  # whose replica was lost has waited, and may have begun to answer
+                wait_s = self._routing.wait_s()
+                self._admission.check(
+                    wait_s=wait_s,
+                    ahead_s=min(wait_s, decision.start_s),
+                    own_s=decision.engine_s,
+                    deadline=math.inf if deadline is None else deadline,
+                    num_replicas=len(decision.ranking),
+                )
+        except (AllBusy, NoReplica) as error:
+            self._routing.note_refused(error)
+            raise
+        return self._routing.book(decision)
 
     def close(self) -> None:
         pass

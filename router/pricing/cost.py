@@ -133,6 +133,20 @@ def prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
     return chunks * price.chunk_s + uncached * price.token_s + pairs * price.attention_s
 
 
+def engine_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
+    """Seconds of the engine's time that prefilling the rest of a prompt takes, in steps shared with others.
+
+    Unlike `prefill_s` it counts what the sequences that decode get in the meantime, and only the part of a
+    step that the prompt fills.
+    """
+    uncached = num_prompt_tokens - cached
+    if uncached <= 0:
+        return 0.0
+    pairs = uncached * (cached + uncached / 2.0)
+    steps = uncached / price.room
+    return steps * (price.chunk_s + price.decode_s) + uncached * price.token_s + pairs * price.attention_s
+
+
 def cost_terms(
     price: Price,
     cached: int,

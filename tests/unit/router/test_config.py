@@ -25,6 +25,8 @@ def test_every_policy_can_be_configured(policy: str) -> None:
         ("policy", "fastest"),
         ("predicted_ttl_s", 4000.0),
         ("reservation_ttl_s", 0.0),
+        ("max_wait_s", 0.0),
+        ("max_wait_s", float("nan")),
         ("silent_after_s", 0.0),
         ("max_attempts", 0),
         ("shadow_policy", "fastest"),

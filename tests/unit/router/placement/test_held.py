@@ -190,10 +190,94 @@ def test_too_many_are_refused_with_a_time_to_come_back(router: Router) -> None:
     with pytest.raises(AllBusy) as caught:
         router.submit("one too many")
     assert caught.value.num_replicas == 1
-    assert caught.value.retry_after_s == pytest.approx(10 * (0.09 + 0.96 + 0.1 + 0.019), rel=0.1)
+    assert caught.value.retry_after_s == pytest.approx(0.96 + 19 * 0.011, rel=0.1)  # until one has left
     assert RequestId("one too many") not in router.held
     assert router.held.withdraw(RequestId("q3"))
     router.submit("now there is room")
+
+
+def test_who_would_wait_too_long_is_refused_and_told_when_there_will_be_room() -> None:
+    """Three replicas with 1, 2 and 6 s of backlog, and 3 s held. The level is 3 s on the first two."""
+    router = Router(3, options=replace(OPTIONS, max_wait_s=2.6, max_held_per_replica=100))
+    for index, backlog_s in enumerate((1.0, 2.0, 6.0)):
+        router.report(replica_id(index), backlog_s=backlog_s)
+    num_blocks = round(1.0 / TOKEN_S / BLOCK_SIZE)
+    for name in "abc":
+        router.submit(name, num_blocks)  # of a second each, the level then 2.0, 2.5 and 3.0
+    with pytest.raises(AllBusy) as caught:
+        router.submit("d")
+    assert caught.value.retry_after_s == 1.0  # sooner than anybody is told to come back
+    assert len(router.held) == 3
+    assert router.routing.statistics().all_busy == 1
+    router.clock.advance(0.6)
+    router.submit("d")  # time has made room, nobody else has
+
+
+def test_those_turned_away_are_not_told_to_come_back_together() -> None:
+    router = Router(options=replace(OPTIONS, max_wait_s=2.0))
+    router.report(A, backlog_s=5.0)
+    num_blocks = round(1.0 / TOKEN_S / BLOCK_SIZE)
+    told = []
+    for name in "abcd":
+        with pytest.raises(AllBusy) as caught:
+            router.submit(name, num_blocks)
+        told.append(caught.value.retry_after_s)
+    assert told == pytest.approx([3.0, 4.0, 5.0, 6.0], abs=0.1)
+
+
+def test_an_idle_replica_takes_whoever_comes() -> None:
+    """Though others wait here: for the one that holds their prefix."""
+    router = Router(2, options=replace(OPTIONS, max_wait_s=0.5))
+    router.report(A, backlog_s=0.4)
+    only_a = frozenset({B})
+    for name in "abc":
+        router.held.submit(query(name, 300, excluded=only_a))
+    router.submit("new", 300)
+    assert router.poll() == ["new"]
+
+
+def test_taken_for_places_a_replica_is_waited_for_though_nothing_is_queued() -> None:
+    """64 sequences of 8 s each: one ends every 0.125 s, and 40 wait for that."""
+    router = Router(options=replace(OPTIONS, max_wait_s=5.0))
+    placement = router.routing.choose(query("first"))
+    router.routing.first_token(placement.request_id, A, 0)
+    router.clock.advance(8.0)
+    router.routing.release(placement.request_id)
+    router.report(A, num_running=64, num_waiting=38)
+    router.submit("still in time")
+    router.report(A, num_running=64, num_waiting=40)
+    with pytest.raises(AllBusy):
+        router.submit("too late")
+
+
+def test_a_deadline_that_cannot_be_met_is_not_waited_for(router: Router) -> None:
+    """Behind what goes before it, not behind what is held for later."""
+    router.report(A, backlog_s=1.0)
+    now = router.clock()
+    router.submit("long", 1000)  # two seconds
+    router.submit("short", 10, deadline=now + 1.1)
+    with pytest.raises(AllBusy) as caught:
+        router.submit("hopeless", 1100, deadline=now + 4.0)
+    assert caught.value.retry_after_s == pytest.approx(1.0 + 2.0 + 2.1 - 4.0, abs=0.1)
+    router.submit("in time", 1100, deadline=now + 6.0)
+
+
+def test_unmeasured_replicas_are_bounded_by_tokens() -> None:
+    """64 full steps of 512 count as the longest wait."""
+    router = Router(options=replace(OPTIONS, max_wait_s=10.0))
+    router.report(A, num_waiting=3, step_time=None)
+    router.routing.on_load(A, load(queued_uncached_tokens=64 * 512 - 100, num_waiting=3, step_time=None))
+    router.submit("fits")
+    router.routing.on_load(A, load(queued_uncached_tokens=64 * 512 + 100, num_waiting=3, step_time=None))
+    with pytest.raises(AllBusy):
+        router.submit("too much")
+
+
+def test_in_overload_long_work_is_old_after_half_of_the_longest_wait() -> None:
+    made = HoldOptions.of(config(max_wait_s=4.0))
+    assert (made.age_floor_s, made.max_wait_s) == (2.0, 4.0)
+    unbounded = HoldOptions.of(config(max_wait_s=None))
+    assert (unbounded.age_floor_s, unbounded.max_wait_s) == (20.0, float("inf"))
 
 
 def test_full_replicas_are_waited_for(router: Router) -> None:
@@ -217,10 +301,11 @@ def test_who_has_gone_is_placed_nowhere(router: Router) -> None:
 
 
 def test_a_deadline_that_passes_here_ends_the_request(router: Router) -> None:
-    router.report(A, backlog_s=10.0)
+    router.report(A, backlog_s=0.5)
     now = router.clock()
     router.submit("q", since=now - 1.0, deadline=now + 2.0)
     router.submit("r", deadline=now + 1.0)
+    router.report(A, backlog_s=10.0)  # more than it said
     assert router.held.next_poll_at() is not None
     router.clock.advance(1.5)
     [late] = router.held.poll()

@@ -36,7 +36,7 @@ class Router:
         self.report(busy=True)
 
     def report(self, *, busy: bool, **changes: Any) -> None:
-        tokens = 1_000_000 if busy else 0
+        tokens = 60_000 if busy else 0  # seven seconds of the ten that one may wait
         self.routing.on_load(A, load(queued_uncached_tokens=tokens, num_waiting=int(busy), **changes))
 
     def ask(self, name: str = "q", **times: Any) -> asyncio.Task[Any]:
@@ -117,6 +117,9 @@ async def test_a_client_that_leaves_in_the_moment_of_booking_can_release_it(rout
 async def test_errors_come_to_who_asked(router: Router) -> None:
     now = time.monotonic()
     late = router.ask("late", since=now - 3.0, deadline=now)
+    hopeless = router.ask("hopeless", deadline=now + 3.0)
+    with pytest.raises(AllBusy):
+        await asyncio.wait_for(hopeless, 1)
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(late, 1)
     stranded = router.ask("stranded")
@@ -144,9 +147,41 @@ async def test_at_once_means_at_once() -> None:
     placer = make_placer(config(binding="at_once"), routing, time.monotonic)
     assert isinstance(placer, PromptPlacer)
     routing.update_replicas({A: info()})
-    routing.on_load(A, load(queued_uncached_tokens=10**9))
+    routing.on_load(A, load(queued_uncached_tokens=60_000))
     assert (await placer.place(query("q"), since=0.0, deadline=None)).replica_id == A
     placer.close()
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_who_would_wait_too_long_is_refused(binding: str) -> None:
+    settings = config(binding=binding, max_wait_s=2.0)
+    routing = Routing(settings)
+    placer = make_placer(settings, routing, time.monotonic)
+    routing.update_replicas({A: info()})
+    routing.on_load(A, load(queued_uncached_tokens=60_000))
+    with pytest.raises(AllBusy) as caught:
+        await placer.place(query("q"), since=0.0, deadline=None)
+    assert caught.value.retry_after_s == pytest.approx(60_000 * (0.0001 + 0.01 / 512) - 2.0, abs=0.1)
+    assert routing.statistics().all_busy == 1
+    lost = query("its replica was lost", excluded=frozenset({replica_id(1)}))
+    again = asyncio.create_task(placer.place(lost, since=0.0, deadline=None))
+    await turns()
+    assert again.done() is (binding == "at_once")
+    placer.close()
+    await asyncio.gather(again, return_exceptions=True)
+    assert routing.statistics().all_busy == 1
+
+
+async def test_at_once_too_a_hopeless_deadline_is_not_waited_for() -> None:
+    settings = config(binding="at_once")
+    routing = Routing(settings)
+    placer = make_placer(settings, routing, time.monotonic)
+    routing.update_replicas({A: info()})
+    routing.on_load(A, load(queued_uncached_tokens=60_000))
+    with pytest.raises(AllBusy):
+        await placer.place(query("q"), since=0.0, deadline=time.monotonic() + 3.0)
+    placed = await placer.place(query("q"), since=0.0, deadline=time.monotonic() + 30.0)
+    assert placed.replica_id == A
 
 
 # --- the dispatcher over it -----------------------------------------------------------------------
@@ -177,7 +212,7 @@ async def test_generations_come_out_the_same(binding: str) -> None:
 async def test_a_generation_waits_for_its_replica_and_a_closed_one_leaves_nothing() -> None:
     async with RouterUnderTest(num_replicas=1, binding="late") as router:
         [replica] = router.replicas
-        say(router, replica, 10**6)
+        say(router, replica, 500)
         waiting = asyncio.create_task(text(generation(router)))
         await turns()
         assert router.parts.dispatcher.placer.num_held == 1
@@ -186,7 +221,7 @@ async def test_a_generation_waits_for_its_replica_and_a_closed_one_leaves_nothin
         assert await asyncio.wait_for(waiting, 1) == "".join(map(text_of, range(8)))
         assert router.metric("warmpath_held_seconds_count") == 1
 
-        say(router, replica, 10**6)
+        say(router, replica, 500)
         gone = asyncio.create_task(text(generation(router)))
         await turns()
         gone.cancel()
@@ -208,7 +243,8 @@ async def test_what_is_left_of_the_deadline_travels_with_the_request(binding: st
 
 async def test_a_deadline_that_passes_before_it_is_sent_is_told() -> None:
     async with RouterUnderTest(num_replicas=1, binding="late", request_timeout_s=0.02) as router:
-        say(router, router.replicas[0], 10**6)
+        full = Load(num_waiting=256, step_time=StepTimeModel(0.0, 0.01, 0.0, 0.0))
+        router.parts.routing.on_load(router.replicas[0], full)
         with pytest.raises(DeadlineExceeded):
             await asyncio.wait_for(text(generation(router)), 5)
         assert router.calls.requests == []
