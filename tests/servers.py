@@ -53,8 +53,12 @@ def deploy_file(
     replica: dict[str, Any] | None = None,
     router: dict[str, Any] | None = None,
     logging: dict[str, Any] | None = None,
+    deployments: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
-    """The project's own deploy.yaml with a few settings changed, written to `folder`."""
+    """The project's own deploy.yaml with a few settings changed, written to `folder`.
+
+    deployments: options of Serve's own, by the deployment's name.
+    """
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
     content["logging_config"].update(logging or {})
     application = content["applications"][0]
@@ -63,14 +67,24 @@ def deploy_file(
     for deployment in application["deployments"]:
         deployment["graceful_shutdown_timeout_s"] = 5
         deployment["num_replicas"] = {"Replica": replicas, "Router": routers}[deployment["name"]]
+        deployment.update((deployments or {}).get(deployment["name"], {}))
     path = folder / "deploy.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
 
 
 @contextlib.contextmanager
-def running_server(*, proxy: str = "auto", **settings: Any) -> Iterator[Server]:
-    """Start, wait until ready, yield, stop with SIGINT; what it printed is shown when it fails."""
+def running_server(
+    *,
+    proxy: str = "auto",
+    environment: dict[str, str] | None = None,
+    start_limit_s: float = START_LIMIT_S,
+    **settings: Any,
+) -> Iterator[Server]:
+    """Start, wait until ready, yield, stop with SIGINT; what it printed is shown when it fails.
+
+    environment: variables beside ours. settings: `deploy_file`'s.
+    """
     temp = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))  # short: Ray puts unix sockets below it
     base = free_base()
     log = temp / "server.log"
@@ -79,14 +93,14 @@ def running_server(*, proxy: str = "auto", **settings: Any) -> Iterator[Server]:
         process = subprocess.Popen(
             [*command, "--port", str(base), "--proxy", proxy],
             cwd=ROOT,
-            env={**os.environ, "RAY_TMPDIR": str(temp), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "RAY_TMPDIR": str(temp), "OMP_NUM_THREADS": "1", **(environment or {})},
             stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
         )
     server = Server(f"http://127.0.0.1:{base}", process, log, temp)
     try:
-        _wait_until_ready(server)
+        _wait_until_ready(server, start_limit_s)
         yield server
     finally:
         stop(process)
@@ -120,8 +134,8 @@ def processes_below(folder: Path) -> list[str]:
     return found
 
 
-def _wait_until_ready(server: Server) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+def _wait_until_ready(server: Server, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if "Ctrl-C stops everything" in server.log.read_text():
             return

@@ -1,0 +1,45 @@
+"""`make chaos`: do harm to real deployments and hold what happens beside what is promised.
+
+One row per promise; exit status 1 if one is missed. `--minutes` is divided among the promises tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from rich.console import Console
+
+from tests.e2e.faults.run import DEFAULT_MINUTES, modules, run_all, table
+
+
+def main(argv: list[str] | None = None) -> int:
+    names = sorted(modules())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.e2e.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("promises", nargs="*", help=f"which: {', '.join(names)}; default: all")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=DEFAULT_MINUTES,
+        help="of load, all promises together (default: %(default)s)",
+    )
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.promises) - set(names):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    console = Console(highlight=False)
+    rows = asyncio.run(run_all(arguments.promises or names, arguments.minutes * 60, console))
+    console.print(table(rows))
+    missed = sum(row.is_kept is False for row in rows)
+    console.print(
+        f"{missed} of {len(rows)} promises missed" if missed else f"{len(rows)} promises, none missed"
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
