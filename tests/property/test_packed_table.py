@@ -135,9 +135,9 @@ def test_hints_chosen_to_collide_do_not(shift: int, odd: int) -> None:
     table = PackedTable(1 << 18, rng=random.Random(1))
     crafted = [(number * odd << shift) % 2**64 for number in range(20_000)]
     table.add(crafted, 0)
-    known = [table._find_one(hint)[0] for hint in crafted]
-    homes = table._hashing.homes(_keys(crafted)).tolist()
-    lengths = [(slot - home) % table._slots for slot, home in zip(known, homes, strict=True)]
+    known = [table._at.find_one(hint)[0] for hint in crafted]
+    homes = table._at.hashing.homes(_keys(crafted)).tolist()
+    lengths = [(slot - home) % table._at.slots for slot, home in zip(known, homes, strict=True)]
     assert sum(lengths) / len(lengths) < 6
     assert max(lengths) < 250
 
@@ -145,11 +145,11 @@ def test_hints_chosen_to_collide_do_not(shift: int, odd: int) -> None:
 def test_multiples_of_another_tables_secret_do_not_collide_here() -> None:
     """The secret is each table's own: what one attack has learnt is worth nothing after a restart."""
     one, other = PackedTable(1 << 16), PackedTable(1 << 16)
-    crafted = [number * one._hashing.prime for number in range(1, 2000)]
+    crafted = [number * one._at.hashing.prime for number in range(1, 2000)]
     other.add(crafted, 0)
-    known = [other._find_one(hint)[0] for hint in crafted]
-    homes = other._hashing.homes(_keys(crafted)).tolist()
-    assert sum((slot - home) % other._slots for slot, home in zip(known, homes, strict=True)) < 20 * len(
+    known = [other._at.find_one(hint)[0] for hint in crafted]
+    homes = other._at.hashing.homes(_keys(crafted)).tolist()
+    assert sum((slot - home) % other._at.slots for slot, home in zip(known, homes, strict=True)) < 20 * len(
         known
     )
 
