@@ -11,6 +11,8 @@
     │   ├── QueueFull          too many wait there already: another replica may have room
     │   ├── PromptTooLong      no replica of this model could take it
     │   ├── DeadlineExceeded   the request's own time ran out, waiting or running
+    │   ├── PinsFull           a prefix to be held does not fit beside those that are
+    │   ├── HandedOver         the replica is leaving: nothing is wrong with it or with the request
     │   └── ForwardFailed      the step it was part of raised; its blocks are freed, the replica lives
     ├── replica/errors.py      EngineError, ...
     └── router/errors.py       ApiError, NoReplica, ...
@@ -122,9 +124,25 @@ class DeadlineExceeded(RequestRefused):
         self.waited_s = waited_s
 
 
+class HandedOver(RequestRefused):
+    """The replica is leaving and will not finish this request: another one goes on from where it is."""
+
+    def __init__(self) -> None:
+        super().__init__("the replica is leaving; another one can go on with this request")
+
+
 class ForwardFailed(RequestRefused):
     """The model's forward raised in a step this request was part of. `reason` never quotes a prompt."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the model's forward failed: {reason}")
         self.reason = reason
+
+
+class PinsFull(RequestRefused):
+    """A prefix to be held needs more blocks than pins may still take; nothing was taken."""
+
+    def __init__(self, needed: int, left: int) -> None:
+        super().__init__(f"the pin needs {needed} blocks, {left} are left for pins")
+        self.needed = needed
+        self.left = left

@@ -72,7 +72,10 @@ class ReplicaConfig:
     max_model_len: int | None = None  # None = the model's own limit
     max_batched_tokens: int = 512  # token budget of a step: bounds how long a prefill stalls decodes
     max_running: int = 64  # sequences in one step
-    max_waiting: int = 256  # beyond this a request is refused as busy
+    max_waiting: int = 256  # beyond this a request is refused as busy, so that memory has a bound
+    # Nor is anybody put behind more seconds of prefill: three times what a Router lets wait, since that asks
+    # first and knows the fleet. None = no bound.
+    max_wait_s: float | None = 30.0
     prefix_caching: bool = True
     kv_events: bool = True  # False: publish load alone; routers then imitate this cache from what they send
     hash_algorithm: HashAlgorithm = HashAlgorithm.XXH3_128
@@ -80,7 +83,9 @@ class ReplicaConfig:
     event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster
     event_port: int = 0  # base port of PUB and snapshot sockets; 0 = free ones
     heartbeat_interval_s: float = 0.5  # an idle replica still says it is there
-    step_time_limit_s: float = 30.0  # a longer step means a dead engine: the watchdog ends the process
+    # A longer step means a dead engine: the watchdog ends the process, within ten seconds with this. Raise it
+    # where full steps of `max_batched_tokens` really take seconds.
+    step_time_limit_s: float = 8.0
     warm_up_time_limit_s: float = 600.0  # the same, while loading and compiling
 
     def __post_init__(self) -> None:
@@ -94,6 +99,8 @@ class ReplicaConfig:
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
         _check_range("max_running", self.max_running, 1, 4096)
         _check_range("max_waiting", self.max_waiting, 1, 1_000_000)
+        if self.max_wait_s is not None:
+            _check_range("max_wait_s", self.max_wait_s, 0.001, 86400.0)
         _check_range("stream_interval_s", self.stream_interval_s, 0.0, 10.0)
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)

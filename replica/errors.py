@@ -7,8 +7,10 @@
     │   └── EventSocketError         the event sockets cannot listen where they were told to
     └── RequestRefused
         ├── QueueFull                from cache/errors.py, raised by the scheduler
+        │   └── WaitTooLong          not too many wait, but for too long
         ├── DeadlineExceeded         likewise
         ├── ForwardFailed            likewise
+        ├── HandedOver               likewise, by the engine
         ├── InvalidRequest           a value that no router of ours would send; names the field
         └── PromptTooLong            from cache/errors.py: longer than the model's own limit
             └── TooLargeForCache     shorter than that, but the whole pool could not hold it
@@ -38,6 +40,7 @@ __all__ = [
     "QueueFull",
     "RequestRefused",
     "TooLargeForCache",
+    "WaitTooLong",
 ]
 
 
@@ -88,3 +91,22 @@ class TooLargeForCache(PromptTooLong):
         self.output_tokens = output_tokens
         self.num_blocks = num_blocks
         self.block_size = block_size
+
+
+class WaitTooLong(QueueFull):
+    """Those that wait keep the engine busy for longer than it lets anybody wait."""
+
+    def __init__(self, waiting: int, limit: int, wait_s: float, limit_s: float) -> None:
+        super().__init__(waiting, limit)
+        self.wait_s = wait_s
+        self.limit_s = limit_s
+
+    @property
+    def retry_after_s(self) -> float:
+        """When there will be room, if nobody comes."""
+        return self.wait_s - self.limit_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.waiting} requests take {self.wait_s:.1f} s, nobody waits longer than {self.limit_s:.1f} s"
+        )

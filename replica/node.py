@@ -34,11 +34,15 @@ class Node:
 
 @contextlib.contextmanager
 def running_node(
-    config: ReplicaConfig, *, wrap: Callable[[Runner], Runner] = lambda runner: runner
+    config: ReplicaConfig,
+    *,
+    wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    on_death: Callable[[], None] | None = None,
 ) -> Iterator[Node]:
     """Load the model, open the sockets and start the engine; takes seconds to minutes.
 
     wrap: puts something around the runner, which stays the one that is closed.
+    on_death: see `Engine`.
     At the end: engine first, then sockets, then the runner. Raises ConfigError for what cannot be served
     and EventSocketError for ports that are taken.
     """
@@ -55,7 +59,13 @@ def running_node(
         publisher.start()
         core = assembly.core(sink=events)
         engine = Engine(
-            core, config, events=events, publish=publisher.publish, report=publisher.report, door=publisher
+            core,
+            config,
+            events=events,
+            publish=publisher.publish,
+            report=publisher.report,
+            door=publisher,
+            on_death=on_death,
         )
         undo.callback(engine.close)
         logger.info("warming up on %s", assembly.runner.info.device)

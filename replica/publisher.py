@@ -85,6 +85,14 @@ class _Refusal:
     request_id: RequestId
 
 
+@dataclass(frozen=True, slots=True)
+class _Draining:
+    pass
+
+
+_News = EventBatch | EngineReport | Arrival | _Refusal | _Draining
+
+
 class Publisher:
     """Binds when built, so that the endpoints are known; sends between `start` and `close`."""
 
@@ -125,9 +133,7 @@ class Publisher:
         self._wake_out.connect("inproc://wake")
         self._wake_lock = threading.Lock()  # guards `_wake_out`: the engine sends, whoever closes sends too
         self._is_closed = False
-        self._news: queue.SimpleQueue[EventBatch | EngineReport | Arrival | _Refusal | None] = (
-            queue.SimpleQueue()
-        )
+        self._news: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
         self._clock = clock
         # Publisher thread only.
         self._hashes: dict[HashHint, None] = {}  # in order of storing: parents before children
@@ -160,6 +166,10 @@ class Publisher:
         """The engine does not serve this request after all. Any thread; never blocks."""
         self._tell(_Refusal(request_id))
 
+    def draining(self) -> None:
+        """The replica wants no new requests: every router hears it now. Any thread; never blocks."""
+        self._tell(_Draining())
+
     def close(self) -> None:
         """Stop the thread and close every socket. May be called twice."""
         with self._wake_lock:
@@ -187,7 +197,7 @@ class Publisher:
             raise EventSocketError(host, port, str(error)) from error
         return socket
 
-    def _tell(self, news: EventBatch | EngineReport | Arrival | _Refusal) -> None:
+    def _tell(self, news: _News) -> None:
         self._news.put(news)
         self._wake()
 
@@ -242,6 +252,8 @@ class Publisher:
                     self._arrivals.arrived(news, self._hashes)
                 case _Refusal():
                     self._arrivals.refused(news.request_id)
+                case _Draining():
+                    self._arrivals.drain()
                 case EngineReport():
                     self._pub.send_multipart([REPORT_TOPIC, encode_report(news)])
                 case EventBatch():

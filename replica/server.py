@@ -1,16 +1,18 @@
 """One replica as Ray Serve sees it: starts a node, streams generations, says how it is.
 
 The only file of `replica` that knows Ray; `deploy/app.py` makes a deployment of it. Thin: what can be
-decided without Serve is decided in `engine.py`.
+decided without Serve is decided in `engine.py`. Written against ray 2.60; what is private of it is in
+`_given_by`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
@@ -18,7 +20,9 @@ from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
+from replica.departure import Departure
 from replica.engine.request_watch import RequestLog, RequestTraces
+from replica.engine.watchdog import end_process
 from replica.node import running_node
 
 METADATA_KEY = "warmpath"
@@ -42,11 +46,18 @@ class ReplicaServer:
             logger.info("loading %s (%s runner)", config.model, config.runner)
             if tracing is not None:
                 undo.callback(tracing.close)
-            node = undo.enter_context(running_node(config))
+            # Serve replaces a process that has gone at once, one that is ill after three health checks.
+            node = undo.enter_context(
+                running_node(config, on_death=end_process if _replica_id() is not None else None)
+            )
             if log_requests:
                 node.engine.watch(RequestLog())
             if tracing is not None:
                 node.engine.watch(RequestTraces(tracing))
+            if (given_s := _given_by(_serve_replica())) is not None:
+                departure = Departure(node.engine, given_s)
+                departure.start()
+                undo.callback(departure.close)
             self._config = config
             self._engine = node.engine
             self._info = node.info
@@ -100,6 +111,35 @@ def _replica_id() -> str | None:
         return str(serve.get_replica_context().replica_id.unique_id)
     except RayServeException:
         return None
+
+
+def _serve_replica() -> Any:
+    """The object Serve runs this replica with; None outside of Serve, or where it is not found."""
+    if _replica_id() is None:
+        return None
+    actors = getattr(ray._private.worker.global_worker, "actors", {}).values()
+    return next((actor._replica_impl for actor in actors if hasattr(actor, "_replica_impl")), None)
+
+
+def _given_by(replica: Any) -> Callable[[], float | None] | None:
+    """How long Serve gives this replica once it stops it; None where it cannot be asked.
+
+    Serve tells a replica nothing when it begins to stop it: its only hook, `__del__`, comes after the last
+    request has ended. Routers do hear of it from Serve, so without this they only hear it once.
+    """
+    if not hasattr(replica, "_shutting_down"):
+        if replica is not None or _replica_id() is not None:
+            logger.warning(
+                "this Serve does not show when it stops a replica: routers hear it from Serve alone"
+            )
+        return None
+
+    def given_s() -> float | None:
+        if not replica._shutting_down:
+            return None
+        return float(replica._deployment_config.graceful_shutdown_timeout_s)
+
+    return given_s
 
 
 def _log_through_serve() -> None:

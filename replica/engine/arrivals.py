@@ -58,14 +58,21 @@ class Arrivals:
         self._expected: Counter[HashHint] = Counter()  # blocks that both will leave in the cache
         self._unnamed: list[RequestId] = []  # in no update yet
         self._named: deque[RequestId] = deque(maxlen=MAX_RECENT)
+        self._is_draining = False
+        self._tells_draining = False  # in no update yet
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def has_news(self) -> bool:
-        """Whether an update would name a request that none has named."""
-        return bool(self._unnamed)
+        """Whether an update would name a request that none has named, or say first that it drains."""
+        return bool(self._unnamed) or self._tells_draining
+
+    def drain(self) -> None:
+        """The replica wants no new requests. Those that come all the same are served."""
+        self._tells_draining = not self._is_draining
+        self._is_draining = True
 
     def arrived(self, arrival: Arrival, cached: Container[HashHint]) -> None:
         """cached: the published cache, closed under parents. O(log(blocks)) and the blocks not there."""
@@ -116,12 +123,14 @@ class Arrivals:
 
     def load(self, now_s: float, admitted: tuple[RequestId, ...]) -> Load:
         """The engine's work now, as far as the door can tell."""
+        self._tells_draining = False
         left, attention = self._left_share(now_s), self._load.queued_attention
         return msgspec.structs.replace(
             self._load,
             queued_uncached_tokens=int(left * self._load.queued_uncached_tokens) + self._uncached_tokens,
             queued_attention=None if attention is None else int(left * attention) + self._attention,
             num_waiting=self._load.num_waiting + len(self._waiting),
+            is_draining=self._is_draining or self._load.is_draining,
             admitted=admitted,
         )
 

@@ -19,9 +19,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from cache.block_hash import hints
 from cache.engine_report import EngineReport
-from cache.errors import ServingError
+from cache.errors import HandedOver, ServingError
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
 from cache.messages import Delta, GenerateRequest
 from cache.types import RequestId
@@ -53,6 +55,9 @@ class Door(Protocol):
     def refused(self, request_id: RequestId) -> None:
         """It will not be served."""
 
+    def draining(self) -> None:
+        """No new requests are wanted; a batch will say so, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
@@ -68,8 +73,21 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Drain:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _HandOver:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
+
+
+_Message = _Submit | _Cancel | _Drain | _HandOver | _Stop
 
 
 @dataclass(slots=True, eq=False)
@@ -96,10 +114,13 @@ class Engine:
         door: Door | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[], None] | None = None,
+        on_death: Callable[[], None] | None = None,
     ) -> None:
         """events: the log that is also the core's sink. publish: takes its batches, report: what
         metrics tell of the engine; neither may block.
-        clock: the core's own. on_hang: instead of ending the process, for tests."""
+        clock: the core's own. on_hang: instead of ending the process, for tests.
+        on_death: called on the engine thread when it dies of a bug, once the cause is logged; None: requests
+        are refused from then on, and `check_health` says why."""
         self._core = core
         self._config = config
         self._events = events
@@ -107,11 +128,12 @@ class Engine:
         self._tell_report = report
         self._door = door
         self._clock = clock
+        self._on_death = on_death
         self._watchdog = Watchdog(
             clock=clock, poll_interval_s=min(1.0, config.step_time_limit_s / 4), on_hang=on_hang
         )
         self._thread = threading.Thread(target=self._run, name="warmpath-engine", daemon=True)
-        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._inbox_lock = threading.Lock()  # guards `_stop_reason` together with putting into the inbox
         self._stop_reason: str | None = "it was not started"  # None while requests are taken
         self._is_ready = threading.Event()  # set after warm-up, or when it failed
@@ -121,6 +143,8 @@ class Engine:
         self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
         self._admitted: list[RequestId] = []  # taken in since the last batch
         self._has_news = False  # something ended since the last batch
+        self._is_draining = False
+        self._hands_over = False  # whatever is here or comes is for another replica
         self._published_s = -float("inf")
         self._reported_s = -float("inf")
         self._num_reports = 0
@@ -156,6 +180,17 @@ class Engine:
         """Raises EngineStopped when the engine can serve nothing any more."""
         if self._stop_reason is not None or not self._thread.is_alive():
             raise EngineStopped(self._stop_reason or "its thread has died") from self._failure
+
+    def drain(self) -> None:
+        """Tell routers to send nothing new; who comes all the same is served. Any thread; idempotent."""
+        if self._door is not None:
+            self._door.draining()  # at once: the engine thread may be inside a step
+        self._post(_Drain())
+
+    def hand_over(self) -> None:
+        """End what is in flight, and whatever comes, with HandedOver: another replica goes on with it from
+        the tokens it has. After the present step; any thread; idempotent."""
+        self._post(_HandOver())
 
     def close(self, timeout_s: float | None = None) -> None:
         """Stop after the present step; requests in flight end with EngineStopped. May be called twice.
@@ -216,7 +251,7 @@ class Engine:
         if self._door is not None:
             self._door.refused(request_id)
 
-    def _post(self, message: _Submit | _Cancel | _Stop) -> bool:
+    def _post(self, message: _Message) -> bool:
         """Put a message where the engine thread will find it; False when it takes none any more."""
         with self._inbox_lock:
             if self._stop_reason is not None:
@@ -240,6 +275,8 @@ class Engine:
         except BaseException as error:
             self._failure = error
             logger.critical("engine thread died", exc_info=error)
+            if self._on_death is not None and self._is_ready.is_set():
+                self._on_death()
         finally:
             self._end_everything()
 
@@ -259,6 +296,10 @@ class Engine:
                         self._submit(message)
                     case _Cancel():
                         self._cancel(message)
+                    case _Drain():
+                        self._is_draining = self._has_news = True
+                    case _HandOver():
+                        self._give_back()
                     case _Stop():
                         return False
                 message = self._inbox.get_nowait()
@@ -274,6 +315,8 @@ class Engine:
 
     def _submit(self, message: _Submit) -> None:
         try:
+            if self._hands_over:
+                raise HandedOver
             request = self._core.submit(message.request, arrival_s=message.arrival_s)
         except RequestRefused as error:
             self._withdraw(message.request.request_id)
@@ -285,6 +328,14 @@ class Engine:
     def _cancel(self, message: _Cancel) -> None:
         live = self._live.get(message.request_id)
         if live is not None and live.stream is message.stream:
+            self._drop(live)
+
+    def _give_back(self) -> None:
+        self._hands_over = self._is_draining = self._has_news = True
+        for live in list(self._live.values()):
+            if live.unsent:
+                self._send_unsent(live)  # computed already: nobody needs to do it again
+            self._send(live.stream, HandedOver())
             self._drop(live)
 
     def _drop(self, live: _Live) -> None:
@@ -301,7 +352,7 @@ class Engine:
             for entry in progress:
                 self._record(entry)
             self._send_due()
-            self._load = self._core.load()
+            self._load = self._load_now()
         self._stats = self._core.stats()
 
     def _record(self, progress: Progress) -> None:
@@ -372,7 +423,7 @@ class Engine:
                 self._admitted[:MAX_ADMITTED_PER_BATCH],
                 self._admitted[MAX_ADMITTED_PER_BATCH:],
             )
-            self._load = self._core.load(tuple(admitted))
+            self._load = self._load_now(tuple(admitted))
             if self._events is None:
                 return
             batch = self._events.flush(self._load)
@@ -380,6 +431,10 @@ class Engine:
                 self._publish(batch)
             if not (self._events.has_changes or self._admitted):
                 return
+
+    def _load_now(self, admitted: tuple[RequestId, ...] = ()) -> Load:
+        load = self._core.load(admitted)
+        return msgspec.structs.replace(load, is_draining=True) if self._is_draining else load
 
     def _report_if_due(self) -> None:
         now_s = self._clock()

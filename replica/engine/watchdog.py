@@ -1,7 +1,9 @@
 """Ends the process when the engine thread has been busy with one thing for too long.
 
 A hung forward cannot be interrupted from Python, and a replica that accepts requests and never answers
-is worse than a dead one: Serve acts on a dead actor at once. Knows threads and clocks; knows no steps.
+is worse than a dead one: Serve acts on a dead actor at once. While the whole process is stopped (a debugger,
+a frozen container) nothing can make progress, and nothing is held against it.
+Knows threads and clocks; knows no steps.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class _Task:
     name: str
     began_s: float
     limit_s: float
+    stopped_s: float  # of the process before it began
     involved: Callable[[], Sequence[str]]
 
 
@@ -41,10 +44,11 @@ class Watchdog:
         """on_hang: what to do after logging, once; by default the process ends with EXIT_CODE."""
         self._clock = clock
         self._poll_interval_s = poll_interval_s
-        self._on_hang = on_hang if on_hang is not None else _end_process
+        self._on_hang = on_hang if on_hang is not None else end_process
         self._task: _Task | None = None  # replaced whole, so that no lock is needed
         self._watched_thread: int | None = None
         self._has_fired = False
+        self._stopped_s = 0.0  # that this process did not run, as far as its own lateness tells
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="warmpath-watchdog", daemon=True)
 
@@ -63,7 +67,7 @@ class Watchdog:
         involved: ids of the requests that end with it, asked from the watchdog's thread if it hangs.
         """
         self._watched_thread = threading.get_ident()
-        self._task = _Task(name, self._clock(), limit_s, involved)
+        self._task = _Task(name, self._clock(), limit_s, self._stopped_s, involved)
 
     def end(self) -> None:
         self._task = None
@@ -73,7 +77,7 @@ class Watchdog:
         task = self._task
         if task is None or self._has_fired:
             return self._has_fired
-        busy_s = self._clock() - task.began_s
+        busy_s = self._clock() - task.began_s - (self._stopped_s - task.stopped_s)
         if busy_s <= task.limit_s:
             return False
         self._has_fired = True
@@ -91,14 +95,23 @@ class Watchdog:
         return True
 
     def _run(self) -> None:
+        looked_s = self._clock()
         while not self._closing.wait(self._poll_interval_s):
+            self.note_lateness(self._clock() - looked_s - self._poll_interval_s)
+            looked_s = self._clock()
             self.check()
+
+    def note_lateness(self, late_s: float) -> None:
+        """The watchdog itself got its turn so much later than it asked for."""
+        if late_s > self._poll_interval_s:
+            self._stopped_s += late_s
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched_thread or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else "(its stack is gone)"
 
 
-def _end_process() -> None:
+def end_process() -> None:
+    """At once, with what was logged written: Serve replaces a process that has gone, and knows it at once."""
     logging.shutdown()  # flush what explains the death; os._exit flushes nothing
     os._exit(EXIT_CODE)

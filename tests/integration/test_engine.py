@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cache.block_hash import BlockHasher, hints
+from cache.errors import HandedOver
 from cache.events import EventBatch, EventLog
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import RequestId
@@ -42,6 +43,7 @@ async def engine(
     *,
     sim: SimConfig = FAST,
     on_hang: Callable[[], None] | None = None,
+    on_death: Callable[[], None] | None = None,
     hang: Callable[[], None] | None = None,
     batches: list[EventBatch] | None = None,
     door: Door | None = None,
@@ -57,7 +59,9 @@ async def engine(
         sink=events,
     )
     publish = None if batches is None else batches.append
-    async with Engine(core, config, events=events, publish=publish, door=door, on_hang=on_hang) as running:
+    async with Engine(
+        core, config, events=events, publish=publish, door=door, on_hang=on_hang, on_death=on_death
+    ) as running:
         yield running
 
 
@@ -298,6 +302,9 @@ class Porter:
     def refused(self, request_id: RequestId) -> None:
         self.told.append(f"refused {request_id}")
 
+    def draining(self) -> None:
+        self.told.append("draining")
+
 
 async def test_the_door_hears_of_requests_during_a_step_and_of_refusals() -> None:
     porter, batches = Porter(), list[EventBatch]()
@@ -333,3 +340,49 @@ async def test_with_work_to_do_every_step_of_ten_milliseconds_is_told_of() -> No
     lengths = [batch.load.context_tokens for batch in batches if batch.load.num_running]
     assert len(set(lengths)) >= 11
     assert all(not batch.stored for batch in batches)
+
+
+async def test_a_draining_engine_says_so_at_once_and_serves_on() -> None:
+    porter, batches = Porter(), list[EventBatch]()
+    async with engine(sim=SLOW, door=porter, batches=batches) as running:
+        task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=8)))
+        await eventually(lambda: running.load().num_running == 1)
+        running.drain()
+        assert porter.told[-1] == "draining"
+        await eventually(lambda: batches[-1].load.is_draining)
+        assert len(await task) > 0
+        await collect(running, make_request("late", [1], max_tokens=2))
+    assert all(batch.load.is_draining for batch in batches[-3:])
+
+
+async def test_what_is_handed_over_keeps_every_token_it_got() -> None:
+    """Another replica goes on from them: what is lost here would be computed again."""
+    async with engine(sim=SimConfig(base_s=0.005), stream_interval_s=10.0) as running:
+        got: list[int] = []
+
+        async def read(name: str) -> None:
+            async for delta in running.generate(make_request(name, [1], max_tokens=500)):
+                got.extend(delta.token_ids)
+
+        task = asyncio.create_task(read("r"))
+        await eventually(lambda: running.stats().output_tokens > 10)
+        running.hand_over()
+        with pytest.raises(HandedOver):
+            await task
+        assert len(got) == running.stats().output_tokens
+        with pytest.raises(HandedOver):
+            await read("late")
+        running.check_health()
+        assert running.load().num_running == 0
+
+
+async def test_a_dead_engine_thread_tells_its_host_after_the_cause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+    with caplog.at_level(logging.CRITICAL):
+        async with engine(sim=SLOW, on_death=lambda: said.append(caplog.records[-1].message)) as running:
+            monkeypatch.setattr(running, "_record", lambda progress: 1 / 0)
+            with pytest.raises(EngineStopped):
+                await collect(running, make_request("r", [1], max_tokens=500))
+    assert said == ["engine thread died"]

@@ -110,3 +110,15 @@ def test_recent_ones_are_remembered_but_not_for_ever() -> None:
     arrivals.settle(Load(admitted=tuple(names)), 0.0, ())
     arrivals.arrived(arrival("waiting"), ())
     assert arrivals.recent() == (*names[5:], "waiting")
+
+
+def test_draining_is_news_once_and_stays() -> None:
+    arrivals = Arrivals()
+    assert not arrivals.has_news
+    arrivals.drain()
+    assert arrivals.has_news
+    assert arrivals.load(0.0, ()).is_draining
+    arrivals.drain()
+    assert not arrivals.has_news
+    arrivals.settle(Load(num_running=1), 0.0, ())
+    assert arrivals.load(0.0, ()).is_draining

@@ -74,3 +74,26 @@ def test_close_may_be_called_twice_and_before_start() -> None:
     started.start()
     started.close()
     started.close()
+
+
+def test_a_stopped_process_is_not_taken_for_a_hung_step() -> None:
+    """Frozen for a minute and continued: the step could not go on, and may now."""
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    watchdog.begin("step", 5.0)
+    clock.sleep(60.0)
+    watchdog.note_lateness(59.0)
+    assert not watchdog.check()
+    clock.sleep(4.1)
+    assert watchdog.check()
+    assert fired == ["hang"]
+
+
+def test_a_little_lateness_excuses_nothing() -> None:
+    clock = VirtualClock()
+    watchdog, _ = build(clock)
+    watchdog.begin("step", 5.0)
+    for _ in range(6):
+        clock.sleep(1.0)
+        watchdog.note_lateness(0.9)
+    assert watchdog.check()
