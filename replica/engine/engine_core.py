@@ -8,6 +8,7 @@ Not thread-safe. Knows nothing of asyncio, sockets or Ray.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class EngineCore:
             max_batched_tokens=config.max_batched_tokens,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
+            max_wait_s=math.inf if config.max_wait_s is None else config.max_wait_s,
             clock=clock,
         )
         self._step_time = StepTimeFit()
@@ -132,7 +134,13 @@ class EngineCore:
         check_request(request, self._info.vocab_size)
         num_prompt = request.num_prompt_tokens
         max_output = max(1, min(request.sampling.max_tokens, self.max_model_len - num_prompt))
-        self._scheduler.check_room(request.request_id, num_prompt, max_output)
+        self._scheduler.check_room(
+            request.request_id,
+            num_prompt,
+            max_output,
+            step_time=self._step_time.model(),
+            is_retry=request.attempt > 0,
+        )
         token_ids = copy_tokens(request.token_ids)
         arrival_s = self._clock() if arrival_s is None else arrival_s
         taken = Request(

@@ -7,6 +7,7 @@ Knows token counts and blocks; knows neither tensors nor text nor sampling. Engi
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,15 @@ from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import BlockHash, RequestId
-from replica.errors import DeadlineExceeded, InvalidRequest, PromptTooLong, QueueFull, TooLargeForCache
+from replica.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    TooLargeForCache,
+    WaitTooLong,
+)
+from replica.scheduling.queue_time import queue_s
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
 
@@ -40,7 +49,9 @@ class Scheduler:
         max_running: int,
         max_waiting: int,
         clock: Callable[[], float],
+        max_wait_s: float = math.inf,
     ) -> None:
+        """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait."""
         self._cache = cache
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -49,6 +60,7 @@ class Scheduler:
         # No more sequences than tokens in a step, so that each of them moves forward in every step.
         self._max_running = min(max_running, max_batched_tokens)
         self._max_waiting = max_waiting
+        self._max_wait_s = max_wait_s
         self._clock = clock
         self._running: list[Request] = []
         self._waiting: deque[Request] = deque()
@@ -65,10 +77,19 @@ class Scheduler:
 
     # -- taking requests in and out ---------------------------------------------------------------
 
-    def check_room(self, request_id: RequestId, num_prompt_tokens: int, max_output_tokens: int) -> None:
-        """Raise why a request of this size cannot be taken in; changes nothing.
+    def check_room(
+        self,
+        request_id: RequestId,
+        num_prompt_tokens: int,
+        max_output_tokens: int,
+        *,
+        step_time: StepTimeModel | None = None,
+        is_retry: bool = False,
+    ) -> None:
+        """Raise why a request of this size cannot be taken in; changes nothing. O(requests).
 
         max_output_tokens: already cut to the model's length limit, at least 1 if the prompt fits.
+        is_retry: it has waited elsewhere, and may have begun to answer: it may wait here, however long.
         """
         if request_id in self._by_id:
             raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
@@ -79,6 +100,10 @@ class Scheduler:
             raise TooLargeForCache(num_prompt_tokens, max_output_tokens, self._num_blocks, self._block_size)
         if len(self._waiting) >= self._max_waiting:
             raise QueueFull(len(self._waiting), self._max_waiting)
+        if self._waiting and not is_retry and self._max_wait_s < math.inf:
+            wait_s = queue_s(self.load(step_time), self._max_batched_tokens, self._max_wait_s)
+            if wait_s > self._max_wait_s:
+                raise WaitTooLong(len(self._waiting), self._max_waiting, wait_s, self._max_wait_s)
 
     def submit(self, request: Request) -> None:
         """Put a request that passed `check_room` behind those that wait."""

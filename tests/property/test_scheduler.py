@@ -72,6 +72,7 @@ def workloads(draw: st.DrawFn, *, faults: bool) -> Workload:
         arrivals=[draw(steps) for _ in requests],
         cancels={request_id: draw(steps) for request_id in cancelled},
         settings={
+            "max_wait_s": None,  # nobody is refused here: everybody comes at once
             "max_batched_tokens": draw(st.integers(1, 40)),
             "max_running": draw(st.integers(1, 8)),
             "prefix_caching": draw(st.booleans()),

@@ -18,6 +18,7 @@ from replica.config import ReplicaConfig, SimConfig
         ("device", "tpu"),
         ("block_size", 0),
         ("max_waiting", 0),
+        ("max_wait_s", 0.0),
         ("max_batched_tokens", 0),
         ("event_port", 65535),
         ("event_host", "0.0.0.0"),

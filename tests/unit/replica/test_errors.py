@@ -14,6 +14,7 @@ EXAMPLES = [
     errors.EventSocketError("127.0.0.1", 5555, "in use"),
     errors.InvalidRequest("top_p", "is 2"),
     errors.TooLargeForCache(10, 8, 4, 4),
+    errors.WaitTooLong(3, 256, 31.5, 30.0),
 ]
 
 
@@ -31,6 +32,13 @@ def test_what_crosses_to_the_router_is_a_refusal() -> None:
     for kind in (errors.EngineStopped, errors.InvalidRequest, errors.TooLargeForCache):
         assert issubclass(kind, errors.RequestRefused)
     assert issubclass(errors.TooLargeForCache, errors.PromptTooLong)
+    assert issubclass(errors.WaitTooLong, errors.QueueFull)
+
+
+def test_a_wait_that_is_too_long_says_when_to_come_back() -> None:
+    error = errors.WaitTooLong(3, 256, 31.5, 30.0)
+    assert error.retry_after_s == 1.5
+    assert str(error) == "3 requests take 31.5 s, nobody waits longer than 30.0 s"
 
 
 def test_too_large_names_all_numbers() -> None:

@@ -18,6 +18,7 @@ from replica.errors import (
     PromptTooLong,
     QueueFull,
     TooLargeForCache,
+    WaitTooLong,
 )
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
@@ -194,6 +195,32 @@ def test_queue_full_names_both_numbers() -> None:
     assert (caught.value.waiting, caught.value.limit) == (2, 2)
     core.step()  # both run now, nobody waits
     core.submit(make_request("r2", [2]))
+
+
+def test_the_queue_is_bounded_by_time_too() -> None:
+    """Unmeasured: 64 full steps of 4 tokens count as the longest wait. Somebody has to wait first."""
+    core = sim_core(1000, max_wait_s=1.0, max_batched_tokens=4)
+    core.submit(make_request("alone, however long", range(500)))
+    with pytest.raises(WaitTooLong) as caught:
+        core.submit(make_request("behind it", range(4)))
+    assert caught.value.wait_s == pytest.approx(500 / 256)
+    core.submit(replace(make_request("waited elsewhere", range(4)), attempt=1))
+
+
+def test_measured_the_queue_is_bounded_by_what_it_takes() -> None:
+    """Steps of 10 ms and 1 ms a token, eight tokens a step: 2.25 s for a thousand."""
+    sim = SimConfig(base_s=0.01, per_token_s=0.001, per_attention_s=0.0, per_sequence_s=0.0)
+    core = sim_core(1000, sim=sim, max_wait_s=1.5, max_batched_tokens=8)
+    for i in range(12):  # what it learns from
+        core.submit(make_request(f"r{i}", range(50 * i, 50 * i + 20)))
+        while core.has_work:
+            core.step()
+    assert core.load().step_time is not None
+    core.submit(make_request("first", range(500), salt="first"))
+    core.submit(make_request("second", range(300), salt="second"))
+    with pytest.raises(WaitTooLong) as caught:
+        core.submit(make_request("third", [1]))
+    assert caught.value.wait_s == pytest.approx(800 * 0.001 + 100 * 0.01, rel=0.02)
 
 
 def test_prompt_too_long_names_both_numbers() -> None:

@@ -1,0 +1,30 @@
+"""How long what is queued here keeps the engine busy before a newcomer gets its turn.
+
+The Router asks the same of what an engine reports, and first: this is the engine's own bound, for several
+Routers that do not know of each other's last requests, and for callers that are none. Arithmetic alone.
+"""
+
+from __future__ import annotations
+
+from cache.events import Load
+
+UNMEASURED_STEPS = 64  # full steps of queued tokens count as the longest wait while no step time is known
+LEAST_ROOM = 1 / 8  # of a step's tokens, counted for prefill however many sequences decode
+
+
+def queue_s(load: Load, max_batched_tokens: int, max_wait_s: float) -> float:
+    """Seconds to prefill what the load has queued, beside the sequences that decode meanwhile.
+
+    max_wait_s: what `UNMEASURED_STEPS` full steps are taken for while the engine has not measured itself.
+    """
+    tokens, model = load.queued_uncached_tokens, load.step_time
+    if not tokens:
+        return 0.0
+    if model is None:
+        return max_wait_s * tokens / (UNMEASURED_STEPS * max_batched_tokens)
+    room = max(1, max_batched_tokens - load.num_running, int(max_batched_tokens * LEAST_ROOM))
+    each_step_s = model.step_s(load.num_running, float(load.context_tokens), load.num_running)
+    prefill_s = (
+        model.step_s(tokens, float(load.queued_attention or 0), max(1, load.num_waiting)) - model.base_s
+    )
+    return prefill_s + tokens / room * each_step_s
