@@ -4,6 +4,7 @@
       ^                  │ replica lost / busy / forward failed
       └── exclude it <───┘ the next attempt carries prompt + tokens so far, and how much text was sent
 
+A replica that leaves hands its streams over: that is nobody's failure, and no attempt of those allowed.
 Decides once per attempt; what a client already has is never sent again. Knows routing and tokens; knows
 neither HTTP nor Ray (`ReplicaCalls` is the border to a replica).
 Owner: the router's event loop.
@@ -12,6 +13,7 @@ Owner: the router's event loop.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -19,7 +21,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache.block_hash import BlockHasher, PackedHashes
-from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFull, RequestRefused
+from cache.errors import (
+    DeadlineExceeded,
+    ForwardFailed,
+    HandedOver,
+    PromptTooLong,
+    QueueFull,
+    RequestRefused,
+)
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
@@ -102,6 +111,7 @@ class Generation:
         self._block_hashes = PackedHashes.of(job.block_hashes)
         self._sent_chars = 0
         self._excluded: frozenset[ReplicaId] = frozenset()
+        self._failures = 0  # attempts that failed: who leaves, and hands over, has not
         self._deaths = 0
         self._forward_failures = 0
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
@@ -123,15 +133,15 @@ class Generation:
         metrics = self._shared.metrics
         self._begin()
         with metrics.in_flight.track_inprogress(), contextlib.closing(self):
-            for attempt in range(self._shared.config.max_attempts):
-                is_last = attempt + 1 == self._shared.config.max_attempts
+            for attempt in itertools.count():
                 try:
                     async with contextlib.aclosing(self._attempt(attempt)) as deltas:
                         async for delta in deltas:
                             yield delta
                     return
                 except (ReplicaLost, RequestRefused) as error:
-                    self._exclude_or_raise(error, is_last)
+                    self._failures += not isinstance(error, HandedOver)
+                    self._exclude_or_raise(error, self._failures == self._shared.config.max_attempts)
 
     def _begin(self) -> None:
         timeout_s = self._job.timeout_s or self._shared.config.request_timeout_s
@@ -319,6 +329,8 @@ class Generation:
             return "forward_failed" if self._forward_failures == 1 else None
         if isinstance(error, QueueFull):
             return "busy"
+        if isinstance(error, HandedOver):
+            return "handed_over"
         return "replica_lost"  # it refused for a reason of its own, such as shutting down
 
     def _has_alternative(self) -> bool:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from cache.block_hash import BlockHasher
-from cache.errors import DeadlineExceeded, ForwardFailed, PromptTooLong, QueueFull, RequestRefused
+from cache.errors import (
+    DeadlineExceeded,
+    ForwardFailed,
+    HandedOver,
+    PromptTooLong,
+    QueueFull,
+    RequestRefused,
+)
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Generation, Job
@@ -75,6 +82,7 @@ EXPECTED = "".join(map(text_of, range(8)))
         (QueueFull(1, 1), "busy"),
         (ForwardFailed("x"), "forward_failed"),
         (RequestRefused("stopping"), "replica_lost"),
+        (HandedOver(), "handed_over"),
     ],
 )
 @pytest.mark.parametrize(("after", "phase"), [(0, "before_first_token"), (2, "mid_stream")])
@@ -121,6 +129,23 @@ async def test_attempts_are_bounded(router: RouterUnderTest) -> None:
         with pytest.raises(NoReplica):
             await _run(_generation(small))
         assert len(small.calls.requests) == 2
+
+
+async def test_a_stream_outlives_more_replicas_that_leave_than_it_has_attempts() -> None:
+    """A rolling update takes one replica after the other, and a long stream may meet all of them."""
+    async with RouterUnderTest(num_replicas=6, max_attempts=2, max_deaths=2) as fleet:
+
+        async def leave(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+            script = _failing(HandedOver(), 1) if request.attempt < 5 else counting
+            async for delta in script(request, replica_id):
+                yield delta
+
+        fleet.follow(leave)
+        job = Job(RequestId("r"), PROMPT, (), SamplingParams(max_tokens=20), seed=1)
+        generation = fleet.parts.service._dispatcher.start(job)
+        assert await _run(generation) == "".join(map(text_of, range(20)))
+        assert len({replica_id for replica_id, _ in fleet.calls.requests}) == 6
+        assert fleet.metric("warmpath_retries_total", why="handed_over", phase="mid_stream") == 5
 
 
 async def test_when_all_are_busy_the_client_hears_busy(router: RouterUnderTest) -> None:
