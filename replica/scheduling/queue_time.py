@@ -23,8 +23,9 @@ def queue_s(load: Load, max_batched_tokens: int, max_wait_s: float) -> float:
     if model is None:
         return max_wait_s * tokens / (UNMEASURED_STEPS * max_batched_tokens)
     room = max(1, max_batched_tokens - load.num_running, int(max_batched_tokens * LEAST_ROOM))
+    steps = tokens / room
     each_step_s = model.step_s(load.num_running, float(load.context_tokens), load.num_running)
-    prefill_s = (
-        model.step_s(tokens, float(load.queued_attention or 0), max(1, load.num_waiting)) - model.base_s
-    )
-    return prefill_s + tokens / room * each_step_s
+    # In every step there is one prompt at least, and each prompt is in one at least.
+    prompts = round(steps) + max(1, load.num_waiting)
+    prefill_s = model.step_s(tokens, float(load.queued_attention or 0), prompts) - model.base_s
+    return prefill_s + steps * each_step_s
