@@ -31,6 +31,8 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # one event loop per process, gRPC between them
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # default 30: Ctrl-C would hang as long
+        # One that fails its health checks cannot finish anything: waiting for it would only keep its streams.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.http_errors.proxy_middlewares",
         "TOKENIZERS_PARALLELISM": "false",
@@ -45,7 +47,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_folder / "metrics.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_folder),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_folder / "server-state"),
-            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "35",  # longest answer after a reload; default 120
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "125",  # longest answer after a reload: the Routers' 120
         }
     else:
         environment |= {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
