@@ -25,7 +25,7 @@ TIMEOUT_S = 120.0  # between two bytes; longer than anything promised
 class Question:
     """One completion to ask for. Equal questions have equal answers, whoever gives them."""
 
-    prompt: tuple[int, ...]  # token ids
+    prompt: tuple[int, ...] = field(repr=False)  # token ids
     max_tokens: int
     temperature: float = 0.0
     seed: int | None = None

@@ -1,0 +1,172 @@
+"""Replicas killed under load: no client sees it, streams go on with the same text, and there is an end to it.
+
+Every replica is killed with SIGKILL, the next as soon as three are ready again, while 32 clients ask at 60 %
+of what two of them can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.e2e.faults import checks, fleet
+from tests.e2e.faults.checks import Row
+from tests.e2e.faults.cluster import Cluster, cluster, total
+from tests.e2e.faults.injections import kill
+from tests.e2e.faults.traffic import ClosedLoop, Outcome, Question, answers, ask, clients, cycle
+
+SHARE = 2.0
+
+CLIENTS = 32
+WARM_UP_S = 4.0
+BACK_LIMIT_S = 60.0  # until three are ready again: a process, its imports, its announcement
+LONG_PROMPT_TOKENS = 15_000  # seconds of prefill, 256 at a step: time to find out who has it
+LONG_ANSWER_TOKENS = 600  # half a minute of stream
+FIND_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One replica killed."""
+
+    streaming: tuple[Outcome, ...]  # whose clients had tokens of it, and no end
+    back_s: float  # until three were ready again
+
+
+async def run(duration_s: float) -> list[Row]:
+    """duration_s: of kills under load; what one request may cost comes on top."""
+    async with cluster(fleet.spec()) as running:
+        truth = await undisturbed(running, fleet.questions())
+        return [
+            *await _under_load(running, truth, duration_s),
+            *await _past_the_limit(running),
+            *await _refused_for_good(running),
+        ]
+
+
+async def undisturbed(running: Cluster, questions: list[Question]) -> dict[Question, str]:
+    """The text of each answer while nothing is wrong. Raises AssertionError if one is not whole."""
+    found = await answers(running.url, questions)
+    assert not checks.failures(list(found.values())), checks.failures(list(found.values()))
+    return {question: outcome.text for question, outcome in found.items()}
+
+
+async def _under_load(running: Cluster, truth: Mapping[Question, str], duration_s: float) -> list[Row]:
+    rate = 0.6 * fleet.requests_per_s(2)
+    draw = random.Random(1)
+    deaths: list[Death] = []
+    before = await running.metrics()
+    load = ClosedLoop(running.url, cycle(truth), num_clients=CLIENTS, rate_per_s=rate)
+    async with load as traffic:
+        await asyncio.sleep(WARM_UP_S)
+        ends_s = time.monotonic() + duration_s
+        while not deaths or time.monotonic() < ends_s:
+            deaths.append(await _one_death(running, traffic.running, draw))
+        await asyncio.sleep(WARM_UP_S)
+    after = await running.metrics()
+    streaming = [outcome for death in deaths for outcome in death.streaming]
+    kills = f"{len(deaths)} replicas killed under {CLIENTS} clients"
+    return [
+        checks.zero_errors(f"{kills}: client errors", traffic.outcomes),
+        checks.no_truncated_stream(f"{kills}: streams that end early in silence", traffic.outcomes),
+        checks.same_text("streams whose replica died go on with the same text", streaming, truth, share=0.99),
+        checks.same_text("all streams, greedy and sampled: text", traffic.outcomes, truth),
+        _replay(before, after),
+        checks.at_most(
+            "three ready again after a kill, slowest", max(death.back_s for death in deaths), BACK_LIMIT_S
+        ),
+    ]
+
+
+async def _one_death(running: Cluster, under_way: list[Outcome], draw: random.Random) -> Death:
+    replicas = await running.replicas()
+    replica_id = draw.choice(sorted(replicas))
+    streaming = tuple(each for each in under_way if each.replica == replica_id and each.first_s is not None)
+    await kill(replicas[replica_id])
+    return Death(streaming, await running.until_ready())
+
+
+def _replay(before: Mapping[str, float], after: Mapping[str, float]) -> Row:
+    """How much of what continuations began from was in the other replica's cache."""
+    name = "warmpath_continued_tokens_total"
+    grown = {
+        source: total(after, name, source=source) - total(before, name, source=source)
+        for source in ("cached", "computed")
+    }
+    tokens = sum(grown.values())
+    share = grown["cached"] / tokens if tokens else float("nan")
+    return checks.at_least("tokens a continuation found cached where it went on, share", share, 0.5)
+
+
+async def _past_the_limit(running: Cluster) -> list[Row]:
+    """Two replicas killed under one stream: its client is told, and cannot take what it has for the whole."""
+    question = Question(tuple(range(10, 200)), LONG_ANSWER_TOKENS)
+    outcome = Outcome(question, time.monotonic())
+    async with clients() as client:
+        asking = asyncio.create_task(ask(client, running.url, question, outcome))
+        killed: set[int] = set()
+        for _ in range(2):
+            had = len(outcome.token_times)
+            await _more_tokens(outcome, had + 2)
+            pid = await _who_computes(running, killed)
+            await kill(pid)
+            killed.add(pid)
+        await asking
+    seen = f"{outcome.error}, {'cut' if outcome.is_cut else 'clean end'}, {len(outcome.token_times)} tokens before"
+    kept = outcome.error == "event too_many_deaths" and outcome.is_cut and not outcome.is_done
+    row = Row("a stream under which two replicas die", "error event, then a cut", seen, kept)
+    return [row, *await _comes_back(running, "after that stream")]
+
+
+async def _refused_for_good(running: Cluster) -> list[Row]:
+    """Two replicas killed before its first token: refused, and the third is left alone."""
+    question = Question(tuple(10 + index % 900 for index in range(LONG_PROMPT_TOKENS)), 4)
+    async with clients() as client:
+        asking = asyncio.create_task(ask(client, running.url, question))
+        killed: set[int] = set()
+        for _ in range(2):
+            pid = await _who_computes(running, killed)
+            await kill(pid)
+            killed.add(pid)
+        survivors = set(running.live_replicas())
+        outcome = await asking
+    busy = await running.total("warmpath_requests_in_flight")
+    seen = f"{outcome.error}, after {len(killed)} deaths; {busy:.0f} in flight"
+    kept = outcome.error == "status 500 too_many_deaths" and busy == 0
+    alive = survivors <= set(running.live_replicas()) and bool(survivors)
+    return [
+        Row("a request under which two replicas die", "refused, not retried", seen, kept),
+        Row("the third replica", "left alone", "alive" if alive else "gone", alive),
+        *await _comes_back(running, "after that request"),
+    ]
+
+
+async def _comes_back(running: Cluster, when: str) -> list[Row]:
+    back_s = await running.until_ready()
+    async with clients() as client:
+        outcome = await ask(client, running.url, Question(tuple(range(10, 100)), 4))
+    row = checks.at_most(f"the fleet is whole again {when}", back_s, BACK_LIMIT_S)
+    return [row, checks.zero_errors(f"and answers {when}", [outcome])]
+
+
+async def _who_computes(running: Cluster, killed: set[int]) -> int:
+    """The process that has the only request there is. Raises TimeoutError."""
+    async with asyncio.timeout(FIND_LIMIT_S):
+        while True:
+            for replica in (await running.version())["replicas"]:
+                pid: int = replica["pid"]
+                if replica["num_running"] and pid not in killed:
+                    return pid
+            await asyncio.sleep(0.02)
+
+
+async def _more_tokens(outcome: Outcome, count: int) -> None:
+    """Until the client has more than `count` of them. Raises TimeoutError."""
+    async with asyncio.timeout(FIND_LIMIT_S):
+        while True:
+            if len(outcome.token_times) > count:
+                return
+            await asyncio.sleep(0.02)

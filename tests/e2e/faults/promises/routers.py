@@ -1,0 +1,68 @@
+"""One of two Routers killed: the other serves on, and the one that replaces it soon places as well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tests.e2e.faults import checks, fleet
+from tests.e2e.faults.checks import Row
+from tests.e2e.faults.cluster import cluster
+from tests.e2e.faults.injections import kill
+from tests.e2e.faults.traffic import ClosedLoop, Outcome, cycle
+
+CLIENTS = 32
+WARM_UP_S = 8.0  # each prefix has been asked for
+RECOVERY_S = 10.0  # promised
+LEAST_WINDOW_S = 8.0  # of requests that a hit share is taken over
+
+
+async def run(duration_s: float) -> list[Row]:
+    """duration_s: of load, two thirds of it before and after the kill."""
+    window_s = max(LEAST_WINDOW_S, (duration_s - RECOVERY_S) / 2)
+    async with cluster(fleet.spec()) as running:
+        rate = 0.6 * fleet.requests_per_s(2)
+        load = ClosedLoop(running.url, cycle(fleet.questions()), num_clients=CLIENTS, rate_per_s=rate)
+        async with load as traffic:
+            await asyncio.sleep(WARM_UP_S + window_s)
+            under_way = traffic.running
+            killed_s = await kill(running.routers()[0])
+            back = asyncio.create_task(running.until_ready())
+            await asyncio.sleep(RECOVERY_S + window_s)
+        back_s = await back
+        return rows(traffic.outcomes, under_way, killed_s, window_s, back_s)
+
+
+def rows(
+    outcomes: Sequence[Outcome], under_way: Sequence[Outcome], killed_s: float, window_s: float, back_s: float
+) -> list[Row]:
+    """What the clients saw: those that asked after the kill, and those who were being answered then."""
+    later = [each for each in outcomes if each.sent_s >= killed_s]
+    before = hit_share(outcomes, killed_s - window_s, killed_s)
+    after = hit_share(outcomes, killed_s + RECOVERY_S, killed_s + RECOVERY_S + window_s)
+    lost = checks.failures(under_way)
+    return [
+        checks.zero_errors("one of two Routers killed: requests sent after it", later),
+        Row(
+            "requests under way in it",
+            "said, not promised",
+            f"{sum(lost.values())} of {len(under_way)} lost"
+            + "".join(f"; {count} x {what}" for what, count in lost.most_common(4)),
+            None,
+        ),
+        checks.no_truncated_stream("streams that end early in silence", outcomes),
+        Row(
+            "hit share from 10 s after the kill on",
+            ">= 95 % of before",
+            f"{after:.3f} of {before:.3f} before",
+            after >= 0.95 * before,
+        ),
+        checks.at_most("two Routers ready again", back_s, 60.0),
+    ]
+
+
+def hit_share(outcomes: Sequence[Outcome], since_s: float, until_s: float) -> float:
+    """Share of prompt tokens found cached, of requests sent then."""
+    seen = [each for each in outcomes if since_s <= each.sent_s < until_s and each.cached_tokens is not None]
+    asked = sum(len(each.question.prompt) for each in seen)
+    return sum(each.cached_tokens or 0 for each in seen) / asked if asked else float("nan")
