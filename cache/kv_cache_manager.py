@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from cache.block_hash import BlockHasher, ExtraKeys
 from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
-from cache.types import BlockHash
+from cache.pins import Pins
+from cache.types import BlockHash, PinId
 
 __all__ = ["BlockEventSink", "CacheStats", "KVCacheManager", "PrefixHit", "SequenceBlocks"]
 
@@ -61,8 +62,9 @@ class CacheStats:
 
     total: int
     free: int  # in the free queue, cached content included
-    used: int  # referenced by at least one sequence
+    used: int  # referenced by at least one sequence or pin
     cached: int  # blocks with a registered hash, duplicates included
+    pinned: int  # of those in use, referenced by at least one pin
 
 
 class KVCacheManager:
@@ -76,13 +78,19 @@ class KVCacheManager:
         block_size: int,
         prefix_caching: bool = True,
         sink: BlockEventSink | None = None,
+        max_pinned: int = 0,
     ) -> None:
-        """Raises ConfigError for a pool without blocks or a block size that the hasher does not share."""
+        """max_pinned: blocks that pins may hold.
+
+        Raises ConfigError for a pool without blocks, one that has fewer than that, or a block size that the
+        hasher does not share.
+        """
         if block_size != hasher.block_size:
             raise ConfigError("block_size", block_size, f"the hasher's block size, {hasher.block_size}")
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks, sink)
+        self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
         self._hasher = hasher
         # Registered since the last commit, in that order, and who computes it. Each is in use.
         self._uncommitted: dict[KVCacheBlock, SequenceBlocks] = {}
@@ -200,6 +208,32 @@ class KVCacheManager:
         sequence.block_table.clear()
         sequence.num_offered = 0
 
+    def promise_pin(self, pin_id: PinId, sequence: SequenceBlocks, num_blocks: int) -> None:
+        """Keep room for a pin of the sequence's first blocks, until `pin` or `unpin`.
+
+        Raises PinsFull, and changes nothing, if they do not fit beside what is pinned.
+        """
+        self.pins.promise(pin_id, num_blocks - self._num_pinned(sequence, num_blocks))
+
+    def pin(self, pin_id: PinId, sequence: SequenceBlocks, num_blocks: int) -> bool:
+        """Hold the sequence's first blocks until `unpin`; False, and nothing changed, if one is not cached.
+
+        Between steps. Raises PinsFull, and changes nothing, if they do not fit beside what is pinned.
+        """
+        assert not self._uncommitted, "what this step computes is not there yet: pin after the commit"
+        assert num_blocks * self.block_size <= len(sequence.token_ids), "it has no so many full blocks"
+        if not self.prefix_caching:
+            return False
+        run = self._cached_run(sequence, num_blocks)
+        if len(run) < num_blocks:
+            return False
+        self.pins.hold(pin_id, run)
+        return True
+
+    def unpin(self, pin_id: PinId) -> bool:
+        """Give back what a pin holds, last block first, or was promised; whether there was one."""
+        return self.pins.release(pin_id)
+
     def commit_step(self) -> None:
         """The step's forward succeeded: what was registered since the last commit is computed."""
         self._uncommitted.clear()
@@ -216,7 +250,7 @@ class KVCacheManager:
     def clear(self) -> None:
         """Forget all cached content. Emits removals, children first.
 
-        Raises BlocksInUse and changes nothing while a sequence holds blocks.
+        Raises BlocksInUse and changes nothing while a sequence or a pin holds blocks.
         """
         if self.pool.num_free < self.pool.num_blocks:
             raise BlocksInUse(used=self.pool.num_blocks - self.pool.num_free)
@@ -230,7 +264,20 @@ class KVCacheManager:
 
     def stats(self) -> CacheStats:
         total, free = self.pool.num_blocks, self.pool.num_free
-        return CacheStats(total=total, free=free, used=total - free, cached=self.pool.num_cached)
+        return CacheStats(
+            total=total,
+            free=free,
+            used=total - free,
+            cached=self.pool.num_cached,
+            pinned=self.pins.num_blocks,
+        )
+
+    def _num_pinned(self, sequence: SequenceBlocks, num_blocks: int) -> int:
+        """Of the sequence's first blocks, those that pins hold. They lead it: a pin holds whole prefixes."""
+        if not self.prefix_caching:
+            return 0
+        run = self._cached_run(sequence, num_blocks)
+        return len(run) - self.pins.num_new(run)
 
     def _are_ours(self, sequence: SequenceBlocks, block_hashes: Sequence[BlockHash]) -> bool:
         last = len(block_hashes) - 1

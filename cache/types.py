@@ -16,6 +16,9 @@ HashHint = NewType("HashHint", int)
 ReplicaId = NewType("ReplicaId", str)
 RequestId = NewType("RequestId", str)
 
+PinId = NewType("PinId", str)
+"""Names one pinned prefix on every replica that holds it."""
+
 
 if array("i").itemsize != 4:  # pragma: no cover - true of every platform CPython supports today
     raise ImportError("array('i') is not 32 bits wide on this platform")

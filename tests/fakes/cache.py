@@ -12,7 +12,7 @@ from cache.errors import BlocksAwaited, NoFreeBlocks
 from cache.events import Digest, EventBatch, Snapshot, digest_of
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.kv_cache_manager import KVCacheManager, SequenceBlocks
-from cache.types import BlockHash, HashHint
+from cache.types import BlockHash, HashHint, PinId
 
 
 def a_fingerprint(**changes: Any) -> Fingerprint:
@@ -75,11 +75,15 @@ class NaiveCache:
         self.refs = [0] * num_blocks
         self.prefix_of: dict[int, Any] = {}  # block id -> whole prefix, in order of registration
         self.tables: dict[SequenceBlocks, list[int]] = {}
+        self.pins: dict[PinId, list[int]] = {}
         self.promised: dict[int, SequenceBlocks] = {}  # registered in this step
 
     def match(self, sequence: SequenceBlocks) -> list[int]:
+        return self._run(sequence, (len(sequence.token_ids) - 1) // self.block_size)
+
+    def _run(self, sequence: SequenceBlocks, limit: int) -> list[int]:
         hit: list[int] = []
-        for index in range((len(sequence.token_ids) - 1) // self.block_size):
+        for index in range(limit):
             wanted = self._prefix(sequence, index)
             copies = [block_id for block_id, prefix in self.prefix_of.items() if prefix == wanted]
             if not copies:
@@ -113,7 +117,27 @@ class NaiveCache:
             raise BlocksAwaited
         for block_id in own:
             del self.promised[block_id], self.prefix_of[block_id]
-        for block_id in reversed(self.tables.pop(sequence, [])):
+        self._free(self.tables.pop(sequence, []))
+
+    def pin(self, pin_id: PinId, sequence: SequenceBlocks, num_blocks: int) -> bool:
+        run = self._run(sequence, num_blocks)
+        if len(run) < num_blocks:
+            return False
+        self.queue = [block_id for block_id in self.queue if block_id not in run]
+        for block_id in run:
+            self.refs[block_id] += 1
+        self.pins[pin_id] = run
+        return True
+
+    def unpin(self, pin_id: PinId) -> None:
+        self._free(self.pins.pop(pin_id, []))
+
+    @property
+    def num_pinned(self) -> int:
+        return len({block_id for run in self.pins.values() for block_id in run})
+
+    def _free(self, table: list[int]) -> None:
+        for block_id in reversed(table):
             self.refs[block_id] -= 1
             if not self.refs[block_id]:
                 self.queue.append(block_id)
@@ -159,7 +183,7 @@ class Subscriber:
 
 
 def check_pool(pool: BlockPool, tables: Iterable[list[int]]) -> None:
-    """Every law that holds of a pool at any moment. `tables`: of all sequences that hold blocks."""
+    """Every law that holds of a pool at any moment. `tables`: of all sequences and pins that hold blocks."""
     held = [block_id for table in tables for block_id in table]
     for block in pool.blocks:
         assert block.ref_count == held.count(block.block_id), block

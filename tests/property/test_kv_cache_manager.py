@@ -1,4 +1,4 @@
-"""The cache's laws under random steps: admit, grow, preempt, commit, abort, evict, clear.
+"""The cache's laws under random steps: admit, grow, preempt, commit, abort, evict, pin, unpin, clear.
 
 Beside the manager run: the KV memory that a model would have written (a hit is wrong exactly when
 it shows another prompt's tokens), an obviously correct cache (`NaiveCache`), and a subscriber.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import pytest
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from cache import events
 from cache.block_hash import BlockHasher, hint, hints
-from cache.errors import BlocksAwaited, BlocksInUse, NoFreeBlocks, StaleHit
+from cache.errors import BlocksAwaited, BlocksInUse, NoFreeBlocks, PinsFull, StaleHit
 from cache.events import EventLog, Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
-from cache.types import pack_tokens
+from cache.types import PinId, pack_tokens
 from tests.fakes.cache import ForgedHasher, NaiveCache, Subscriber, a_fingerprint, check_pool, check_sequence
 
 BLOCK_SIZE = 2
@@ -56,13 +56,19 @@ class Driver:
         self.is_honest = mask == MASKS["honest"]
         self.hasher = BlockHasher(mark) if self.is_honest else ForgedHasher(mark, mask)
         self.log = EventLog(epoch=1)
-        self.manager = KVCacheManager(num_blocks, self.hasher, block_size=BLOCK_SIZE, sink=self.log)
+        self.max_pinned = num_blocks // 2
+        self.manager = KVCacheManager(
+            num_blocks, self.hasher, block_size=BLOCK_SIZE, sink=self.log, max_pinned=self.max_pinned
+        )
         self.naive = NaiveCache(num_blocks, BLOCK_SIZE)
         self.subscriber = Subscriber()
         self.sequences: list[Tracked] = []
         self.step: dict[Tracked, int] = {}  # sequence -> its first token of this step
         self.slots: dict[tuple[int, int], Any] = {}  # (block id, offset) -> what it was computed from
         self.old_hits: dict[Tracked, PrefixHit] = {}
+        self.pinned: dict[PinId, dict[int, list[Any]]] = {}  # block id -> what its slots held when pinned
+        self.promised: dict[PinId, int] = {}
+        self.num_pins = 0
         self.count: Counter[str] = Counter()
         self.parent_of: dict[int, int | None] = {}  # hint -> parent's
 
@@ -180,15 +186,73 @@ class Driver:
                 self.slots[self._slot(sequence, position)] = "garbage"
         self.manager.abort_step()
         self.naive.abort_step()
-        check_pool(self.manager.pool, [s.blocks.block_table for s in self.sequences])
+        check_pool(self.manager.pool, self._tables())
         for sequence in self.step:
             self.manager.release(sequence.blocks)
             self.naive.release(sequence.blocks)
             sequence.num_computed = 0
         self.step.clear()
 
+    def pin(self, pick: int, amount: int, is_so: bool) -> None:
+        """Hold a prefix that is cached, under the name it was promised for or a new one."""
+        if self.step or (sequence := _pick(self.sequences, pick)) is None:
+            return
+        num_blocks = 1 + amount % max(1, len(sequence.blocks.token_ids) // BLOCK_SIZE)
+        if num_blocks * BLOCK_SIZE > len(sequence.blocks.token_ids):
+            return
+        pin_id = next(iter(self.promised), None) if is_so else None
+        pin_id = pin_id or self._new_pin()
+        before, pins = self._state(), self.manager.pins
+        try:
+            is_held = self.manager.pin(pin_id, sequence.blocks, num_blocks)
+        except PinsFull as error:
+            assert self._state() == before
+            others = sum(promised for other, promised in self.promised.items() if other != pin_id)
+            self._check_unfit(error, self.max_pinned - pins.num_blocks - others)
+            self.count["unfit"] += 1
+            return
+        if self.is_honest:
+            assert is_held == self.naive.pin(pin_id, sequence.blocks, num_blocks)
+        if is_held:
+            self.promised.pop(pin_id, None)
+            self.pinned[pin_id] = {
+                block.block_id: [self.slots[block.block_id, at] for at in range(BLOCK_SIZE)]
+                for block in pins.blocks(pin_id)
+            }
+            self.count["pins"] += 1
+        else:
+            assert self._state() == before
+
+    def promise(self, pick: int, amount: int, is_so: bool) -> None:
+        """Room for a prefix that is to be computed."""
+        if (sequence := _pick(self.sequences, pick)) is None:
+            return
+        num_blocks, pin_id, before = (
+            len(sequence.blocks.token_ids) // BLOCK_SIZE,
+            self._new_pin(),
+            self._state(),
+        )
+        left = self.manager.pins.left
+        try:
+            self.manager.promise_pin(pin_id, sequence.blocks, num_blocks)
+        except PinsFull as error:
+            assert self._state() == before
+            self._check_unfit(error, left)
+            return
+        self.promised[pin_id] = left - self.manager.pins.left
+
+    def unpin(self, pick: int, amount: int, is_so: bool) -> None:
+        """Expired, deleted, or its computation came to nothing; inside a step or between two."""
+        if (pin_id := _pick([*self.pinned, *self.promised], pick)) is None:
+            return
+        assert self.manager.unpin(pin_id)
+        assert not self.manager.unpin(pin_id)
+        self.naive.unpin(pin_id)
+        self.pinned.pop(pin_id, None)
+        self.promised.pop(pin_id, None)
+
     def clear(self, pick: int, amount: int, is_so: bool) -> None:
-        if any(s.blocks.block_table for s in self.sequences):
+        if self.pinned or any(s.blocks.block_table for s in self.sequences):
             before = self._state()
             with pytest.raises(BlocksInUse):
                 self.manager.clear()
@@ -236,11 +300,24 @@ class Driver:
 
     def check_laws(self) -> None:
         pool = self.manager.pool
-        check_pool(pool, [sequence.blocks.block_table for sequence in self.sequences])
+        check_pool(pool, self._tables())
         for sequence in self.sequences:
             check_sequence(self.manager, sequence.blocks)
         stats = self.manager.stats()
         assert stats.free + stats.used == stats.total == pool.num_blocks
+        self.check_pins()
+
+    def check_pins(self) -> None:
+        """They keep their bound; what they hold is in nobody's way but theirs, and stays as it was."""
+        pins, blocks = self.manager.pins, self.manager.pool.blocks
+        held = {block_id for content in self.pinned.values() for block_id in content}
+        assert self.manager.stats().pinned == pins.num_blocks == len(held)
+        assert len(held) + sum(self.promised.values()) == self.max_pinned - pins.left <= self.max_pinned
+        assert len(pins) == len(self.pinned)
+        for content in self.pinned.values():
+            for block_id, slots in content.items():
+                assert blocks[block_id].block_hash is not None, "a pinned block was evicted"
+                assert [self.slots[block_id, at] for at in range(BLOCK_SIZE)] == slots, "and written over"
 
     def check_against_naive(self) -> None:
         pool = self.manager.pool
@@ -259,6 +336,19 @@ class Driver:
             assert sequence.blocks.block_table == self.naive.tables.get(sequence.blocks, [])
 
     # -- shared by the acts --------------------------------------------------------------------------------
+
+    def _tables(self) -> list[list[int]]:
+        return [
+            *(sequence.blocks.block_table for sequence in self.sequences),
+            *map(list, self.pinned.values()),
+        ]
+
+    def _check_unfit(self, error: PinsFull, left: int) -> None:
+        assert error.needed > error.left == left
+
+    def _new_pin(self) -> PinId:
+        self.num_pins += 1
+        return PinId(f"pin-{self.num_pins}")
 
     def _idle(self) -> list[Tracked]:
         return [sequence for sequence in self.sequences if not sequence.blocks.block_table]
@@ -303,17 +393,21 @@ class Driver:
             [(block.ref_count, block.block_hash) for block in pool.blocks],
             [list(sequence.blocks.block_table) for sequence in self.sequences],
             self.manager.stats(),
+            self.manager.pins.left,
         )
 
 
-def _pick(sequences: list[Tracked], pick: int) -> Tracked | None:
-    return sequences[pick % len(sequences)] if sequences else None
+_Item = TypeVar("_Item")
+
+
+def _pick(items: list[_Item], pick: int) -> _Item | None:
+    return items[pick % len(items)] if items else None
 
 
 # How often each verb comes: as in a busy engine, with more preemption and failure than any should see.
 VERBS = [
     *["begin"] * 5, *["admit"] * 6, *["grow"] * 8, *["commit"] * 5, *["release"] * 4, *["flush"] * 2,
-    "look", "abort", "clear",
+    *["pin"] * 3, *["unpin"] * 2, "promise", "look", "abort", "clear",
 ]  # fmt: skip
 ACTS = st.lists(
     st.tuples(st.sampled_from(VERBS), st.integers(0, 7), st.integers(0, 10), st.booleans()),
@@ -347,6 +441,7 @@ def test_laws(mask: str, num_blocks: int) -> None:
     count = _run(mask, num_blocks, max_examples=60)
     assert count["hits"] > 0
     assert count["removals"] > 0
+    assert count["pins"] > 0
     assert (count["refused"] > 0) == (mask in ("constant hash", "four hashes"))
 
 
