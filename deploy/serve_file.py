@@ -44,7 +44,11 @@ class ServeFile:
     @classmethod
     def read(cls, path: Path) -> ServeFile:
         """Raises DeployFileError, UnknownKey or ConfigError; nothing has been started then."""
-        content = _load(path)
+        return cls.checked(path, load_mapping(path))
+
+    @classmethod
+    def checked(cls, path: Path, content: dict[str, Any]) -> ServeFile:
+        """The same for content that is no file, or not yet; `path` is what errors call it."""
         _refuse_typos(content)
         try:
             schema = ServeDeploySchema.model_validate(content)
@@ -69,7 +73,8 @@ class ServeFile:
         return {**self.content, "http_options": {**self.content.get("http_options", {}), "port": port}}
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_mapping(path: Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping. Raises DeployFileError."""
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -77,7 +82,7 @@ def _load(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise DeployFileError(path, f"not YAML: {error}") from None
     if not isinstance(content, dict):
-        raise DeployFileError(path, "must be a mapping with `applications`")
+        raise DeployFileError(path, "must be a mapping, as deploy.yaml is")
     return content
 
 

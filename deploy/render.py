@@ -1,0 +1,167 @@
+"""deploy.yaml as a RayService carries it: what any cluster needs otherwise, then a place's own settings.
+
+One truth: manifests hold what this writes and nothing by hand. What `check` refuses is refused here, and
+so is what would come up and serve nobody. Reads and writes YAML; talks to no cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cache.errors import ConfigError
+from deploy.errors import DeployFileError
+from deploy.preflight import check_models
+from deploy.serve_file import IMPORT_PATH, ServeFile, load_mapping
+
+NAME_KEY = "name"  # applications and deployments are told apart by it
+
+EVERY_INTERFACE = "0.0.0.0"
+NODE_ADDRESS = "node"
+
+CLUSTER_SETTINGS: Mapping[str, Any] = {
+    "http_options": {"host": EVERY_INTERFACE},  # a Service reaches a pod at its address, not at 127.0.0.1
+    "applications": [
+        {
+            "args": {
+                "replica": {"event_host": NODE_ADDRESS},  # Routers are in other pods than replicas
+                "router": {
+                    "expose_routing": False
+                },  # which replica served whom is nobody's business out there
+            },
+        }
+    ],
+}
+
+
+def rendered(path: Path, settings: Sequence[Path] = (), *, mounted: Path | None = None) -> ServeFile:
+    """deploy.yaml for a cluster: the file, `CLUSTER_SETTINGS`, then each settings file over the one before.
+
+    settings: mappings like deploy.yaml's own with only what differs; null removes a key, and items of
+    `applications` and `deployments` are met by name. mounted: models below it are on the cluster's nodes and
+    are not looked for here. Raises ServingError: whatever `check` raises, or ConfigError for what no cluster
+    could use.
+    """
+    content = _with_cluster_settings(path, load_mapping(path))
+    for each in settings:
+        content = merge(content, _named(load_mapping(each), content, each))
+    label = Path(" with ".join(str(each) for each in (path, *settings)))
+    file = ServeFile.checked(label, content)
+    _check_reachable(file)
+    _check_gpus(file)
+    if not _is_mounted(file, mounted):
+        check_models(file)
+    return file
+
+
+def serve_config(file: ServeFile) -> str:
+    """The file as YAML, the same text for the same content."""
+    return yaml.safe_dump(file.content, sort_keys=False, width=1000)
+
+
+def patch(file: ServeFile, *, service: str, command: str) -> str:
+    """A kustomize patch that sets this as the RayService's `serveConfigV2`. command: how it was made."""
+    config = "".join(f"    {line}\n" for line in serve_config(file).splitlines())
+    return (
+        f"# Written by `{command}`: change deploy.yaml or the settings, not this file.\n"
+        "apiVersion: ray.io/v1\n"
+        "kind: RayService\n"
+        f"metadata:\n  name: {service}\n"
+        f"spec:\n  serveConfigV2: |\n{config}"
+    )
+
+
+def merge(base: Any, change: Any) -> Any:
+    """`change` over `base`: mappings key by key, null removes, lists of named mappings by name.
+
+    Anything else is replaced. Neither argument is changed. Source: RFC 7396, but for the named lists.
+    """
+    if isinstance(base, Mapping) and isinstance(change, Mapping):
+        # In base's order, so that a diff of what is rendered shows what changed and nothing else.
+        merged = {key: merge(value, change[key]) if key in change else value for key, value in base.items()}
+        merged |= {key: merge(None, value) for key, value in change.items() if key not in base}
+        return {key: value for key, value in merged.items() if change.get(key, value) is not None}
+    if isinstance(change, Mapping):
+        return {key: merge(None, value) for key, value in change.items() if value is not None}
+    if _is_named(base) and _is_named(change):
+        changes = {item[NAME_KEY]: item for item in change}
+        kept = [merge(item, changes.pop(item[NAME_KEY], {})) for item in base]
+        return kept + [merge(None, item) for item in changes.values()]
+    return change
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, Mapping) and NAME_KEY in item for item in value)
+
+
+def _with_cluster_settings(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises what a check of the file itself raises, so that the settings are laid over something whole."""
+    name = ServeFile.checked(path, dict(content)).app_name
+    applications = [{NAME_KEY: "default", **app} for app in content["applications"]]  # Serve's own default
+    ours = [{NAME_KEY: name, **app} for app in CLUSTER_SETTINGS["applications"]]
+    merged: dict[str, Any] = merge(
+        {**content, "applications": applications}, {**CLUSTER_SETTINGS, "applications": ours}
+    )
+    return merged
+
+
+def _named(change: dict[str, Any], content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings, once every application and deployment in them is known to exist.
+
+    A misspelt name would add a second one, which Serve would ignore or fail on minutes later.
+    """
+    known = {app[NAME_KEY]: app for app in content["applications"]}
+    for app in change.get("applications") or ():
+        if not isinstance(app, Mapping) or app.get(NAME_KEY) not in known:
+            raise DeployFileError(
+                path, f"applications: name must be one of {', '.join(known)}, not {app!r:.80}"
+            )
+        deployments = [each[NAME_KEY] for each in known[app[NAME_KEY]].get("deployments", [])]
+        for each in app.get("deployments") or ():
+            if not isinstance(each, Mapping) or each.get(NAME_KEY) not in deployments:
+                raise DeployFileError(
+                    path, f"deployments: name must be one of {', '.join(deployments)}, not {each!r:.80}"
+                )
+    return change
+
+
+def _check_reachable(file: ServeFile) -> None:
+    if file.host != EVERY_INTERFACE:
+        raise ConfigError(
+            "http_options.host", file.host, f"must be {EVERY_INTERFACE} where a Service sends requests"
+        )
+    event_host = file.app.replica.event_host
+    if event_host != NODE_ADDRESS:
+        accepted = f"must be {NODE_ADDRESS}: Routers in other pods connect to it"
+        raise ConfigError("args.replica.event_host", event_host, accepted)
+
+
+def _check_gpus(file: ServeFile) -> None:
+    """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it the GPU an engine asks for."""
+    options = deployment(file, "Replica").get("ray_actor_options")
+    num_gpus = 1 if options is None else options.get("num_gpus", 0)
+    device = file.app.replica.device
+    where = "deployments.Replica.ray_actor_options.num_gpus"
+    if device == "cuda" and num_gpus != 1:
+        raise ConfigError(where, num_gpus, "must be 1 where device is cuda: an engine takes one whole GPU")
+    if device == "cpu" and options is not None and num_gpus:
+        raise ConfigError(where, num_gpus, "must be 0 where device is cpu: nobody else could use that GPU")
+
+
+def deployment(file: ServeFile, name: str) -> Mapping[str, Any]:
+    """One deployment's options as the file gives them; empty if it is not mentioned."""
+    for app in file.content["applications"]:
+        if app["import_path"] == IMPORT_PATH:
+            for each in app.get("deployments", []):
+                if each.get("name") == name:
+                    found: Mapping[str, Any] = each
+                    return found
+    return {}
+
+
+def _is_mounted(file: ServeFile, mounted: Path | None) -> bool:
+    model = Path(file.app.replica.model)
+    return mounted is not None and model.is_absolute() and model.is_relative_to(mounted)
