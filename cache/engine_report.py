@@ -17,10 +17,12 @@ from typing import Annotated
 import msgspec
 
 from cache.errors import WireError
+from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 1
-MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB
+FORMAT_VERSION = 2
+MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 80 bytes
+MAX_PINS = 256  # on one engine: told with every report
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -49,6 +51,17 @@ class Distribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     total: float  # sum of the values
 
 
+class HeldPin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A prefix that an engine holds, as it was asked to (`cache.messages.PinLease`)."""
+
+    pin_id: Annotated[PinId, msgspec.Meta(max_length=64)]
+    owner: Annotated[str, msgspec.Meta(max_length=64)]
+    num_blocks: NonNegative
+    copies: NonNegative
+    created_at: float
+    expires_at: float
+
+
 class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
     """One engine's totals since it started, and its state at one moment."""
 
@@ -59,9 +72,12 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     # State.
     num_running: NonNegative
     num_waiting: NonNegative
-    used_blocks: NonNegative  # referenced by a running sequence
+    used_blocks: NonNegative  # referenced by a running sequence or a pin
     cached_blocks: NonNegative  # with a hash, so that a prompt may hit them
     total_blocks: NonNegative
+    pinned_blocks: NonNegative  # of those in use, referenced by a pin; shared ones once
+    max_pinned_blocks: NonNegative  # pins may have so many; 0 = none may be made here
+    pins: Annotated[tuple[HeldPin, ...], msgspec.Meta(max_length=MAX_PINS)]
 
     # Prompts, each counted once, when its first token is there: cached + computed = prompt tokens.
     prompt_tokens: NonNegative
@@ -148,6 +164,8 @@ def check_report(report: EngineReport) -> None:
     """Raises WireError for what the types alone do not rule out."""
     if report.version != FORMAT_VERSION:
         raise WireError(f"engine report of format version {report.version}, not {FORMAT_VERSION}")
+    if not all(math.isfinite(at) for pin in report.pins for at in (pin.created_at, pin.expires_at)):
+        raise WireError("malformed engine report: a pin's time is not finite")
     for name, bounds in BOUNDS.items():
         distribution: Distribution = getattr(report, name)
         if len(distribution.counts) != len(bounds) + 1:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from cache.fingerprint import Fingerprint, HashAlgorithm, SaltMode
-from cache.types import BlockHash, ReplicaId, RequestId
+from cache.types import BlockHash, PinId, ReplicaId, RequestId
 
 
 class FinishReason(StrEnum):
@@ -35,6 +35,30 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PinLease:
+    """What makes a request one that holds its prompt's full blocks instead of generating from it.
+
+    It ends as soon as they are computed, with a delta that has no tokens; they are held from then on. All
+    but `seconds` is for whoever asks what is held, and carried along.
+    """
+
+    pin_id: PinId  # the same on every replica that holds a copy
+    owner: str  # names whose it is, and nothing else of them
+    seconds: float  # held so long, by the replica's clock
+    copies: int  # replicas that are to hold it
+    created_at: float  # unix seconds, on the clock of the Router that was asked
+    expires_at: float  # the same
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePin:
+    """One replica is to give back what a pin holds there. The answer: whether it held it."""
+
+    pin_id: PinId
+    replica_id: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +86,7 @@ class GenerateRequest:
     block_hashes: Sequence[BlockHash] = ()  # of the prompt's full blocks; () = not sent, hash yourself
     deadline_s: float | None = None  # seconds left when sent; clocks differ between nodes
     traceparent: str = ""  # W3C trace context of the call that sends it; "" = nobody traces
+    pin: PinLease | None = None  # None: generate; else hold the prompt's full blocks, and generate nothing
 
     def retried(self, token_ids: array[int], sent_chars: int, dead: ReplicaId) -> GenerateRequest:
         """The next attempt, after replica `dead` was lost having produced `token_ids` in all."""

@@ -77,6 +77,9 @@ class ReplicaConfig:
     # first and knows the fleet. None = no bound.
     max_wait_s: float | None = 30.0
     prefix_caching: bool = True
+    # Of the blocks, held prefixes may have this share, and never so much that a request of `max_model_len`
+    # would not fit beside them. 0 = none may be held.
+    max_pinned_fraction: float = 0.5
     kv_events: bool = True  # False: publish load alone; routers then imitate this cache from what they send
     hash_algorithm: HashAlgorithm = HashAlgorithm.XXH3_128
     stream_interval_s: float = 0.02  # tokens are coalesced this long after the first
@@ -101,6 +104,7 @@ class ReplicaConfig:
         _check_range("max_waiting", self.max_waiting, 1, 1_000_000)
         if self.max_wait_s is not None:
             _check_range("max_wait_s", self.max_wait_s, 0.001, 86400.0)
+        _check_range("max_pinned_fraction", self.max_pinned_fraction, 0.0, 0.95)
         _check_range("stream_interval_s", self.stream_interval_s, 0.0, 10.0)
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)

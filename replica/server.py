@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from cache.log_fields import pass_on
-from cache.messages import Delta, GenerateRequest
+from cache.messages import Delta, GenerateRequest, ReleasePin
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
 from replica.departure import Departure
@@ -76,6 +76,10 @@ class ReplicaServer:
         async with contextlib.aclosing(self._engine.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        """Give back what a pin holds here; whether it held something. Raises EngineStopped."""
+        return await self._engine.unpin(request.pin_id)
 
     def describe(self) -> dict[str, Any]:
         """`ReplicaInfo` as JSON, and what else is worth telling an operator."""

@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from cache.engine_report import EngineReport
 from cache.errors import HandedOver, ServingError
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
 from cache.messages import Delta, GenerateRequest
-from cache.types import RequestId
+from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival
 from replica.engine.engine_core import Completion, EngineCore, EngineStats, Progress
@@ -73,6 +74,12 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unpin:
+    pin_id: PinId
+    was_held: Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
 class _Drain:
     pass
 
@@ -87,7 +94,7 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Cancel | _Drain | _HandOver | _Stop
+_Message = _Submit | _Cancel | _Unpin | _Drain | _HandOver | _Stop
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +155,7 @@ class Engine:
         self._published_s = -float("inf")
         self._reported_s = -float("inf")
         self._num_reports = 0
+        self._reported_pins = 0  # version of what the last report told of pins
         # Written by the engine thread, read by anyone: immutable values, replaced whole.
         self._load = core.load()
         self._stats = core.stats()
@@ -225,6 +233,16 @@ class Engine:
             if not stream.is_over:
                 self._post(_Cancel(request.request_id, stream))
 
+    async def unpin(self, pin_id: PinId) -> bool:
+        """Give back what a pin holds here, after the present step; whether it held something.
+
+        Raises EngineStopped: then nothing is held any more either.
+        """
+        was_held: Future[bool] = Future()
+        if not self._post(_Unpin(pin_id, was_held)):
+            raise EngineStopped(self._stop_reason or "it is closing")
+        return await asyncio.wrap_future(was_held)
+
     async def aclose(self) -> None:
         """`close` without blocking the event loop. May be called twice."""
         await asyncio.to_thread(self.close)
@@ -267,11 +285,12 @@ class Engine:
         try:
             self._warm_up()
             while self._take_inbox():
+                self._core.pins.expire()
                 self._publish_if_due()  # before the step: routers should know who has arrived
                 self._step()
+                self._report_if_due()  # before the answers: whoever is told of a pin finds it everywhere
                 self._deliver()
                 self._publish_if_due()
-                self._report_if_due()
         except BaseException as error:
             self._failure = error
             logger.critical("engine thread died", exc_info=error)
@@ -296,6 +315,8 @@ class Engine:
                         self._submit(message)
                     case _Cancel():
                         self._cancel(message)
+                    case _Unpin():
+                        self._unpin(message)
                     case _Drain():
                         self._is_draining = self._has_news = True
                     case _HandOver():
@@ -315,7 +336,7 @@ class Engine:
 
     def _submit(self, message: _Submit) -> None:
         try:
-            if self._hands_over:
+            if self._hands_over or (self._is_draining and message.request.pin is not None):
                 raise HandedOver
             request = self._core.submit(message.request, arrival_s=message.arrival_s)
         except RequestRefused as error:
@@ -329,6 +350,14 @@ class Engine:
         live = self._live.get(message.request_id)
         if live is not None and live.stream is message.stream:
             self._drop(live)
+
+    def _unpin(self, message: _Unpin) -> None:
+        was_held = self._core.pins.release(message.pin_id)
+        self._has_news |= was_held
+        if was_held:
+            self._report_if_due()
+        if message.was_held.set_running_or_notify_cancel():
+            message.was_held.set_result(was_held)
 
     def _give_back(self) -> None:
         self._hands_over = self._is_draining = self._has_news = True
@@ -437,10 +466,11 @@ class Engine:
         return msgspec.structs.replace(load, is_draining=True) if self._is_draining else load
 
     def _report_if_due(self) -> None:
-        now_s = self._clock()
-        if self._tell_report is None or now_s - self._reported_s < REPORT_INTERVAL_S:
+        now_s, pins = self._clock(), self._core.pins.version
+        is_due = pins != self._reported_pins or now_s - self._reported_s >= REPORT_INTERVAL_S
+        if self._tell_report is None or not is_due:
             return
-        self._reported_s = now_s
+        self._reported_s, self._reported_pins = now_s, pins
         self._num_reports += 1
         epoch = self._events.epoch if self._events is not None else 0
         self._tell_report(self._core.report(epoch=epoch, number=self._num_reports))
@@ -457,6 +487,8 @@ class Engine:
             message = self._inbox.get_nowait()
             if isinstance(message, _Submit):
                 self._send(message.stream, error)
+            elif isinstance(message, _Unpin) and message.was_held.set_running_or_notify_cancel():
+                message.was_held.set_exception(error)
         self._live.clear()
         self._deliver()
         self._is_ready.set()

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from cache.block_hash import BlockHasher
 from cache.engine_report import EngineReport
-from cache.errors import ServingError
+from cache.errors import RequestRefused, ServingError
 from cache.events import Load
 from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
 from cache.messages import FinishReason, GenerateRequest
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.engine.engine_meter import Ending, EngineMeter
+from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed
 from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
@@ -96,7 +97,14 @@ class EngineCore:
             block_size=info.block_size,
             prefix_caching=config.prefix_caching,
             sink=sink,
+            max_pinned=pin_limit(
+                info.num_blocks,
+                info.block_size,
+                max_fraction=config.max_pinned_fraction,
+                max_model_len=self.max_model_len,
+            ),
         )
+        self.pins = EnginePins(self._cache, clock)
         self._scheduler = Scheduler(
             self._cache,
             num_blocks=info.num_blocks,
@@ -129,9 +137,12 @@ class EngineCore:
         """Take a request in; it starts with one of the next steps.
 
         arrival_s: when its deadline began to run, on this engine's clock; None = now.
-        Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull) and keeps nothing.
+        Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull, PinsFull) and keeps
+        nothing.
         """
         check_request(request, self._info.vocab_size)
+        if request.pin is not None:
+            self.pins.check(request)
         num_prompt = request.num_prompt_tokens
         max_output = max(1, min(request.sampling.max_tokens, self.max_model_len - num_prompt))
         self._scheduler.check_room(
@@ -167,9 +178,15 @@ class EngineCore:
             ),
             num_earlier_tokens=len(token_ids) - num_prompt,
             traceparent=request.traceparent,
+            lease=request.pin,
         )
+        is_held = taken.lease is not None and self.pins.take(taken)
         self._scheduler.submit(taken)
-        self._replay(taken)
+        if is_held:
+            taken.cached_tokens = num_prompt
+            self._end_at_submission(taken, FinishReason.LENGTH)
+        else:
+            self._replay(taken)
         return taken
 
     def cancel(self, request_id: RequestId) -> Request | None:
@@ -253,6 +270,9 @@ class EngineCore:
             used_blocks=cache.used,
             cached_blocks=cache.cached,
             total_blocks=cache.total,
+            pinned_blocks=cache.pinned,
+            max_pinned_blocks=self._cache.pins.limit,
+            pins=self.pins.held(),
             preemptions=self._scheduler.num_preemptions,
             steps=self._num_steps,
             failed_steps=self._num_failed_steps,
@@ -269,18 +289,35 @@ class EngineCore:
         for token_id in request.token_ids[request.num_prompt_tokens :]:
             if (reason := request.detokenizer.push(token_id)) is not None:
                 request.cached_tokens = 0
-                self._end(request, reason)
-                self._ended_at_submission.append(Progress(request))
+                self._end_at_submission(request, reason)
                 return
+
+    def _end_at_submission(self, request: Request, reason: FinishReason) -> None:
+        """There is nothing to compute: the next step tells of its end."""
+        self._end(request, reason)
+        self._ended_at_submission.append(Progress(request))
 
     def _advance(self, request: Request, now_s: float) -> Progress:
         """The request has just got a token: decide whether it is the last."""
         token_id = request.token_ids[-1]
-        self._output_tokens += 1
         self._meter.got_token(request, now_s)
+        if request.lease is not None:
+            return self._held(request)
+        self._output_tokens += 1
         if (reason := request.detokenizer.push(token_id)) is not None:
             self._end(request, reason)
         return Progress(request, token_id)
+
+    def _held(self, request: Request) -> Progress:
+        """Its prompt has been computed, to be held: that is its end, and its token nobody's."""
+        try:
+            self.pins.hold(request)
+        except RequestRefused as error:
+            self._scheduler.finish(request)
+            self._note_end(request, Ending.FAILED)
+            return Progress(request, error=error)
+        self._end(request, FinishReason.LENGTH)
+        return Progress(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
@@ -293,6 +330,8 @@ class EngineCore:
 
     def _note_end(self, request: Request, ending: Ending) -> None:
         now_s = self._clock()
+        if request.lease is not None:
+            self.pins.ended(request)
         self._meter.ended(request, ending, now_s)
         for watcher in self._watchers:
             watcher.ended(request, ending, now_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from cache.engine_report import BOUNDS, FORMAT_VERSION, EngineReport, Tally
+from cache.engine_report import BOUNDS, FORMAT_VERSION, EngineReport, HeldPin, Tally
 from cache.messages import FinishReason
 from replica.scheduling.request import Request
 
@@ -85,6 +85,9 @@ class EngineMeter:
         used_blocks: int,
         cached_blocks: int,
         total_blocks: int,
+        pinned_blocks: int,
+        max_pinned_blocks: int,
+        pins: tuple[HeldPin, ...],
         preemptions: int,
         steps: int,
         failed_steps: int,
@@ -100,6 +103,9 @@ class EngineMeter:
             used_blocks=used_blocks,
             cached_blocks=cached_blocks,
             total_blocks=total_blocks,
+            pinned_blocks=pinned_blocks,
+            max_pinned_blocks=max_pinned_blocks,
+            pins=pins,
             prompt_tokens=self._prompt_tokens,
             cached_prompt_tokens=self._cached_prompt_tokens,
             queried_tokens=self._queried_tokens,

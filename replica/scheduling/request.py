@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cache.kv_cache_manager import SequenceBlocks
-from cache.messages import FinishReason, GenerateRequest, SamplingParams
+from cache.messages import FinishReason, GenerateRequest, PinLease, SamplingParams
 from cache.types import RequestId, pack_tokens
 from replica.errors import InvalidRequest
 from replica.output.detokenizer import Detokenizer
@@ -53,6 +53,7 @@ class Request:
     last_token_s: float | None = None
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
+    lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
 
     @property
     def num_uncomputed(self) -> int:

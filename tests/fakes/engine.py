@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from cache.block_hash import BlockHasher
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.kv_cache_manager import BlockEventSink
-from cache.messages import GenerateRequest, SamplingParams
-from cache.types import RequestId
+from cache.messages import GenerateRequest, PinLease, SamplingParams
+from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig, SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.output.detokenizer import TokenDecoder
@@ -106,3 +106,17 @@ def sim_core(
     )
     hasher = BlockHasher(fingerprint(config.block_size))
     return EngineCore(runner, config, hasher, decoder=decoder, sink=sink, clock=clock)
+
+
+def make_pin(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    seconds: float = 60.0,
+    salt: str = "",
+    deadline_s: float | None = None,
+) -> GenerateRequest:
+    """A request to hold a prompt's full blocks; pin and request have the same name."""
+    lease = PinLease(PinId(name), "somebody", seconds, copies=1, created_at=0.0, expires_at=seconds)
+    request = make_request(name, prompt, max_tokens=1, salt=salt, deadline_s=deadline_s)
+    return replace(request, pin=lease)

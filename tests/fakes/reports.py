@@ -13,6 +13,7 @@ def an_engine_report(**changes: Any) -> EngineReport:
         *("num_running", "num_waiting", "used_blocks", "cached_blocks"),
         *("prompt_tokens", "cached_prompt_tokens", "queried_tokens", "generated_tokens"),
         *("stopped", "length_limited", "aborted", "failed"),
+        *("pinned_blocks", "max_pinned_blocks"),
         *("preemptions", "steps", "failed_steps", "computed_tokens"),
     )
     fields: dict[str, Any] = {
@@ -20,6 +21,7 @@ def an_engine_report(**changes: Any) -> EngineReport:
         "epoch": 1,
         "number": 1,
         "total_blocks": 100,
+        "pins": (),
         **dict.fromkeys(counts, 0),
         **{name: Tally(bounds).distribution() for name, bounds in BOUNDS.items()},
     }

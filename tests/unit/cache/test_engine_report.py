@@ -10,14 +10,17 @@ import pytest
 
 from cache.engine_report import (
     BOUNDS,
+    MAX_PINS,
     MAX_REPORT_BYTES,
     Distribution,
     EngineReport,
+    HeldPin,
     Tally,
     decode_report,
     encode_report,
 )
 from cache.errors import WireError
+from cache.types import PinId
 from tests.fakes.reports import an_engine_report
 
 
@@ -55,12 +58,16 @@ def test_a_tally_counts_each_value_at_the_first_bound_it_does_not_exceed() -> No
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda v: v.update(version=2),
+        lambda v: v.update(version=1),
         lambda v: v.update(prompt_tokens=-1),
         lambda v: v.update(prompt_tokens=1.5),
         lambda v: v.update(surprise=1),
         lambda v: v.pop("epoch"),
         lambda v: v.update(type="batch"),
+        lambda v: v.update(pins=[["p", "o", -1, 1, 0.0, 0.0]]),
+        lambda v: v.update(pins=[["p", "o", 1, 1, 0.0, float("nan")]]),
+        lambda v: v.update(pins=[["p" * 65, "o", 1, 1, 0.0, 0.0]]),
+        lambda v: v.update(pins=[["p", "o", 1, 1, 0.0, 0.0]] * 257),
         lambda v: v["queue_s"][0].pop(),
         lambda v: v["queue_s"][0].append(1),
         lambda v: v["queue_s"].__setitem__(1, float("nan")),
@@ -83,3 +90,9 @@ def test_other_bytes_are_refused(wire: bytes) -> None:
 def test_a_report_no_receiver_would_take_is_not_sent() -> None:
     with pytest.raises(WireError):
         encode_report(an_engine_report(step_tokens=Distribution((1 << 63,) * 10_000, 0.0)))
+
+
+def test_as_many_pins_as_there_may_be_fit() -> None:
+    pin = HeldPin(PinId("p" * 64), "o" * 64, 1 << 24, 10_000, 1.8e9, 1.8e9)
+    report = an_engine_report(pins=(pin,) * MAX_PINS)
+    assert decode_report(encode_report(report)) == report

@@ -13,7 +13,9 @@ from cache.errors import (
     ConfigError,
     DeadlineExceeded,
     ForwardFailed,
+    HandedOver,
     NoFreeBlocks,
+    PinsFull,
     PromptTooLong,
     QueueFull,
     RequestRefused,
@@ -36,6 +38,8 @@ EXAMPLES = [
     PromptTooLong(prompt_tokens=9, limit=8),
     DeadlineExceeded(deadline_s=1.0, waited_s=1.5),
     ForwardFailed("CUDA error"),
+    HandedOver(),
+    PinsFull(needed=12, left=3),
 ]
 
 
