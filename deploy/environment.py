@@ -12,6 +12,8 @@ from pathlib import Path
 
 from deploy.ports import Ports
 
+_PROXY_BUFFER_BYTES = 64 << 10  # per direction of a busy connection; a prompt of some 12,000 tokens fits
+
 
 def fast_proxy_installed() -> bool:
     """Whether Serve can put HAProxy in front instead of its Python proxy."""
@@ -47,6 +49,10 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_folder / "metrics.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_folder),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_folder / "server-state"),
+            # A Router that dies before it has answered costs no client a request: the other one is asked.
+            # Twice the same question does no harm, nothing is stored. HAProxy asks again what its buffer holds.
+            "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+            "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_PROXY_BUFFER_BYTES),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "125",  # longest answer after a reload: the Routers' 120
         }
     else:

@@ -115,7 +115,8 @@ async def _past_the_limit(running: Cluster) -> list[Row]:
             await kill(pid)
             killed.add(pid)
         await asking
-    seen = f"{outcome.error}, {'cut' if outcome.is_cut else 'clean end'}, {len(outcome.token_times)} tokens before"
+    end = "cut" if outcome.is_cut else "clean end"
+    seen = f"{outcome.error}, {end}, after {len(outcome.token_times)} events with text"
     kept = outcome.error == "event too_many_deaths" and outcome.is_cut and not outcome.is_done
     row = Row("a stream under which two replicas die", "error event, then a cut", seen, kept)
     return [row, *await _comes_back(running, "after that stream")]
