@@ -298,6 +298,7 @@ class Generation:
         It counts what it found cached of the prompt; what was generated before it has surely not.
         """
         metrics = self._shared.metrics
+        self._shared.routing.continued(self._job.request_id)
         metrics.continuations.inc()
         metrics.continued_tokens.labels("cached").inc(delta.cached_tokens)
         metrics.continued_tokens.labels("computed").inc(self._continues_from - delta.cached_tokens)

@@ -47,6 +47,7 @@ from router.policies.base import alone
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, prefill_s
 from router.pricing.fleet_load import FleetLoad
+from router.pricing.lateness import Lateness
 from router.pricing.replica_load import ReplicaState, Reservation
 from router.pricing.waiting import Residence, level_s, start_s
 
@@ -104,6 +105,8 @@ class Routing:
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
         self._residence = Residence()
+        self._lateness = Lateness()
+        self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
@@ -199,6 +202,10 @@ class Routing:
         record = self._record(decision, reason)
         reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
         self._loads.reserve(best_id, reservation)
+        if ranking.best.price is None:
+            self._lateness.over(query.request_id)
+        else:
+            self._lateness.sent(query.request_id, best_id, now, decision.start_s + decision.prefill_s)
         if ranking.is_best_matched:
             self._index.expect(query.request_id, best_id, hints, now)
         else:
@@ -295,6 +302,7 @@ class Routing:
             return
         flight.accepted_by = replica_id
         self._index.served(request_id, replica_id)
+        self._lateness.moved(request_id, replica_id, self._clock())
         if replica_id not in self._fleet or self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
@@ -315,8 +323,13 @@ class Routing:
         self._index.keep(request_id)
         if (flight := self._in_flight.get(request_id)) is not None:
             flight.first_token_at = self._clock()
+        self._answered(request_id)
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
+
+    def continued(self, request_id: RequestId) -> None:
+        """Another replica has gone on with an answer that had its first token before."""
+        self._answered(request_id)
 
     def release(self, request_id: RequestId) -> bool:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
@@ -326,6 +339,7 @@ class Routing:
         if flight.first_token_at is not None:
             self._residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
+        self._answered(request_id)
         self._loads.release(request_id)
         self._tell_load()
         return True
@@ -429,6 +443,8 @@ class Routing:
         self._index.expire(now)
         self._num_expired += self._loads.expire()
         self._fleet.note_silences(self._loads.states(), now)
+        if now >= self._lateness.look_at:
+            self._note_lateness()
         held = self._index.match(hints) if hints else {}
         silent = self._fleet.silent
         if silent and held:
@@ -527,6 +543,23 @@ class Routing:
         )
         self._records.append(record)
         return record
+
+    def _answered(self, request_id: RequestId) -> None:
+        if self._lateness.over(request_id) in self._late:
+            self._note_lateness()
+
+    def _note_lateness(self) -> None:
+        """Whoever keeps requests waiting is expected to keep the next one waiting as long."""
+        now = self._clock()
+        late = self._lateness.late(now, len(self._fleet.members))
+        for replica_id in self._late - late.keys():
+            self._loads.delay(replica_id, now)
+        for replica_id, late_s in late.items():
+            if replica_id not in self._late:
+                extra = {"replica_id": replica_id, "late_s": round(late_s, 3)}
+                logger.warning("replica is late, expecting it to stay so", extra=extra)
+            self._loads.delay(replica_id, now + late_s)
+        self._late = set(late)
 
     # --- small parts --------------------------------------------------------------------------
 

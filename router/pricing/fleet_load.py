@@ -77,6 +77,11 @@ class FleetLoad:
         replica.report(load, now)
         self._note_measured(replica, now)
 
+    def delay(self, replica_id: ReplicaId, until: float) -> None:
+        """It starts nothing new before then, whatever it says. Nothing happens if it has gone."""
+        if replica_id in self._replicas:
+            self._replicas[replica_id].delay(until)
+
     def reserve(self, replica_id: ReplicaId, reservation: Reservation) -> None:
         """Book a request on a replica, instead of wherever it was booked before."""
         self.release(reservation.request_id)

@@ -117,6 +117,7 @@ class ReplicaLoad:
         self._unseen_blocks = 0
         self._unseen_tokens = 0
         self._busy_until = now  # when today's backlog will have been prefilled
+        self._late_until = now  # before then it starts nothing, as far as its other requests tell
         self._changed = changed
         self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
         changed.add(self)
@@ -180,6 +181,11 @@ class ReplicaLoad:
             dropped += 1
         return dropped
 
+    def delay(self, until: float) -> None:
+        """It starts nothing new before then, whatever it has said. Replaces what was said before."""
+        self._late_until = until
+        self._forget_state()
+
     def enter(self) -> None:
         """One more of this router's requests is in flight there."""
         self._num_in_flight += 1
@@ -217,7 +223,7 @@ class ReplicaLoad:
             num_in_flight=self._num_in_flight,
             queued_tokens=load.queued_uncached_tokens + self._unseen_tokens,
             used_fraction=used,
-            busy_until=self._busy_until,
+            busy_until=max(self._busy_until, self._late_until),
             step_time=model,
             load=load,
             info=info,
@@ -226,7 +232,8 @@ class ReplicaLoad:
 
     def _price(self, model: StepTimeModel, used_fraction: float) -> Price:
         load, budget = self._load, self.info.max_batched_tokens
-        return price(self._busy_until, model, budget, load.num_running, load.context_tokens, used_fraction)
+        busy_until = max(self._busy_until, self._late_until)
+        return price(busy_until, model, budget, load.num_running, load.context_tokens, used_fraction)
 
     @property
     def _step_time(self) -> StepTimeModel | None:

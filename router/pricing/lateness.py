@@ -1,0 +1,75 @@
+"""Replicas that keep requests waiting much longer than was expected, whatever they say of themselves.
+
+A replica's backlog is what it reported, less the time since: one that stops working looks the idler the
+longer it says nothing, and would be sent all that is new. So what was expected of it is held beside what is
+seen: a request that has waited much longer for its first token than expected, and waits still, will wait as
+long again (the best guess while nothing is known but that it has not happened), and so will who comes after.
+
+Knows names and seconds; knows neither load nor costs. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from cache.types import ReplicaId, RequestId
+
+LATE_S = 0.5  # beyond what was expected: less is what estimates are worth
+LATE_TIMES = 3.0  # of what was expected, likewise
+LOOK_S = 0.1  # between two looks at everybody
+
+
+class _Sent(NamedTuple):
+    replica_id: ReplicaId
+    sent_at: float
+    expected_s: float
+
+    def lateness_s(self, now: float) -> float:
+        """Seconds beyond what was expected; 0 while that says nothing."""
+        late_s = now - self.sent_at - self.expected_s
+        return late_s if late_s > LATE_S + (LATE_TIMES - 1.0) * self.expected_s else 0.0
+
+
+class Lateness:
+    """The requests that have no token yet, by where they are."""
+
+    def __init__(self) -> None:
+        self.look_at = -math.inf  # when `late` is worth asking again
+        self._sent: dict[RequestId, _Sent] = {}
+        self._waiting: dict[ReplicaId, dict[RequestId, _Sent]] = {}  # oldest first
+
+    def sent(self, request_id: RequestId, replica_id: ReplicaId, now: float, expected_s: float) -> None:
+        """It is there now, and nowhere else any more. expected_s: until its first token. O(1)."""
+        self.over(request_id)
+        self._sent[request_id] = sent = _Sent(replica_id, now, expected_s)
+        self._waiting.setdefault(replica_id, {})[request_id] = sent
+
+    def moved(self, request_id: RequestId, replica_id: ReplicaId, now: float) -> None:
+        """Another replica has taken it, which was expected to take as long. Nothing if it is not waiting."""
+        sent = self._sent.get(request_id)
+        if sent is not None and sent.replica_id != replica_id:
+            self.sent(request_id, replica_id, now, sent.expected_s)
+
+    def over(self, request_id: RequestId) -> ReplicaId | None:
+        """It has its first token, or waits for none any more; where it was. Idempotent."""
+        sent = self._sent.pop(request_id, None)
+        if sent is None:
+            return None
+        waiting = self._waiting[sent.replica_id]
+        del waiting[request_id]
+        if not waiting:
+            del self._waiting[sent.replica_id]
+        return sent.replica_id
+
+    def late(self, now: float, num_replicas: int) -> dict[ReplicaId, float]:
+        """Who is late, and by how much: its oldest request's seconds. O(replicas).
+
+        Where all are, what was expected was wrong, or the machine they share is slow: it is by how much they
+        are later than the least late of them.
+        """
+        self.look_at = now + LOOK_S
+        oldest = {name: next(iter(waiting.values())) for name, waiting in self._waiting.items()}
+        found = {name: late_s for name, sent in oldest.items() if (late_s := sent.lateness_s(now))}
+        least = min(found.values()) if found and len(found) >= num_replicas else 0.0
+        return {name: late_s - least for name, late_s in found.items() if late_s > least}

@@ -1,0 +1,88 @@
+"""A replica that stops answering: what it said of itself must not make it look idle."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.placement.routing import RouteQuery
+from router.pricing.lateness import LATE_S
+from tests.fakes.router import chain, query, replica_id
+from tests.fakes.routing import RoutingBench
+
+A, B, C = replica_id(0), replica_id(1), replica_id(2)
+
+
+def answer(bench: RoutingBench, asked: RouteQuery) -> None:
+    """As a healthy replica does: at once."""
+    bench.routing.first_token(asked.request_id, A, 0)
+    bench.routing.finish(asked.request_id)
+
+
+def test_a_hung_replica_gets_no_more_than_what_came_before_anybody_could_know() -> None:
+    """It said last that it is idle, and has answered nothing since. The others answer at once."""
+    bench = RoutingBench(3)
+    sent_to_hung: list[float] = []
+    for step in range(400):
+        asked = query(f"q{step}")
+        where = bench.routing.choose(asked).replica_id
+        bench.routing.routed(asked.request_id, where)
+        if where == A:
+            sent_to_hung.append(step * 0.05)
+        else:
+            answer(bench, asked)
+        for other in (B, C):
+            bench.say(other)
+        bench.clock.advance(0.05)
+    assert sent_to_hung, "nobody knew at first"
+    assert max(sent_to_hung) < LATE_S + 0.3
+    assert len(sent_to_hung) <= 5
+
+
+def test_affinity_yields_too() -> None:
+    bench = RoutingBench(2)
+    bench.say(A, stored=chain("q", 200))
+    first = bench.routing.choose(query("q", 200))
+    assert first.replica_id == A
+    bench.clock.advance(4.0)
+    twin = query("q", 200, request_id="twin")
+    assert bench.routing.choose(twin).replica_id == B
+
+
+def test_it_is_as_good_as_before_once_it_answers() -> None:
+    bench = RoutingBench(2)
+    bench.say(A, stored=chain("q", 200))
+    asked = query("q", 200)
+    assert bench.routing.choose(asked).replica_id == A
+    bench.clock.advance(4.0)
+    bench.say(A)
+    bench.say(B)
+    assert bench.routing.choose(query("q", 200, request_id="twin")).replica_id == B
+    bench.routing.finish("twin")  # type: ignore[arg-type]
+    bench.routing.first_token(asked.request_id, A, 0)
+    assert bench.routing.choose(query("q", 200, request_id="third")).replica_id == A
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_fleet_that_is_late_as_a_whole_is_used_on(num_replicas: int) -> None:
+    """Estimates were wrong: nobody is held back, nothing is refused."""
+    bench = RoutingBench(num_replicas)
+    for index in range(num_replicas):
+        bench.routing.choose(query(f"first{index}"))
+    bench.clock.advance(60.0)
+    placement = bench.routing.choose(query("later"))
+    assert len(placement.ranks) == num_replicas
+    num_open, free = bench.routing.free_replicas(0.1)
+    assert num_open == num_replicas
+    assert free
+
+
+def test_a_stream_continued_elsewhere_is_no_late_first_token() -> None:
+    bench = RoutingBench(2)
+    asked = query("q")
+    where = bench.routing.choose(asked).replica_id
+    bench.routing.continued(asked.request_id)
+    bench.clock.advance(10.0)
+    bench.say(A)
+    bench.say(B)
+    _, free = bench.routing.free_replicas(0.1)
+    assert where in {state.replica_id for state in free}
