@@ -50,7 +50,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_folder),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_folder / "server-state"),
             # A Router that dies before it has answered costs no client a request: the other one is asked.
-            # Twice the same question does no harm, nothing is stored. HAProxy asks again what its buffer holds.
+            # Asking twice does no harm, nothing is stored. What does not fit its buffer HAProxy cannot repeat.
             "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
             "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_PROXY_BUFFER_BYTES),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "125",  # longest answer after a reload: the Routers' 120

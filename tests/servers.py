@@ -54,12 +54,14 @@ def deploy_file(
     router: dict[str, Any] | None = None,
     logging: dict[str, Any] | None = None,
     deployments: dict[str, dict[str, Any]] | None = None,
+    proxy_location: str = "EveryNode",
 ) -> Path:
     """The project's own deploy.yaml with a few settings changed, written to `folder`.
 
     deployments: options of Serve's own, by the deployment's name.
     """
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    content["proxy_location"] = proxy_location
     content["logging_config"].update(logging or {})
     application = content["applications"][0]
     application["args"]["replica"].update({"num_blocks": 1024, **(replica or {})})
@@ -77,18 +79,19 @@ def deploy_file(
 def running_server(
     *,
     proxy: str = "auto",
+    module: str = "deploy",
     environment: dict[str, str] | None = None,
     start_limit_s: float = START_LIMIT_S,
     **settings: Any,
 ) -> Iterator[Server]:
     """Start, wait until ready, yield, stop with SIGINT; what it printed is shown when it fails.
 
-    environment: variables beside ours. settings: `deploy_file`'s.
+    module: whose `serve` command is run. environment: variables beside ours. settings: `deploy_file`'s.
     """
     temp = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))  # short: Ray puts unix sockets below it
     base = free_base()
     log = temp / "server.log"
-    command = [sys.executable, "-m", "deploy", "serve", str(deploy_file(temp, **settings))]
+    command = [sys.executable, "-m", module, "serve", str(deploy_file(temp, **settings))]
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command, "--port", str(base), "--proxy", proxy],

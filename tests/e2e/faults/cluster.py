@@ -39,6 +39,8 @@ class Spec:
     router: dict[str, Any] = field(default_factory=dict)  # args.router
     deployments: dict[str, dict[str, Any]] = field(default_factory=dict)  # Serve's options, by deployment
     proxy: str = "auto"
+    module: str = "deploy"  # whose `serve` starts it: `drivers.py` lists others
+    proxy_location: str = "EveryNode"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -50,6 +52,8 @@ class Spec:
             "router": self.router,
             "deployments": self.deployments,
             "proxy": self.proxy,
+            "module": self.module,
+            "proxy_location": self.proxy_location,
         }
 
 

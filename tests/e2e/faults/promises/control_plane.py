@@ -1,0 +1,150 @@
+"""Serve's controller killed, and Ray's GCS: requests do not pass through them, so they flow on.
+
+The GCS dies on two local nodes with its state in a real Redis, and is restarted by a supervisor, as an
+operator would have it. Without Redis nothing is promised: what happens then is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import httpx
+
+from tests.e2e.faults import checks, fleet, processes
+from tests.e2e.faults.checks import Row
+from tests.e2e.faults.cluster import Cluster, Spec, cluster
+from tests.e2e.faults.injections import kill
+from tests.e2e.faults.traffic import ClosedLoop, Outcome, Traffic, cycle
+
+SHARE = 2.0
+
+CLIENTS = 16
+LOAD = 0.3  # of two replicas' capacity: the machine has two nodes to run besides
+WARM_UP_S = 4.0
+BACK_LIMIT_S = 60.0
+GCS_WINDOW_S = 150.0  # promised; shorter where less time is given
+WITHOUT_REDIS_S = 90.0
+WITHOUT_REDIS_FROM_S = 240.0  # given so much time, what happens without Redis is measured too
+TWO_NODES = "tests.e2e.faults.two_nodes"
+
+
+async def run(duration_s: float) -> list[Row]:
+    """duration_s: of load, a third of it around the controller's death."""
+    rows = await _controller(duration_s / 3)
+    window_s = min(GCS_WINDOW_S, duration_s * 2 / 3)
+    promise = f"GCS killed, state in Redis, two nodes, {window_s:.0f} s: client errors"
+    if shutil.which("redis-server") is None:
+        rows.append(checks.not_run(promise, "0 errors", "redis-server is not installed"))
+    else:
+        rows += await _gcs_with_redis(promise, window_s)
+    if duration_s >= WITHOUT_REDIS_FROM_S:
+        rows.append(await _gcs_without_redis())
+    return rows
+
+
+async def _controller(window_s: float) -> list[Row]:
+    async with cluster(fleet.spec()) as running, _load(running) as traffic:
+        await asyncio.sleep(WARM_UP_S)
+        first = running.pid_of(processes.CONTROLLER)
+        killed_s = await kill(first)
+        back_s = await _controller_is_back(running, first, killed_s)
+        replica = (await running.replicas()).popitem()[1]
+        await kill(replica)  # the new one must notice, and act
+        replaced_s = await running.until_ready()
+        await asyncio.sleep(max(0.0, killed_s + window_s - time.monotonic()))
+        traffic.stop()
+    return [
+        checks.zero_errors("Serve's controller killed, then a replica: client errors", traffic.outcomes),
+        checks.no_truncated_stream("streams that end early in silence", traffic.outcomes),
+        checks.at_most("the controller answers again", back_s, BACK_LIMIT_S),
+        checks.at_most("and has replaced a replica killed then", replaced_s, BACK_LIMIT_S),
+    ]
+
+
+async def _gcs_with_redis(promise: str, window_s: float) -> list[Row]:
+    async with cluster(_two_nodes()) as running, _load(running) as traffic:
+        await asyncio.sleep(WARM_UP_S)
+        first = running.pid_of(processes.GCS)
+        killed_s = await kill(first)
+        back_s = await _gcs_is_back(running, first, killed_s)
+        await asyncio.sleep(max(0.0, killed_s + window_s - time.monotonic()))
+        replica = (await running.replicas()).popitem()[1]
+        await kill(replica)
+        replaced_s = await running.until_ready()
+        traffic.stop()
+    return [
+        checks.zero_errors(promise, traffic.outcomes),
+        checks.no_truncated_stream("streams that end early in silence", traffic.outcomes),
+        checks.at_most("the GCS answers again, 5 s of them until its restart", back_s, BACK_LIMIT_S),
+        checks.at_most("and a replica killed then is replaced", replaced_s, BACK_LIMIT_S),
+    ]
+
+
+async def _gcs_without_redis() -> Row:
+    """How long requests are answered with the GCS gone for good."""
+    spec = fleet.spec()
+    seen = "nothing asked"
+    try:
+        async with cluster(spec) as running:
+            async with _load(running) as traffic:
+                await asyncio.sleep(WARM_UP_S)
+                killed_s = await kill(running.pid_of(processes.GCS))
+                await asyncio.sleep(WITHOUT_REDIS_S)
+            seen = _what_failed(traffic.outcomes, killed_s)
+            raise _Spent
+    except _Spent:
+        pass
+    return Row("GCS killed, no Redis, not restarted", "measured, not promised", seen, None)
+
+
+class _Spent(Exception):
+    """This cluster cannot be used again."""
+
+
+def _what_failed(outcomes: Sequence[Outcome], killed_s: float) -> str:
+    failed = [each for each in outcomes if each.failure is not None]
+    if not failed:
+        return f"0 errors of {len(outcomes)} in {WITHOUT_REDIS_S:.0f} s"
+    first_s = min(each.ended_s or each.sent_s for each in failed) - killed_s
+    kinds = ", ".join(f"{count} x {what}" for what, count in checks.failures(failed).most_common(3))
+    return f"first error after {first_s:.0f} s, {len(failed)} of {len(outcomes)} requests in all ({kinds})"
+
+
+def _two_nodes() -> Spec:
+    return replace(fleet.spec(), module=TWO_NODES, proxy_location="HeadOnly")
+
+
+def _load(running: Cluster) -> Traffic:
+    rate = LOAD * fleet.requests_per_s(2)
+    return ClosedLoop(running.url, cycle(fleet.questions()), num_clients=CLIENTS, rate_per_s=rate)
+
+
+async def _controller_is_back(running: Cluster, killed: int, killed_s: float) -> float:
+    """Seconds until another one runs and says how the application is."""
+    async with asyncio.timeout(BACK_LIMIT_S * 2):
+        while True:
+            others = [each.pid for each in running.processes(processes.CONTROLLER) if each.pid != killed]
+            if others:
+                try:
+                    if (await running.applications())["status"] == "RUNNING":
+                        return time.monotonic() - killed_s
+                except (httpx.HTTPError, KeyError):
+                    pass
+            await asyncio.sleep(0.2)
+
+
+async def _gcs_is_back(running: Cluster, killed: int, killed_s: float) -> float:
+    """Seconds until another one runs and Serve's controller, found through it, answers."""
+    async with asyncio.timeout(BACK_LIMIT_S * 2):
+        while True:
+            if any(each.pid != killed for each in running.processes(processes.GCS)):
+                try:
+                    await running.applications()
+                    return time.monotonic() - killed_s
+                except (httpx.HTTPError, KeyError):
+                    pass
+            await asyncio.sleep(0.2)
