@@ -7,7 +7,7 @@ PORT   ?=
 BIN    := .venv/bin
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-gpu conformance clients check format bench-engine bench-tokenizer bench-router bench-placement clean
+.PHONY: help serve demo ask test test-long test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-placement clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,6 +30,9 @@ test-long: .venv/dev.installed ## the suites that take minutes: more examples, k
 
 test-gpu: .venv/dev.installed ## the exactness tests on CUDA
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+chaos: .venv/dev.installed ## harm done to real deployments, held beside what is promised; ARGS="--minutes 60"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.faults $(ARGS)
 
 conformance: .venv/dev.installed ## the API, row by row, asked by the openai client of real engines
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance $(ARGS)

@@ -17,7 +17,7 @@ class Row:
     promise: str
     target: str
     measured: str
-    is_kept: bool | None  # None: not tried; `measured` says why
+    is_kept: bool | None  # None: not tried, `measured` says why; or nothing is promised, only told
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -18,6 +18,7 @@ MAX_TOKENS = 32  # of an answer
 
 PREFIXES = 24  # what three replicas can hold together and none alone: placement shows in the hit share
 PREFIX_TOKENS = 1024
+TAIL_TOKENS = 24  # of a prompt, its own
 
 
 def spec() -> Spec:
@@ -45,7 +46,7 @@ def questions() -> list[Question]:
     return conversations(
         num_prefixes=PREFIXES,
         prefix_tokens=PREFIX_TOKENS,
-        tail_tokens=24,
+        tail_tokens=TAIL_TOKENS,
         max_tokens=MAX_TOKENS,
         variants=2,
     )

@@ -63,6 +63,7 @@ class Outcome:
     text: str = ""
     finish_reason: str | None = None
     cached_tokens: int | None = None
+    overlap_blocks: int | None = None  # what the Router expected of it
     replica: str | None = None  # who computed the first token
     is_done: bool = False  # `[DONE]` came
     is_cut: bool = False  # the connection broke before the body's end
@@ -107,6 +108,8 @@ async def ask(
         ) as answer:
             outcome.status = answer.status_code
             outcome.replica = answer.headers.get("x-warmpath-replica")
+            if (expected := answer.headers.get("x-warmpath-overlap-blocks")) is not None:
+                outcome.overlap_blocks = int(expected)
             if answer.status_code != 200:
                 outcome.error = f"status {answer.status_code} {_code(await answer.aread())}".rstrip()
                 return outcome
