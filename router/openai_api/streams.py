@@ -140,21 +140,31 @@ class SseResponse(Response):
         del self.headers["content-length"]  # unknown
         self._first = first
         self._rest = rest
+        self._is_whole = False  # the last event was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send(send))
         watcher = asyncio.create_task(_until_disconnect(receive))
         try:
             await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
-            if sender.done():
-                sender.result()  # raises what cuts the connection
+            if sender.done() or self._is_whole:
+                await sender  # raises what cuts the connection
         finally:
             await cancel_and_wait([sender, watcher])
             await self._rest.aclose()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        await self._send_piece(self._first, send)
         async for content in self._rest:
-            await send({"type": "http.response.body", "body": content, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_piece(content, send)
+        if not self._is_whole:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_piece(self, content: bytes, send: Send) -> None:
+        """The last piece ends the body too: one write to the connection instead of two.
+
+        What the server receives from then on is a disconnect, which is none.
+        """
+        self._is_whole = content.endswith(DONE)
+        await send({"type": "http.response.body", "body": content, "more_body": not self._is_whole})

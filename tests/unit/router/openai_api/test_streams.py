@@ -7,9 +7,10 @@ import contextvars
 from collections.abc import AsyncGenerator
 
 import pytest
+from starlette.types import Message
 
 from cache.messages import Delta
-from router.openai_api.streams import merge
+from router.openai_api.streams import DONE, SseResponse, event, merge
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -58,3 +59,32 @@ async def test_a_slow_reader_slows_the_streams() -> None:
         await asyncio.sleep(0)
     assert len(seen) < 20
     await merged.aclose()
+
+
+@pytest.mark.parametrize("pieces", [[event(b"1") + DONE], [event(b"1"), event(b"2"), event(b"3") + DONE]])
+async def test_the_last_event_ends_the_body_and_the_source_is_heard_out(pieces: list[bytes]) -> None:
+    """A server tells of a disconnect as soon as the body has ended: that must not cut the source short."""
+    ended, sent = [], list[Message]()
+    body_ended = asyncio.Event()
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        for piece in pieces[1:]:
+            yield piece
+        await asyncio.sleep(0.01)  # what a source may still have to await
+        ended.append("source")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if not message.get("more_body", True):
+            body_ended.set()
+
+    async def receive() -> Message:
+        await body_ended.wait()
+        return {"type": "http.disconnect"}
+
+    events = rest()
+    await SseResponse(pieces[0], events, {})({"type": "http"}, receive, send)
+    bodies = [message for message in sent if message["type"] == "http.response.body"]
+    assert [message["body"] for message in bodies] == pieces
+    assert [message["more_body"] for message in bodies] == [True] * (len(pieces) - 1) + [False]
+    assert ended == ["source"]
