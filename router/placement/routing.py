@@ -39,6 +39,7 @@ from router.placement.decision import (
     RoutingStatistics,
 )
 from router.placement.fleet import Fleet
+from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
 from router.placement.observer import RoutingObserver
 from router.placement.ranking import Ranking, candidates_of, ranking_of
 from router.placement.shaper import Shaper, usable_tokens
@@ -49,7 +50,7 @@ from router.pricing.cost import RequestShape, prefill_s
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.lateness import Lateness
 from router.pricing.replica_load import ReplicaState, Reservation
-from router.pricing.waiting import Residence, level_s, start_s
+from router.pricing.waiting import level_s, start_s
 
 __all__ = [
     "DecisionRecord",
@@ -104,8 +105,8 @@ class Routing:
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
-        self._residence = Residence()
         self._lateness = Lateness()
+        self._inheritance = Inheritance()
         self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
@@ -126,6 +127,7 @@ class Routing:
         """These replicas are running, and no others. O(changes + entries of replicas that left)."""
         for replica_id in self._fleet.leaving(replicas):
             self._remove(replica_id)
+            self._inheritance.replica_left(self._clock())
         for replica_id, info in self._fleet.joining(replicas).items():
             self._add(replica_id, info)
         self._tell_membership()
@@ -135,6 +137,7 @@ class Routing:
         self._fleet.lose(replica_id)
         if replica_id in self._fleet:
             self._remove(replica_id)
+            self._inheritance.replica_left(self._clock())
             self._tell_membership()
 
     def watch_membership(self, listener: Callable[[Mapping[ReplicaId, ReplicaInfo]], None]) -> None:
@@ -185,8 +188,18 @@ class Routing:
         held = self._match(hints, now)
         states = self._admissible(query, now)
         cached = self._cached(states, held, query.num_prompt_tokens)
-        shape = self._shaper.shape(hints, query.num_prompt_tokens, states, cached, self._num_held, now)
-        request = PolicyRequest(query.request_id, shape, hints, query.prompt)
+        is_settling = self._inheritance.is_open(now)
+        shape = self._shaper.shape(
+            hints,
+            query.num_prompt_tokens,
+            states,
+            cached,
+            self._num_held,
+            now,
+            least_copies=LEAST_COPIES if is_settling else 0,
+        )
+        heir_id = self._heir(hints, query, states, cached) if is_settling else None
+        request = PolicyRequest(query.request_id, shape, hints, query.prompt, heir_id)
         ranking = self._rank(policy, states, cached, request, now)
         everybody = len(states) == len(self._fleet.members)
         available = max(cached) if everybody else self._most_available(held, query.num_prompt_tokens)
@@ -243,7 +256,8 @@ class Routing:
             return True
         states = [best, *rivals]
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
-        return policy.is_beaten(states, cached, earlier.request.shape, self._clock())
+        request = earlier.request
+        return policy.is_beaten(states, cached, request.shape, self._clock(), request.heir)
 
     def wait_s(self, held_s: float = 0.0) -> float:
         """Seconds until the fleet could start on a newcomer, when so much work held here goes before it.
@@ -254,8 +268,8 @@ class Routing:
         states = [s for s in self._loads.states() if not s.load.is_draining]
         # What a silent one has queued is not known to get shorter.
         states = [s for s in states if now <= s.silent_at] or states
-        residence_s, most = self._residence.mean_s, self._config.max_wait_s or 0.0
-        starts = [start_s(s, now, residence_s=residence_s, max_wait_s=most) for s in states]
+        residence, most = self._loads.residence, self._config.max_wait_s or 0.0
+        starts = [start_s(s, now, residence, max_wait_s=most) for s in states]
         # Requests come to the routers alike: the others hold about as much.
         return level_s(starts, held_s * self._peers()[1])
 
@@ -337,7 +351,7 @@ class Routing:
         if flight is None:
             return False
         if flight.first_token_at is not None:
-            self._residence.observe(self._clock() - flight.first_token_at)
+            self._loads.residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
         self._answered(request_id)
         self._loads.release(request_id)
@@ -487,6 +501,24 @@ class Routing:
         overlap_of = held.get
         return [overlap_of(state.replica_id, 0) * size for state in states]
 
+    def _heir(
+        self,
+        hints: Sequence[HashHint],
+        query: RouteQuery,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+    ) -> ReplicaId | None:
+        """Who is to be the only one to hold the prompt's hot prefix; None if several do, or it has none."""
+        found = self._shaper.hot_prefix(hints, query.num_prompt_tokens)
+        if found is None:
+            return None
+        last, hot_tokens = found
+        holders = [s.replica_id for s, held in zip(states, cached, strict=True) if held >= hot_tokens]
+        if holders:
+            return holders[0] if len(holders) == 1 else None
+        readable = [s.replica_id for s in states if s.replica_id in self._index]
+        return heir(last, readable) if readable else None
+
     def _most_available(self, held: Mapping[ReplicaId, int], num_prompt_tokens: int) -> int:
         """Usable tokens of the prompt that some replica holds, also one that may not be chosen now."""
         # A snapshot on its way in is in the index under a name that is no replica's.
@@ -504,7 +536,7 @@ class Routing:
     ) -> Ranking:
         unmatched = self._fleet.blind
         if isinstance(policy, ExpectedTime):
-            order, costs = policy.order(states, cached, request.shape, now)
+            order, costs = policy.order(states, cached, request.shape, now, request.heir)
             return Ranking(states, cached, costs, order, unmatched, now)
         scored = policy.rank(candidates_of(states, cached, unmatched, now), request)
         return ranking_of(scored, states, cached, unmatched, now)
@@ -608,6 +640,8 @@ class Routing:
             listener()
 
     def _report(self, replica_id: ReplicaId, load: Load) -> None:
+        if load.is_draining and not self._loads[replica_id].load.is_draining:
+            self._inheritance.replica_left(self._clock())
         self._loads.report(replica_id, load)
         self._fleet.heard(replica_id)
         self._tell_load()

@@ -43,9 +43,11 @@ class Shaper:
         cached: Sequence[int],
         num_held: int,
         now: float,
+        least_copies: int = 0,
     ) -> RequestShape:
         """states, cached: the replicas it may go to, and the prompt's usable tokens that each holds.
-        num_held: requests that wait at this router.
+        num_held: requests that wait at this router. least_copies: of a hot prefix, for one more to be an
+        investment.
         """
         # Requests come to the routers alike: what waits at the others is about as much as what waits here.
         waiting = sum([state.num_waiting for state in states]) + num_held * self._peers()[1]
@@ -57,9 +59,15 @@ class Shaper:
             # Each copy gets its part of the uses: with one more, would each still be used enough?
             num_copies = sum([held >= hot_tokens for held in cached]) + 1
             share = num_copies / self._hot.num_uses(hints, hot_blocks)
-            if share * least_uses <= 1.0:
+            if share * least_uses <= 1.0 and num_copies > least_copies:
                 return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
         return RequestShape(num_prompt_tokens, recompute_weight=weight)
+
+    def hot_prefix(self, hints: Sequence[HashHint], num_prompt_tokens: int) -> tuple[HashHint, int] | None:
+        """The last block of the prompt's hot prefix and its tokens, usable; None if it has none."""
+        num_hot = self._hot.num_hot_blocks(hints, self._priced.uses_of_a_copy(0.0))
+        hot_tokens = usable_tokens(num_hot, num_prompt_tokens, self._block_size)
+        return (hints[num_hot - 1], hot_tokens) if hot_tokens else None
 
     def routed(self, hints: Sequence[HashHint], num_prompt_tokens: int, now: float) -> None:
         """A prompt of these full blocks was sent somewhere."""

@@ -41,6 +41,7 @@ class PolicyRequest:
     shape: RequestShape
     hints: Sequence[HashHint] = ()  # chain of the prompt's full blocks, parent first
     prompt: PromptView | None = None  # None where only token ids are known
+    heir: ReplicaId | None = None  # to be the only one to hold its hot prefix, for now
 
 
 def alone() -> tuple[int, int]:

@@ -32,6 +32,10 @@ from router.pricing.replica_load import ReplicaState
 
 TieKey = tuple[int, float, int]
 
+# Of a prompt's prefill: how much dearer everybody but its heir is. An heir may have several to compute at
+# once, and a request waits for some of those rather than making another copy.
+HEIR_SHARE = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTimeOptions:
@@ -85,29 +89,45 @@ class ExpectedTime(StatelessPolicy):
         shape = request.shape
         cached = [candidate.cached_tokens for candidate in candidates]
         found = costs(candidates, shape, memory_pressure_s=self.options.memory_pressure_s)
-        if others := self._preferred_by_others():
+        others, share = self._less_wanted(request.heir, [candidate.replica_id for candidate in candidates])
+        if others:
             names = [candidate.replica_id for candidate in candidates]
             prices = [price_of(candidate.load) for candidate in candidates]
-            self._prefer_own(found, others, names, prices, cached, shape)
+            _make_dearer(found, others, share, names, prices, cached, shape)
         order = self._order(found, cached, lambda index: _load_of_view(candidates[index]))
         return [Scored(candidates[index], found[index]) for index in order]
 
     def order(
-        self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
+        self,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        shape: RequestShape,
+        now: float,
+        heir: ReplicaId | None = None,
     ) -> tuple[list[int], list[float]]:
         """`rank` for states as they are: indices, best first, and the cost of each state."""
-        found = self.costs(states, cached, shape, now)
+        found = self.costs(states, cached, shape, now, heir)
         return self._order(found, cached, lambda index: _load_of_state(states[index], now)), found
 
     def is_beaten(
-        self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
+        self,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        shape: RequestShape,
+        now: float,
+        heir: ReplicaId | None = None,
     ) -> bool:
         """Whether any of the others may be chosen before the first of these states."""
-        first, *others = self.costs(states, cached, shape, now)
+        first, *others = self.costs(states, cached, shape, now, heir)
         return min(others, default=math.inf) <= first * (1.0 + self._near_tie)
 
     def costs(
-        self, states: Sequence[ReplicaState], cached: Sequence[int], shape: RequestShape, now: float
+        self,
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        shape: RequestShape,
+        now: float,
+        heir: ReplicaId | None = None,
     ) -> list[float]:
         """Of each state, all in one unit: seconds, or tokens times requests if one's speed is unknown."""
         prices = [state.price for state in states]
@@ -118,8 +138,11 @@ class ExpectedTime(StatelessPolicy):
                 for state, held in zip(states, cached, strict=True)
             ]
         found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
-        if others := self._preferred_by_others():
-            self._prefer_own(found, others, [state.replica_id for state in states], prices, cached, shape)
+        if heir is None and not self._preferred_by_others():
+            return found
+        names = [state.replica_id for state in states]
+        others, share = self._less_wanted(heir, names)
+        _make_dearer(found, others, share, names, prices, cached, shape)
         return found
 
     def _order(
@@ -164,20 +187,13 @@ class ExpectedTime(StatelessPolicy):
         self._replicas.remove(replica_id)
         self._share_out()
 
-    def _prefer_own(
-        self,
-        found: list[float],
-        others: frozenset[ReplicaId],
-        names: Sequence[ReplicaId],
-        prices: Sequence[Price | None],
-        cached: Sequence[int],
-        shape: RequestShape,
-    ) -> None:
-        """Makes the others' replicas a little dearer, by what there is to compute there."""
-        for index, (name, price) in enumerate(zip(names, prices, strict=True)):
-            if price is not None and name in others:
-                own_s = prefill_s(price, shape.num_prompt_tokens, cached[index])
-                found[index] += self.options.own_share * own_s
+    def _less_wanted(
+        self, heir: ReplicaId | None, names: Sequence[ReplicaId]
+    ) -> tuple[frozenset[ReplicaId], float]:
+        """Replicas that are dearer for this router, or for this prompt, and by what share of its prefill."""
+        if heir is not None:
+            return frozenset(names) - {heir}, HEIR_SHARE
+        return self._preferred_by_others(), self.options.own_share
 
     def _preferred_by_others(self) -> frozenset[ReplicaId]:
         place = self._peers()
@@ -196,6 +212,21 @@ class ExpectedTime(StatelessPolicy):
             for index, replica_id in enumerate(sorted(self._replicas))
             if num_shares > 1 and index % num_shares != place % num_shares
         )
+
+
+def _make_dearer(
+    found: list[float],
+    names_of: frozenset[ReplicaId],
+    share: float,
+    names: Sequence[ReplicaId],
+    prices: Sequence[Price | None],
+    cached: Sequence[int],
+    shape: RequestShape,
+) -> None:
+    """Adds to the costs of some replicas that share of what there is to compute there."""
+    for index, (name, price) in enumerate(zip(names, prices, strict=True)):
+        if price is not None and name in names_of:
+            found[index] += share * prefill_s(price, shape.num_prompt_tokens, cached[index])
 
 
 def _all_known(prices: list[Price | None]) -> TypeGuard[list[Price]]:

@@ -1,0 +1,125 @@
+"""A replica leaves: each of its hot prefixes gets one new home, however many ask at once, and of whomever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.block_hash import hints as to_hints
+from cache.events import FORMAT_VERSION, Digest, EventBatch
+from cache.types import BlockHash, HashHint, ReplicaId
+from router.placement.inheritance import SETTLES_S, heir
+from router.placement.routing import Routing
+from tests.fakes.router import FakeClock, chain, config, info, load, query, replica_id
+
+PREFIX_BLOCKS = 64  # 1024 tokens
+LEAVER = replica_id(0)
+
+
+class Fleet:
+    """Several Routers over the same replicas on paper; each hears what replicas say, none of the others."""
+
+    def __init__(self, num_replicas: int, num_routers: int) -> None:
+        self.clock = FakeClock()
+        self.infos = {replica_id(index): info() for index in range(num_replicas)}
+        self.seq = 0
+        self.num_asked = 0
+        self.routers = []
+        for place in range(num_routers):
+            peers = (place, num_routers)
+            routing = Routing(
+                config(seed=place, silent_after_s=3600.0), clock=self.clock, peers=lambda peers=peers: peers
+            )  # type: ignore[misc]
+            routing.update_replicas(self.infos)
+            self.routers.append(routing)
+        for name in self.infos:
+            self.say(name)
+
+    def say(
+        self, name: ReplicaId, stored: list[BlockHash] | None = None, *, is_draining: bool = False
+    ) -> None:
+        self.seq += 1
+        hints = tuple(to_hints(stored or []))
+        batch = EventBatch(FORMAT_VERSION, 1, self.seq, hints, (), Digest(), load(is_draining=is_draining))
+        for routing in self.routers:
+            routing.on_events(name, batch)
+
+    def ask(self, prefix: str, router: int, *, is_over: bool = False) -> ReplicaId:
+        """A prompt with that prefix and a tail of its own."""
+        self.num_asked += 1
+        name = f"q{self.num_asked}"
+        hashes = chain(name, 1, parent=chain(prefix, PREFIX_BLOCKS))
+        asked = replace(query(name), block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1)
+        routing = self.routers[router]
+        chosen = routing.choose(asked).replica_id
+        routing.routed(asked.request_id, chosen)
+        if is_over:
+            routing.first_token(asked.request_id, chosen, 0)
+            routing.finish(asked.request_id)
+        return chosen
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_replicas=st.integers(2, 6),
+    num_routers=st.integers(1, 3),
+    uses=st.integers(8, 40),
+    num_prefixes=st.integers(1, 3),
+    burst=st.integers(2, 9),
+    says_so=st.booleans(),
+)
+def test_each_hot_prefix_of_a_leaving_replica_gets_one_new_home(
+    num_replicas: int, num_routers: int, uses: int, num_prefixes: int, burst: int, says_so: bool
+) -> None:
+    fleet = Fleet(num_replicas, num_routers)
+    prefixes = [f"prefix{index}" for index in range(num_prefixes)]
+    for prefix in prefixes:
+        fleet.say(LEAVER, chain(prefix, PREFIX_BLOCKS))
+        for _ in range(uses):
+            for router in range(num_routers):
+                fleet.ask(prefix, router, is_over=True)
+                fleet.clock.advance(0.5 / num_routers)
+    for name in fleet.infos:
+        fleet.say(name, is_draining=says_so and name == LEAVER)
+    if not says_so:
+        del fleet.infos[LEAVER]
+        for routing in fleet.routers:
+            routing.update_replicas(fleet.infos)
+    homes: dict[str, set[ReplicaId]] = {prefix: set() for prefix in prefixes}
+    for number in range(burst):
+        for prefix in prefixes:
+            homes[prefix].add(fleet.ask(prefix, number % num_routers))
+    assert all(len(home) == 1 for home in homes.values()), homes
+    assert LEAVER not in set().union(*homes.values())
+
+
+@given(st.integers(0, 2**64 - 1), st.permutations([replica_id(index) for index in range(6)]))
+def test_the_heir_is_the_same_whoever_asks_and_changes_only_if_it_leaves(
+    prefix: int, replicas: list[ReplicaId]
+) -> None:
+    hint = HashHint(prefix)
+    chosen = heir(hint, replicas)
+    assert heir(hint, sorted(replicas)) == chosen
+    others = [name for name in replicas if name != chosen]
+    assert heir(hint, [chosen, *others[1:]]) == chosen
+    assert heir(hint, others) in others
+
+
+def test_what_is_left_behind_is_shared_out() -> None:
+    replicas = [replica_id(index) for index in range(4)]
+    heirs = [heir(HashHint(index * 0x9E3779B97F4A7C15 % 2**64), replicas) for index in range(400)]
+    assert all(60 < heirs.count(name) < 140 for name in replicas)
+
+
+def test_after_a_while_a_hot_prefix_may_have_copies_again() -> None:
+    fleet = Fleet(4, 1)
+    for _ in range(30):
+        fleet.ask("p", 0, is_over=True)
+    del fleet.infos[LEAVER]
+    fleet.routers[0].update_replicas(fleet.infos)
+    fleet.clock.advance(SETTLES_S + 1.0)
+    for name in fleet.infos:
+        fleet.say(name)
+    assert len({fleet.ask("p", 0) for _ in range(9)}) > 1
