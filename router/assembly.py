@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from cache.block_hash import BlockHasher
 from cache.tracing import NoTracing, Tracing
@@ -27,8 +28,15 @@ from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
 from router.openai_api.service import Readiness, Service
 from router.policies.base import alone
+from router.prefixes.copies import Copies, PinCalls
+from router.prefixes.keeper import PrefixKeeper
+from router.prefixes.prefix_metrics import PrefixCollector
 from router.prompts.prompt import PromptEncoder
 from router.tenants.tenancy import GateCollector, Tenancy
+
+
+class Calls(ReplicaCalls, PinCalls, Protocol):
+    """Everything a Router asks of replicas."""
 
 
 class RouterParts:
@@ -38,7 +46,7 @@ class RouterParts:
         self,
         config: RouterConfig,
         *,
-        calls: ReplicaCalls,
+        calls: Calls,
         encoder: PromptEncoder,
         version: str,
         peers: Callable[[], tuple[int, int]] = alone,
@@ -82,6 +90,15 @@ class RouterParts:
         )
         self._tracing = tracing or NoTracing()
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock, self._tracing)
+        self.prefixes = PrefixKeeper(
+            self.routing,
+            Copies(self.routing, self.dispatcher, calls),
+            self._engines,
+            clock=clock,
+            wall_clock=wall_clock,
+            timeout_s=config.request_timeout_s,
+        )
+        self.metrics.registry.register(PrefixCollector(self.prefixes.statistics))
         self.service = Service(
             config,
             encoder=encoder,
@@ -93,6 +110,7 @@ class RouterParts:
             fleet=self.fleet,
             tracing=self._tracing,
             tenancy=self.tenancy,
+            prefixes=self.prefixes,
             readiness=self.readiness,
             version=version,
             clock=clock,
@@ -128,6 +146,7 @@ class RouterParts:
         self.subscribers.resync(replica_id)
 
     async def aclose(self) -> None:
+        await self.prefixes.aclose()
         await self.fleet.aclose()
         self.dispatcher.close()
         await self.subscribers.aclose()

@@ -29,7 +29,7 @@ from cache.errors import (
     QueueFull,
     RequestRefused,
 )
-from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.messages import Delta, GenerateRequest, PinLease, SamplingParams
 from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
@@ -67,6 +67,8 @@ class Job:
     text: PromptView | None = None  # for policies that place by it
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
+    pin: PinLease | None = None  # its prompt is to be held, and nothing generated
+    excluded: frozenset[ReplicaId] = frozenset()  # not to be sent there, whoever else fails
 
 
 class Dispatcher:
@@ -110,7 +112,7 @@ class Generation:
         # Of the full blocks of `_tokens`, as of the last attempt.
         self._block_hashes = PackedHashes.of(job.block_hashes)
         self._sent_chars = 0
-        self._excluded: frozenset[ReplicaId] = frozenset()
+        self._excluded = job.excluded
         self._failures = 0  # attempts that failed: who leaves, and hands over, has not
         self._deaths = 0
         self._forward_failures = 0
@@ -274,6 +276,7 @@ class Generation:
             block_hashes=placement.block_hashes,
             deadline_s=None if deadline is None else deadline - now,
             traceparent=job.traceparent,
+            pin=job.pin,
         )
 
     def _take(self, delta: Delta, placement: Placement) -> None:

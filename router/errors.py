@@ -14,6 +14,10 @@
         ├── InvalidApiKey            none was sent, or nobody's
         ├── NotPermitted             a key that does not open this path
         ├── RateLimitExceeded        its key has no more left: try again after `retry_after_s`
+        ├── PrefixDoesNotFit         what replicas hold leaves too little room; names both numbers
+        ├── PrefixLimitReached       its key's prefixes leave too little; names both numbers
+        ├── PrefixCachingOff         nothing is held here
+        ├── PrefixNotFound           no such prefix, or somebody else's
         ├── InvalidField
         │   ├── UnsupportedParameter known to the API, not implemented here
         │   └── PromptTooLong        names both numbers and the limit
@@ -180,6 +184,53 @@ class PromptTooLong(InvalidField):
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.limit = limit
+
+
+class PrefixDoesNotFit(ApiError):
+    """Too few replicas have room for a prefix to be held."""
+
+    def __init__(self, needed: int, left: int, copies: int, num_held: int) -> None:
+        """left: blocks left for pins on the next best replica. num_held: copies that do fit."""
+        super().__init__(
+            f"The prefix needs {needed} blocks on each of {copies} replicas: {num_held} can hold it, and on "
+            f"the next one {left} blocks are left for held prefixes. Delete some, or ask for less.",
+            code="prefix_does_not_fit",
+        )
+        self.needed = needed
+        self.left = left
+        self.copies = copies
+        self.num_held = num_held
+
+
+class PrefixLimitReached(ApiError):
+    """The key's held prefixes leave too little for one more."""
+
+    def __init__(self, what: str, needed: int, left: int, limit: int) -> None:
+        super().__init__(
+            f"The prefix needs {needed} {what} of this API key's limit of {limit}, and {left} are left. "
+            "Delete some, or ask for less.",
+            code="prefix_limit_reached",
+        )
+        self.needed = needed
+        self.left = left
+        self.limit = limit
+
+
+class PrefixCachingOff(ApiError):
+    """The engines keep no prefixes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server holds no prefixes: its engines run with prefix_caching: false.",
+            code="prefix_caching_off",
+        )
+
+
+class PrefixNotFound(ApiError):
+    """No prefix of that id is held for this key: which of the two is nobody's business."""
+
+    def __init__(self) -> None:
+        super().__init__("No prefix of that id is held.", param="id", code="prefix_not_found")
 
 
 class NoChatTemplate(ApiError):

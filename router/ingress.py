@@ -34,7 +34,7 @@ from ray.serve.exceptions import (
 
 from cache.errors import ConfigError, ServingError
 from cache.log_fields import pass_on
-from cache.messages import Delta, GenerateRequest, ReplicaInfo
+from cache.messages import Delta, GenerateRequest, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
 from cache.types import ReplicaId
 from router.assembly import RouterParts
@@ -176,10 +176,11 @@ class Ingress:
 
 
 class HandleCalls:
-    """`ReplicaCalls` over a Serve handle."""
+    """`ReplicaCalls` and `PinCalls` over a Serve handle."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         self._generate = replicas.options(stream=True, method_name="generate")
+        self._unpin = replicas.options(method_name="unpin")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """See `ReplicaCalls`. Ray's errors end here."""
@@ -195,6 +196,13 @@ class HandleCalls:
         finally:
             if not has_ended:
                 response.cancel()
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        """See `PinCalls`. Ray's errors end here."""
+        try:
+            return bool(await self._unpin.remote(request))
+        except Exception as error:
+            raise translate(error) from error
 
 
 def settle_memory() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from cache.messages import GenerateRequest, ReplicaInfo
+from cache.messages import GenerateRequest, ReleasePin, ReplicaInfo
 from cache.types import ReplicaId
 from router.errors import NoReplica
 from router.placement.registry import get_routing
@@ -64,6 +64,8 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
         # Without this Serve asks again at once, for ever, while every rank is full.
         pending_request.routing_context.should_backoff = True
         request = pending_request.args[0] if pending_request.args else None
+        if isinstance(request, ReleasePin):
+            return self._addressed(request.replica_id, candidate_replicas, pending_request)
         if self._routing is None or not isinstance(request, GenerateRequest):
             return [candidate_replicas]
         by_id = {_id(replica.replica_id): replica for replica in candidate_replicas}
@@ -71,7 +73,7 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
         if not ranks:  # nobody of the first choice took it, or they are gone
             ranks = self._present(self._routing.rerank(request.request_id, list(by_id)), request, by_id)
         if not ranks:
-            return self._fail(pending_request, request, candidate_replicas)
+            return self._fail(pending_request, len(request.excluded_replicas), candidate_replicas)
         return [[by_id[replica_id]] for replica_id in ranks]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
@@ -86,8 +88,17 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
         """The ranks that are still there and not excluded."""
         return [r for r in ranks if r in by_id and r not in request.excluded_replicas]
 
+    def _addressed(
+        self, replica_id: ReplicaId, candidates: list[RunningReplica], pending_request: PendingRequest
+    ) -> list[list[RunningReplica]]:
+        """That one replica, for calls that nobody else can answer."""
+        addressee = [replica for replica in candidates if _id(replica.replica_id) == replica_id]
+        if not addressee:
+            return self._fail(pending_request, len(candidates), candidates)
+        return [addressee]
+
     def _fail(
-        self, pending_request: PendingRequest, request: GenerateRequest, candidates: list[RunningReplica]
+        self, pending_request: PendingRequest, num_excluded: int, candidates: list[RunningReplica]
     ) -> list[list[RunningReplica]]:
         """Ends a call that nobody may take with NoReplica at its caller.
 
@@ -96,7 +107,7 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
         go too, or the request's next call would be taken for this one.
         """
         if not pending_request.future.done():
-            pending_request.future.set_exception(NoReplica(len(candidates), len(request.excluded_replicas)))
+            pending_request.future.set_exception(NoReplica(len(candidates), num_excluded))
         self._remove_pending_request_from_indices(pending_request)
         return [candidates[:1]]
 

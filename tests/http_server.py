@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from cache.messages import Delta, GenerateRequest
+from cache.messages import Delta, GenerateRequest, ReleasePin
 from cache.tracing import Tracing
 from cache.types import ReplicaId
 from replica.config import ReplicaConfig
@@ -103,15 +104,21 @@ def scripted_server(router: RouterUnderTest) -> Iterator[HttpServer]:
 
 @contextlib.contextmanager
 def engine_server(
-    *, num_replicas: int = 2, num_blocks: int = 512, tracing: Tracing | None = None, **config: object
+    *,
+    num_replicas: int = 2,
+    num_blocks: int = 512,
+    tracing: Tracing | None = None,
+    replica: Mapping[str, Any] | None = None,
+    **config: object,
 ) -> Iterator[HttpServer]:
     """Around real engines. config: of the Router, beside what follows from the engines.
 
     tracing: of the Router and the engines, which then log every request too.
 
     num_blocks: of each replica's cache, 16 tokens each; a request has no room for more.
+    replica: other settings of the replicas.
     """
-    fleet = EngineFleet(num_replicas, num_blocks, tracing)
+    fleet = EngineFleet(num_replicas, num_blocks, tracing, replica)
 
     @contextlib.asynccontextmanager
     async def make_app() -> AsyncIterator[ASGIApp]:
@@ -125,8 +132,16 @@ def engine_server(
 class EngineFleet:
     """Engines over the embedded model, and the calls to them. `with` it from any thread."""
 
-    def __init__(self, num_replicas: int, num_blocks: int, tracing: Tracing | None = None) -> None:
-        self._num_blocks = num_blocks
+    def __init__(
+        self,
+        num_replicas: int,
+        num_blocks: int,
+        tracing: Tracing | None = None,
+        replica: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._config = ReplicaConfig(
+            **{"model": MODEL, "num_blocks": num_blocks, "torch_threads": 1, **(replica or {})}
+        )
         self._tracing = tracing
         self._ids = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
         self._undo = contextlib.ExitStack()
@@ -134,9 +149,8 @@ class EngineFleet:
         self._parts: RouterParts | None = None
 
     def __enter__(self) -> EngineFleet:
-        config = ReplicaConfig(model=MODEL, num_blocks=self._num_blocks, torch_threads=1)
         with contextlib.ExitStack() as undo:
-            self._nodes = {replica_id: undo.enter_context(running_node(config)) for replica_id in self._ids}
+            self._nodes = {name: undo.enter_context(running_node(self._config)) for name in self._ids}
             if self._tracing is not None:
                 for node in self._nodes.values():
                     node.engine.watch(RequestTraces(self._tracing))
@@ -177,3 +191,7 @@ class EngineFleet:
         async with contextlib.aclosing(self._nodes[replica_id].engine.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        """`PinCalls`."""
+        return await self._nodes[request.replica_id].engine.unpin(request.pin_id)

@@ -30,7 +30,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
     ("vllm:num_requests_waiting", "Requests in the engine's queue.", lambda r: r.num_waiting),
     (
         "vllm:kv_cache_usage_perc",
-        "Share of KV blocks in use by running requests, 0 to 1.",
+        "Share of KV blocks in use by running requests and held prefixes, 0 to 1.",
         lambda r: r.used_blocks / r.total_blocks if r.total_blocks else 0.0,
     ),
     (
@@ -39,6 +39,17 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         lambda r: r.cached_blocks,
     ),
     ("warmpath_engine_blocks", "KV blocks the engine has.", lambda r: r.total_blocks),
+    (
+        "warmpath_engine_pinned_blocks",
+        "Of those, blocks that held prefixes keep from being evicted.",
+        lambda r: r.pinned_blocks,
+    ),
+    (
+        "warmpath_engine_max_pinned_blocks",
+        "Blocks that held prefixes may have.",
+        lambda r: r.max_pinned_blocks,
+    ),
+    ("warmpath_engine_pins", "Held prefixes.", lambda r: len(r.pins)),
 )
 
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (

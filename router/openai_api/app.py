@@ -32,6 +32,7 @@ from router.openai_api.debug import DebugRoute
 from router.openai_api.errors import ErrorAnswer, answer_to, outcome_of, route_error
 from router.openai_api.fields import Endpoint, count_unknown
 from router.openai_api.keys import KeyMiddleware, visit_of
+from router.openai_api.prefixes import PrefixBody, parse_prefix
 from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
 from router.openai_api.service import TRACEPARENT, Answer, Service
 from router.openai_api.streams import BrokenStream, ClientGone, SseResponse, event, unless_gone
@@ -45,6 +46,7 @@ from router.openai_api.tokenization import (
 
 POLICY_HEADER = "x-warmpath-policy"
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
+PREFIXES_PATH = "/v1/prefixes"
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
 OVERLAP_HEADER = "x-warmpath-overlap-blocks"
@@ -227,6 +229,17 @@ class _Routes:
             response_model=None,
             openapi_extra=_json_body(DetokenizeBody.model_json_schema()),
         )
+        api.add_api_route(
+            PREFIXES_PATH,
+            self.create_prefix,
+            methods=["POST"],
+            response_model=None,
+            openapi_extra=_json_body(PrefixBody.model_json_schema()),
+        )
+        one = f"{PREFIXES_PATH}/{{prefix_id}}"
+        api.add_api_route(PREFIXES_PATH, self.prefixes, methods=["GET"], response_model=None)
+        api.add_api_route(one, self.prefix, methods=["GET"], response_model=None)
+        api.add_api_route(one, self.delete_prefix, methods=["DELETE"], response_model=None)
         api.add_api_route("/v1/models", self.models, methods=["GET"], response_model=None)
         # A path: model names may hold slashes.
         api.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"], response_model=None)
@@ -281,6 +294,33 @@ class _Routes:
             return (await self._service.detokenize(parse_detokenize(body, self._limits))).encoded()
 
         return await self._answer_plainly(request, Endpoint.DETOKENIZE, handle)
+
+    async def create_prefix(self, request: Request) -> Response:
+        async def handle(body: dict[str, Any]) -> bytes:
+            self._service.metrics.unknown_fields.inc(unknown_fields(PrefixBody, body))
+            parsed = parse_prefix(body, self._limits)
+            making = self._service.prefixes.create(parsed, _id_of(request), visit_of(request))
+            return (await unless_gone(request, making)).encoded()
+
+        return await self._answer_plainly(request, Endpoint.PREFIXES, handle)
+
+    async def prefixes(self, request: Request) -> Response:
+        return _json(self._service.prefixes.listed(visit_of(request)).encoded())
+
+    async def prefix(self, request: Request, prefix_id: str) -> Response:
+        try:
+            return _json(self._service.prefixes.one(prefix_id, visit_of(request)).encoded())
+        except ServingError as error:
+            return _error_response(answer_to(error))
+
+    async def delete_prefix(self, request: Request, prefix_id: str) -> Response:
+        tally = _Tally(self._service, Endpoint.PREFIXES, request)
+        try:
+            content = (await self._service.prefixes.delete(prefix_id, visit_of(request))).encoded()
+        except (Exception, asyncio.CancelledError) as error:
+            return self._refusal(error, request, tally)
+        tally.end("ok")
+        return _json(content)
 
     async def models(self, _request: Request) -> Response:
         return _json(self._service.models().encoded())

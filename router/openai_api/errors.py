@@ -64,6 +64,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.InvalidApiKey: _Row(401, INVALID_REQUEST, "unauthorized"),
     errors.NotPermitted: _Row(403, INVALID_REQUEST, "not_permitted"),
     errors.RateLimitExceeded: _Row(429, RATE_LIMIT, "limited", None, lambda error: error.retry_after_s),
+    errors.PrefixNotFound: _Row(404, INVALID_REQUEST, "not_found"),
     errors.ApiError: _Row(400, INVALID_REQUEST, "invalid"),
     shared.PromptTooLong: _Row(400, INVALID_REQUEST, "invalid", "context_length_exceeded"),
     # Load: try again.

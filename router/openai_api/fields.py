@@ -23,6 +23,7 @@ class Endpoint(StrEnum):
     COMPLETIONS = "completions"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    PREFIXES = "prefixes"
 
 
 class Use(StrEnum):

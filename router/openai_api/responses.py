@@ -145,3 +145,31 @@ class ModelCard(_Out):
 class ModelList(_Out):
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class PrefixObject(_Out):
+    """A held prefix. `usage` and `prompt_tokens` are told once, when it is made."""
+
+    id: str
+    object: Literal["prefix"]
+    created: int  # unix seconds
+    model: str
+    status: Literal["held", "partial"]  # partial: a copy was lost and is being made again
+    blocks: int  # of one copy
+    tokens: int  # in those
+    copies: int  # wanted
+    replicas: list[str]  # that hold one now
+    expires_at: int  # unix seconds
+    prompt_tokens: int | None = None  # that longer prompts share; what is in no whole block is not held
+    usage: Usage | None = None  # of all copies
+
+
+class PrefixList(_Out):
+    object: Literal["list"]
+    data: list[PrefixObject]
+
+
+class PrefixDeleted(_Out):
+    id: str
+    object: Literal["prefix.deleted"]
+    deleted: bool

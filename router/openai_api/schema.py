@@ -172,7 +172,7 @@ def _to_arguments(value: object, at: str) -> dict[str, Any]:
     return arguments
 
 
-def _to_tools(value: object, info: ValidationInfo) -> tuple[dict[str, Any], ...]:
+def to_tools(value: object, info: ValidationInfo) -> tuple[dict[str, Any], ...]:
     """The functions as templates read them: what the client sent, less what is null."""
     limit = _limits(info).max_tools
     if not isinstance(value, list) or len(value) > limit:
@@ -426,7 +426,7 @@ class ChatBody(RequestBody):
     ]
     max_completion_tokens: Tokens | None = None  # the newer name, so it wins over max_tokens
     tools: Annotated[
-        tuple[dict[str, Any], ...], BeforeValidator(_to_tools), WithJsonSchema(_TOOLS_SCHEMA)
+        tuple[dict[str, Any], ...], BeforeValidator(to_tools), WithJsonSchema(_TOOLS_SCHEMA)
     ] = ()
     tool_choice: Annotated[
         str, BeforeValidator(_to_tool_choice), WithJsonSchema({"enum": list(_TOOL_CHOICES)})

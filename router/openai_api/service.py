@@ -38,6 +38,7 @@ from router.openai_api.codec import (
     whole_answer,
 )
 from router.openai_api.fields import Endpoint
+from router.openai_api.prefixes import Prefixes
 from router.openai_api.prompt_text import ChatText, PlainText, SaltedText
 from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
 from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
@@ -48,6 +49,7 @@ from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
+from router.prefixes.keeper import PrefixKeeper
 from router.prompts.chain_cache import ChainCache, ChainStatistics
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
@@ -143,6 +145,7 @@ class Service:
         fleet: FleetMetrics,
         tracing: Tracing,
         tenancy: Tenancy,
+        prefixes: PrefixKeeper,
         readiness: Callable[[], Readiness],
         version: str,
         clock: Callable[[], float],
@@ -167,6 +170,15 @@ class Service:
         self._wall_clock = wall_clock
         self._rng = rng
         self._started_at = int(wall_clock())
+        self._keeper = prefixes
+        self.prefixes = Prefixes(
+            config,
+            encoder,
+            tenancy,
+            prefixes,
+            hashes=self._hash,
+            replica_limits=lambda: (len(routing.replicas), self.max_model_len()),
+        )
 
     # --- generating ---------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@
         tenant: alice             # whose cache it uses; left out: the name
         sha256: 9f86d081884c7d65… # of the key, 64 hexadecimal digits; a list while a key is being replaced
         operator: false           # may also read /metrics, /debug and whatever else is not the API
-        limits: {requests_per_minute: 600, tokens_per_minute: 200000, max_concurrent: 32}
+        limits: {requests_per_minute: 600, tokens_per_minute: 200000, max_concurrent: 32, prefixes: 4}
 
 Knows the file's text; knows neither where it is nor any key. Errors name field, value and range, and never
 show a digest: somebody may have put the key itself in its place.
@@ -40,12 +40,17 @@ class KeyLimits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts, cached ones too, and of answers
     max_concurrent: int | None = None  # prompts being answered: a batch counts as many as it has
+    # Of prefixes that are held for it; None = what `limits:` of the Router's settings says.
+    prefixes: int | None = None
+    prefix_tokens: int | None = None  # each copy counted
 
 
 _LIMIT_RANGES = {
     "requests_per_minute": (1, 10_000_000),
     "tokens_per_minute": (1, 1_000_000_000_000),
     "max_concurrent": (1, 1_000_000),
+    "prefixes": (0, 1_000_000),
+    "prefix_tokens": (0, 1_000_000_000_000),
 }
 
 

@@ -12,7 +12,7 @@ import httpx
 from starlette.types import ASGIApp, Message
 
 from cache.fingerprint import Fingerprint, HashAlgorithm
-from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo
+from cache.messages import Delta, FinishReason, GenerateRequest, ReleasePin, ReplicaInfo
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
@@ -122,6 +122,10 @@ class ScriptedReplicas:
         finally:
             self.running -= 1
             self.cancelled += not has_ended
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        """They hold nothing."""
+        return False
 
 
 class RouterUnderTest:

@@ -1,0 +1,268 @@
+"""`/v1/prefixes`: what a conversation begins with, computed before its traffic comes, and held.
+
+    POST    messages (or prompt), copies, seconds ──> held on so many replicas, or refused
+    GET     the caller's own; one of them by its id         DELETE    give one back
+
+Whole blocks are held, and only of what requests with more messages have in common with these: not the turn of
+the assistant, and nothing that the template writes differently once more follows. Knows bodies, keys' names
+and the encoder; knows neither HTTP nor how copies are made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from cache.block_hash import PackedHashes
+from router.config import RouterConfig
+from router.errors import (
+    InvalidField,
+    NoReplica,
+    PrefixLimitReached,
+    PrefixNotFound,
+    PromptTooLong,
+    UnknownModel,
+    UnsupportedParameter,
+)
+from router.limits import Limits
+from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
+from router.openai_api.schema import (
+    MESSAGES_SCHEMA,
+    ChatMessage,
+    TokenPrompt,
+    is_token_id,
+    to_messages,
+    to_tools,
+)
+from router.openai_api.tool_calls import renders_tools
+from router.prefixes.keeper import PrefixKeeper
+from router.prefixes.prefix import PinnedPrefix, Prefix
+from router.prompts.chat import Chat
+from router.prompts.prompt import PromptEncoder
+from router.tenants.allowance import Visit
+from router.tenants.settings import CacheScope
+from router.tenants.tenancy import Tenancy
+
+DEFAULT_SECONDS = 600
+MAX_COPIES = 10_000  # more than any fleet: of which replicas there are, the keeper knows
+# Stands for whatever follows, to see where the template's text for these messages stops being its beginning.
+_MORE = {"role": "user", "content": "x"}
+
+
+def _to_prompt(value: object) -> str | TokenPrompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(map(is_token_id, value)):
+        return TokenPrompt.model_construct(token_ids=tuple(value))
+    raise InvalidField("prompt", f"'prompt' must be {_TEXTS['prompt']}.")
+
+
+class PrefixBody(BaseModel):
+    """POST /v1/prefixes"""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[
+        tuple[ChatMessage, ...], BeforeValidator(to_messages), WithJsonSchema(MESSAGES_SCHEMA)
+    ] = ()
+    tools: Annotated[
+        tuple[dict[str, Any], ...], BeforeValidator(to_tools), WithJsonSchema({"type": "array"})
+    ] = ()
+    prompt: Annotated[
+        str | TokenPrompt | None,
+        BeforeValidator(_to_prompt),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
+    ] = None
+    copies: Annotated[int, Field(ge=1, le=MAX_COPIES)] = 1
+    seconds: Annotated[int, Field(ge=1)] = DEFAULT_SECONDS
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+
+_TEXTS = {
+    "model": "the name of a model this server has",
+    "prompt": "a string or a list of token ids",
+    "copies": f"an integer between 1 and {MAX_COPIES}, and at most the number of replicas",
+    "seconds": "an integer of at least 1",
+    "cache_salt": "a non-empty string",
+}
+
+
+def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
+    """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        parsed = PrefixBody.model_validate(given, context=limits)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "missing":
+            raise InvalidField(name, f"'{name}' is required.", code="missing_required_parameter") from None
+        raise InvalidField(name, f"'{name}' must be {_TEXTS[name]}.") from None
+    if (parsed.prompt is None) is not bool(parsed.messages):
+        raise InvalidField("messages", "Either 'messages' or 'prompt' is required, and not both.")
+    if parsed.tools and not parsed.messages:
+        raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
+    if parsed.seconds > limits.max_prefix_seconds:
+        raise InvalidField("seconds", f"'seconds' must be at most {limits.max_prefix_seconds}.")
+    if parsed.cache_salt is not None and len(parsed.cache_salt) > limits.max_salt_chars:
+        raise InvalidField(
+            "cache_salt", f"'cache_salt' must have at most {limits.max_salt_chars} characters."
+        )
+    return parsed
+
+
+def owner_of(key_name: str) -> str:
+    """What names a key's prefixes to replicas and Routers; "" where nobody needs a key."""
+    return hashlib.sha256(b"warmpath owner " + key_name.encode()).hexdigest()[:32] if key_name else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """The routes' work. Stateless beside its parts."""
+
+    config: RouterConfig
+    encoder: PromptEncoder
+    tenancy: Tenancy
+    keeper: PrefixKeeper
+    hashes: Callable[[array[int], str], Awaitable[PackedHashes]]  # of token ids under a salt
+    replica_limits: Callable[[], tuple[int, int | None]]  # how many there are, and what prompts fit them all
+
+    async def create(self, body: PrefixBody, request_id: str, visit: Visit) -> PrefixObject:
+        """Raises ApiError, a RoutingError or a RequestRefused; then nothing is held."""
+        self._check(body)
+        salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
+        token_ids = await self._tokens(body, salt)
+        prefix = await self._whole_blocks(body, token_ids, salt)
+        owner = owner_of(visit.key.name)
+        self._check_limits(prefix, body.copies, owner, visit)
+        num_tokens = len(prefix.token_ids)
+        visit.charge(1, num_tokens * body.copies)
+        try:
+            pin, cached_tokens = await self.keeper.establish(
+                prefix, owner=owner, copies=body.copies, seconds=body.seconds, request_id=request_id
+            )
+        except BaseException:
+            visit.refund()
+            raise
+        usage = usage_of(num_tokens * body.copies, 0, cached_tokens)
+        return self._shown(pin).model_copy(update={"usage": usage, "prompt_tokens": len(token_ids)})
+
+    def listed(self, visit: Visit) -> PrefixList:
+        pins = self.keeper.pins(owner_of(visit.key.name))
+        return PrefixList(object="list", data=[self._shown(pin) for pin in pins])
+
+    def one(self, pin_id: str, visit: Visit) -> PrefixObject:
+        """Raises PrefixNotFound."""
+        return self._shown(self._find(pin_id, visit))
+
+    async def delete(self, pin_id: str, visit: Visit) -> PrefixDeleted:
+        """Its blocks are free when this returns. Raises PrefixNotFound."""
+        pin = self._find(pin_id, visit)
+        await self.keeper.give_back(pin)
+        return PrefixDeleted(id=pin.pin_id, object="prefix.deleted", deleted=True)
+
+    # --- parts of these -----------------------------------------------------------------------
+
+    def _check(self, body: PrefixBody) -> None:
+        if body.model != self.config.model_name:
+            raise UnknownModel(body.model, [self.config.model_name])
+        if self.tenancy.salts.scope is CacheScope.REQUEST and body.cache_salt is None:
+            raise InvalidField(
+                "cache_salt",
+                "'cache_salt' is required here: without it no other request finds the prefix.",
+            )
+        if body.tools and not renders_tools(self.encoder.chat_template(has_tools=True)):
+            raise UnsupportedParameter(
+                "tools", "'tools' is not supported: this model's chat template has no place for them."
+            )
+        num_replicas, _ = self.replica_limits()
+        if not num_replicas:
+            raise NoReplica()
+        if body.copies > num_replicas:
+            raise InvalidField("copies", f"'copies' must be at most {num_replicas}, the number of replicas.")
+
+    async def _tokens(self, body: PrefixBody, salt: str) -> array[int]:
+        """What every longer prompt that begins so begins with, as far as can be told."""
+        match body.prompt:
+            case str(text):
+                return await self.encoder.encode_text(text, salt=salt)
+            case TokenPrompt(token_ids=token_ids):
+                return await self.encoder.encode_ids(token_ids)
+        messages = [message.for_template() for message in body.messages]
+        is_users = messages[-1]["role"] == "user"  # then the assistant speaks next
+        longer = messages if is_users else [*messages, _MORE]
+        alone = await self.encoder.encode_chat(Chat(messages, body.tools, assistant_is_next=False), salt=salt)
+        try:
+            followed = await self.encoder.encode_chat(Chat(longer, body.tools), salt=salt)
+        except InvalidField:
+            return alone  # the template wants something else next
+        return alone[: _num_common(alone, followed)]
+
+    async def _whole_blocks(self, body: PrefixBody, token_ids: array[int], salt: str) -> Prefix:
+        size, param = self.config.fingerprint.block_size, "messages" if body.messages else "prompt"
+        whole = token_ids[: len(token_ids) // size * size]
+        if not whole:
+            raise InvalidField(
+                param,
+                f"'{param}' has {len(token_ids)} tokens that longer prompts would share; whole blocks of "
+                f"{size} are held.",
+            )
+        _, limit = self.replica_limits()
+        if limit is not None and len(whole) + 1 > limit:
+            raise PromptTooLong(len(whole), 1, limit, param=param)
+        return Prefix(whole, await self.hashes(whole, salt), salt)
+
+    def _check_limits(self, prefix: Prefix, copies: int, owner: str, visit: Visit) -> None:
+        """Raises PrefixLimitReached if the key's prefixes, wherever they came through, leave too little."""
+        size, limits, own = self.config.fingerprint.block_size, self.config.limits, visit.key.limits
+        pins = self.keeper.pins(owner)
+        held = sum(pin.num_blocks * pin.copies for pin in pins) * size
+        for what, needed, taken, limit in (
+            ("prefixes", 1, len(pins), limits.max_prefixes if own.prefixes is None else own.prefixes),
+            (
+                "tokens",
+                len(prefix.token_ids) * copies,
+                held,
+                limits.max_prefix_tokens if own.prefix_tokens is None else own.prefix_tokens,
+            ),
+        ):
+            if taken + needed > limit:
+                raise PrefixLimitReached(what, needed, max(0, limit - taken), limit)
+
+    def _find(self, pin_id: str, visit: Visit) -> PinnedPrefix:
+        pin = self.keeper.find(pin_id, owner_of(visit.key.name))
+        if pin is None:
+            raise PrefixNotFound
+        return pin
+
+    def _shown(self, pin: PinnedPrefix) -> PrefixObject:
+        return PrefixObject(
+            id=pin.pin_id,
+            object="prefix",
+            created=int(pin.created_at),
+            model=self.config.model_name,
+            status="held" if pin.is_whole else "partial",
+            blocks=pin.num_blocks,
+            tokens=pin.num_blocks * self.config.fingerprint.block_size,
+            copies=pin.copies,
+            replicas=list(pin.replicas),
+            expires_at=int(pin.expires_at),
+        )
+
+
+def _num_common(first: array[int], second: array[int]) -> int:
+    """Leading ids that both have."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

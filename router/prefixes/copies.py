@@ -1,0 +1,107 @@
+"""One replica made to hold a prefix, or to give it back.
+
+A copy is made like a generation that ends when its prompt is computed: it is placed, waits its turn, shows in
+the load and in the decisions. Knows the dispatcher and one target at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+from typing import Protocol
+
+from cache.errors import ServingError
+from cache.messages import PinLease, ReleasePin, SamplingParams
+from cache.types import PinId, ReplicaId, RequestId
+from router.dispatch import Dispatcher, Job
+from router.errors import ReplicaLost
+from router.placement.decision import RouteQuery
+from router.placement.routing import Routing
+from router.policies.expected_time import ExpectedTime
+from router.prefixes.prefix import Prefix
+
+# Whatever places the traffic: a copy goes where it is cheapest, and that counts what is already there.
+POLICY = ExpectedTime.name
+RELEASE_TIMEOUT_S = 10.0  # an engine gives back after the step it is in
+
+logger = logging.getLogger(__name__)
+
+
+class PinCalls(Protocol):
+    """Asks one replica to give a pin back."""
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        """Whether it held it. Raises ReplicaLost or a RoutingError where it cannot be asked."""
+
+
+class Copies:
+    """Makes and ends single copies. Owner: the router's event loop."""
+
+    def __init__(self, routing: Routing, dispatcher: Dispatcher, calls: PinCalls) -> None:
+        self._routing = routing
+        self._dispatcher = dispatcher
+        self._calls = calls
+
+    def order(
+        self, prefix: Prefix, request_id: RequestId, candidates: Collection[ReplicaId]
+    ) -> list[ReplicaId]:
+        """The candidates that can take it now, cheapest first: those that hold most of it cost least.
+
+        Books nothing. Raises NoReplica or AllBusy if none can.
+        """
+        decision = self._routing.weigh(self._query(prefix, request_id, candidates))
+        return list(decision.ranking.replica_ids(len(candidates)))
+
+    async def make(
+        self, prefix: Prefix, lease: PinLease, target: ReplicaId, request_id: RequestId, timeout_s: float
+    ) -> int:
+        """Compute it there and have it held. Tokens that were cached already.
+
+        Raises PinsFull, another RequestRefused, or a RoutingError; then nothing is held there.
+        """
+        job = Job(
+            request_id=request_id,
+            prompt=prefix.token_ids,
+            block_hashes=prefix.block_hashes,
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            seed=0,
+            cache_salt=prefix.cache_salt,
+            policy=POLICY,
+            timeout_s=timeout_s,
+            pin=lease,
+            excluded=frozenset(self._routing.replicas) - {target},
+        )
+        generation = self._dispatcher.start(job)
+        async with contextlib.aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                if delta.token_ids:
+                    raise ReplicaLost("it generates where it was to hold")  # of another version
+        if generation.replica_id != target:
+            # It joined after the target was chosen, and Serve took it: what it holds is not what was wanted.
+            await self.end(lease.pin_id, generation.replica_id)
+            raise ReplicaLost("another replica took it")
+        return generation.cached_tokens or 0
+
+    async def end(self, pin_id: PinId, replica_id: ReplicaId | None) -> None:
+        """Have it given back. A replica that cannot be asked is left to its lease; so is one that is gone."""
+        if replica_id is None or replica_id not in self._routing.replicas:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await self._calls.unpin(ReleasePin(pin_id, replica_id))
+        except (ServingError, TimeoutError) as error:
+            fields = {"pin_id": pin_id, "replica_id": replica_id, "error_type": type(error).__name__}
+            logger.warning("a pin could not be released, it ends with its time", extra=fields)
+
+    def _query(self, prefix: Prefix, request_id: RequestId, candidates: Collection[ReplicaId]) -> RouteQuery:
+        return RouteQuery(
+            request_id=request_id,
+            block_hashes=prefix.block_hashes,
+            num_prompt_tokens=len(prefix.token_ids),
+            excluded=frozenset(self._routing.replicas) - frozenset(candidates),
+            policy=POLICY,
+            max_tokens=1,
+            cache_salt=prefix.cache_salt,
+        )

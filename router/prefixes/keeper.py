@@ -1,0 +1,386 @@
+"""The pins this Router was asked for: as many copies as were wanted, until their time is over.
+
+    establish ──> held on `copies` replicas ──┬── its time is over, or somebody gave it back ──> forgotten
+                      ^                       │
+                      └── made again <────────┴── a replica died or drains
+
+Replicas hold by leases of their own, so a pin outlives the Router it came through; only what makes lost
+copies again is lost with it. What is listed comes from the replicas (`holdings.py`). A copy that vanishes
+from a replica which lives on was given back, through whichever Router: then all of them are.
+Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cache.engine_report import EngineReport
+from cache.errors import PinsFull, RequestRefused, ServingError
+from cache.messages import PinLease
+from cache.types import PinId, ReplicaId, RequestId
+from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, RoutingError
+from router.placement.routing import Routing
+from router.prefixes.copies import Copies
+from router.prefixes.holdings import Engines, holdings, holds, room, roomiest
+from router.prefixes.prefix import PinnedPrefix, Prefix
+
+LOOK_INTERVAL_S = 0.5  # engines report as often
+RETRY_S = (1.0, 15.0)  # between attempts to make lost copies again: the first pause, and the longest
+TIMEOUT_S = 300.0  # of one copy, where requests have no limit of their own
+FIRST_REPORT_S = 2.0  # a replica that just came has told nothing yet: waited for so long
+# A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
+MAX_UNTOLD_REPORTS = 8
+FORGET_S = 5.0  # what was given back may still be in a report that is on its way
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One replica that was made to hold it."""
+
+    since_number: int  # of its reports, the latest when it began to hold
+    epoch: int | None = None  # of the engine that told it holds it; None: none has yet
+
+
+@dataclass(slots=True, eq=False)
+class _Pin:
+    """One that this Router keeps."""
+
+    pin_id: PinId
+    owner: str
+    prefix: Prefix
+    copies: int
+    created_at: float  # unix seconds
+    expires_at: float
+    held: dict[ReplicaId, _Copy] = field(default_factory=dict)
+    is_established: bool = False
+    work: asyncio.Task[None] | None = None  # making lost copies again
+    retry_at: float = 0.0
+    retry_s: float = RETRY_S[0]
+
+    def told(self) -> PinnedPrefix:
+        return PinnedPrefix(
+            self.pin_id,
+            self.owner,
+            self.prefix.num_blocks,
+            self.copies,
+            tuple(self.held),
+            self.created_at,
+            self.expires_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperStatistics:
+    """Since the start, but for `num_kept`."""
+
+    num_kept: int  # pins that this Router makes lost copies of again
+    num_copies_made: int
+    num_copies_restored: int  # of those, made because one was lost
+    num_refused: int  # pins that did not fit
+
+
+class PrefixKeeper:
+    """`aclose` once done; what is held stays held until its time is over."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        copies: Copies,
+        engines: Callable[[], Engines],
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        timeout_s: float | None = None,
+    ) -> None:
+        """engines: the replicas known here with their latest reports. timeout_s: of one copy."""
+        self._routing = routing
+        self._copies = copies
+        self._engines = engines
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._timeout_s = timeout_s or TIMEOUT_S
+        self._pins: dict[PinId, _Pin] = {}
+        self._given_back: dict[PinId, float] = {}  # when that was, by `clock`
+        self._watching: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[Any]] = set()
+        self._counts: Counter[str] = Counter()
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def pins(self, owner: str | None = None) -> list[PinnedPrefix]:
+        """All there are, or one owner's, oldest first: what replicas hold and what is being made here."""
+        self._forget_old()
+        found = {pin_id: pin for pin_id, pin in self._held().items() if pin_id not in self._given_back}
+        for pin_id, pin in self._pins.items():
+            found.setdefault(pin_id, pin.told())
+        ordered = sorted(found.values(), key=lambda pin: (pin.created_at, pin.pin_id))
+        return [pin for pin in ordered if owner is None or pin.owner == owner]
+
+    def find(self, pin_id: str, owner: str) -> PinnedPrefix | None:
+        return next((pin for pin in self.pins(owner) if pin.pin_id == pin_id), None)
+
+    def statistics(self) -> KeeperStatistics:
+        counts = self._counts
+        return KeeperStatistics(len(self._pins), counts["made"], counts["restored"], counts["refused"])
+
+    # --- acts ---------------------------------------------------------------------------------
+
+    async def establish(
+        self, prefix: Prefix, *, owner: str, copies: int, seconds: float, request_id: str
+    ) -> tuple[PinnedPrefix, int]:
+        """Have it computed and held on so many replicas; how it is then, and tokens that were cached already.
+
+        All or nothing. Its time begins now, and counts while it is computed. copies: at most the replicas.
+        Raises PrefixDoesNotFit with both numbers, PrefixCachingOff, a RoutingError or a RequestRefused.
+        """
+        now = self._wall_clock()
+        pin_id = PinId(f"prefix-{secrets.token_hex(12)}")
+        pin = self._pins[pin_id] = _Pin(pin_id, owner, prefix, copies, now, now + seconds)
+        self._watch()
+        try:
+            await self._hear_of(self._routing.replicas)
+            cached_tokens = await self._fill(pin, request_id)
+        except BaseException:
+            self._drop(pin)
+            raise
+        pin.is_established = True
+        return pin.told(), cached_tokens
+
+    async def give_back(self, pin: PinnedPrefix) -> None:
+        """End it on every replica, whichever Router it came through."""
+        self._given_back[pin.pin_id] = self._clock()
+        kept = self._pins.pop(pin.pin_id, None)
+        replicas = dict.fromkeys(pin.replicas)
+        if kept is not None:
+            replicas |= dict.fromkeys(kept.held)
+            if kept.work is not None:
+                kept.work.cancel()
+        await asyncio.gather(*[self._start(self._copies.end(pin.pin_id, name)) for name in replicas])
+
+    async def aclose(self) -> None:
+        """Keep nothing any more. Idempotent."""
+        tasks = [pin.work for pin in self._pins.values()] + [self._watching, *self._releases]
+        running = [task for task in tasks if task is not None]
+        self._pins.clear()
+        self._watching = None
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    # --- making copies ------------------------------------------------------------------------
+
+    async def _fill(self, pin: _Pin, request_id: str) -> int:
+        """Make the copies that are missing; tokens of them that were cached already.
+
+        Raises what the last replica said that could have taken one, or why there is none.
+        """
+        cached_tokens, tried, refusal = 0, set(pin.held), None
+        while (missing := pin.copies - len(pin.held)) > 0:
+            candidates = self._candidates(pin, tried)
+            if len(candidates) < missing:
+                raise refusal or self._does_not_fit(pin, tried)
+            chosen = self._copies.order(pin.prefix, self._unique(request_id), candidates)[:missing]
+            tried |= set(chosen)
+            results = await self._all(
+                [self._start(self._make(pin, target, self._unique(request_id))) for target in chosen]
+            )
+            for result in results:
+                if isinstance(result, BaseException):
+                    refusal = self._refusal(pin, result)
+                else:
+                    cached_tokens += result
+        return cached_tokens
+
+    async def _make(self, pin: _Pin, target: ReplicaId, request_id: RequestId) -> int:
+        """One copy. Known of as soon as it may be there, so that it is given back if this is cancelled."""
+        seconds = pin.expires_at - self._wall_clock()
+        lease = PinLease(pin.pin_id, pin.owner, seconds, pin.copies, pin.created_at, pin.expires_at)
+        report = self._report_of(target)
+        pin.held[target] = _Copy(since_number=report.number if report is not None else 0)
+        try:
+            cached = await self._copies.make(
+                pin.prefix, lease, target, request_id, min(self._timeout_s, seconds)
+            )
+        except (RoutingError, RequestRefused):
+            pin.held.pop(target, None)
+            raise
+        self._counts["made"] += 1
+        if (report := self._report_of(target)) is not None and target in pin.held:
+            pin.held[target].since_number = report.number
+        return cached
+
+    def _candidates(self, pin: _Pin, tried: Iterable[ReplicaId]) -> list[ReplicaId]:
+        """Replicas that may hold a copy and have not been asked. What is shared with other pins there may
+        make it fit where it would not alone, so that is theirs to say."""
+        refused = set(tried)
+        return [
+            replica.replica_id
+            for replica in self._routing.fleet_statistics().replicas
+            if replica.is_matched
+            and not replica.is_draining
+            and not replica.is_silent
+            and replica.replica_id not in refused
+            and (report := self._report_of(replica.replica_id)) is not None
+            and report.max_pinned_blocks >= pin.prefix.num_blocks
+            and (room(report) >= pin.prefix.num_blocks or report.pins)
+        ]
+
+    def _does_not_fit(self, pin: _Pin, tried: Iterable[ReplicaId]) -> ServingError:
+        """Why there are too few candidates."""
+        members = self._routing.replicas
+        if not members:
+            return NoReplica()
+        if not any(info.has_prefix_cache for info in members.values()):
+            return PrefixCachingOff()
+        self._counts["refused"] += not pin.is_established
+        left = roomiest(self._engines(), without=set(tried))
+        return PrefixDoesNotFit(pin.prefix.num_blocks, left, pin.copies, len(pin.held))
+
+    def _refusal(self, pin: _Pin, error: BaseException) -> ServingError:
+        if isinstance(error, PinsFull):
+            self._counts["refused"] += not pin.is_established
+            return PrefixDoesNotFit(error.needed, error.left, pin.copies, len(pin.held))
+        if isinstance(error, ServingError):
+            return error
+        raise error
+
+    def _unique(self, request_id: str) -> RequestId:
+        return RequestId(f"{request_id}-{secrets.token_hex(4)}")
+
+    async def _hear_of(self, replicas: Iterable[ReplicaId]) -> None:
+        """Wait until all of these have reported, or long enough."""
+        deadline = self._clock() + FIRST_REPORT_S
+        while any(self._report_of(name) is None for name in replicas):
+            if self._clock() >= deadline:
+                return
+            await asyncio.sleep(0.02)  # reports are looked at, nobody is told of them
+
+    def _report_of(self, replica_id: ReplicaId) -> EngineReport | None:
+        view = self._engines().get(replica_id)
+        return view.report if view is not None else None
+
+    # --- keeping them -------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = self._start(self._keep(), is_kept=True)
+
+    async def _keep(self) -> None:
+        while self._pins:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            try:
+                self.look()
+            except Exception as error:
+                # It is about leases: whatever is wrong with one look, the next one finds again.
+                logger.error("looking after pins failed", extra={"error_type": type(error).__name__})
+        self._watching = None
+
+    def look(self) -> None:
+        """What has become of every pin since the last look."""
+        self._forget_old()
+        engines = self._engines()
+        leaving = {each.replica_id for each in self._routing.fleet_statistics().replicas if each.is_draining}
+        for pin in [pin for pin in self._pins.values() if pin.is_established]:
+            if self._wall_clock() >= pin.expires_at or self._was_given_back(pin, engines):
+                self._drop(pin)
+                continue
+            for replica_id in [name for name in pin.held if name not in engines or name in leaving]:
+                del pin.held[replica_id]
+            is_short = len(pin.held) < pin.copies
+            if is_short and pin.work is None and self._clock() >= pin.retry_at:
+                pin.work = self._start(self._restore(pin), is_kept=True)
+
+    def _was_given_back(self, pin: _Pin, engines: Engines) -> bool:
+        """Whether a replica that lives on holds it no more. Copies of engines that are gone are forgotten."""
+        for replica_id, copy in list(pin.held.items()):
+            report = engines[replica_id].report if replica_id in engines else None
+            if report is None:
+                continue
+            if holds(report, pin.pin_id):
+                copy.epoch = report.epoch
+            elif copy.epoch is None:
+                if pin.work is None and report.number > copy.since_number + MAX_UNTOLD_REPORTS:
+                    return True
+            elif report.epoch != copy.epoch:
+                del pin.held[replica_id]
+            else:
+                return True
+        return False
+
+    async def _restore(self, pin: _Pin) -> None:
+        before = len(pin.held)
+        try:
+            await self._fill(pin, pin.pin_id)
+            pin.retry_s = RETRY_S[0]
+        except (RoutingError, RequestRefused, PrefixDoesNotFit, PrefixCachingOff) as error:
+            if pin.retry_s == RETRY_S[0]:  # once, however long it lasts
+                fields = {"pin_id": pin.pin_id, "copies": len(pin.held), "wanted": pin.copies}
+                logger.warning(
+                    "a held prefix has fewer copies than wanted",
+                    extra={**fields, "error_type": type(error).__name__},
+                )
+            pin.retry_at = self._clock() + pin.retry_s
+            pin.retry_s = min(2 * pin.retry_s, RETRY_S[1])
+        finally:
+            self._counts["restored"] += max(0, len(pin.held) - before)
+            pin.work = None
+            if pin.pin_id not in self._pins:  # given back in the meantime
+                self._end(pin)
+
+    def _drop(self, pin: _Pin) -> None:
+        """Keep it no more, and have the replicas told."""
+        self._pins.pop(pin.pin_id, None)
+        if pin.work is not None:
+            pin.work.cancel()  # its end gives back what it has made
+        self._end(pin)
+
+    def _end(self, pin: _Pin) -> None:
+        self._given_back[pin.pin_id] = self._clock()
+        for replica_id in list(pin.held):
+            self._start(self._copies.end(pin.pin_id, replica_id))
+        pin.held.clear()
+
+    # --- small parts --------------------------------------------------------------------------
+
+    def _held(self) -> dict[PinId, PinnedPrefix]:
+        found = holdings(self._engines())
+        for pin_id, pin in self._pins.items():
+            if pin_id in found:  # a copy that was just made may not have been told
+                told = dict.fromkeys((*found[pin_id].replicas, *pin.held)) if pin.is_established else {}
+                found[pin_id] = replace(
+                    found[pin_id], replicas=tuple(told) or found[pin_id].replicas, copies=pin.copies
+                )
+        return found
+
+    def _forget_old(self) -> None:
+        limit = self._clock() - FORGET_S
+        for pin_id in [pin_id for pin_id, at in self._given_back.items() if at < limit]:
+            del self._given_back[pin_id]
+
+    def _start(self, work: Coroutine[Any, Any, Any], *, is_kept: bool = False) -> asyncio.Task[Any]:
+        """In a context of its own: Serve takes calls made in one request's context for parts of it."""
+        task = asyncio.create_task(work, context=contextvars.Context())
+        if not is_kept:
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+        return task
+
+    async def _all(self, tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseException]:
+        """What all of them came to. If this is cancelled, so are they."""
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return [task.exception() or task.result() for task in tasks]

@@ -1,0 +1,41 @@
+"""What is held, and what is told of it. Plain values."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.block_hash import PackedHashes
+from cache.types import PinId, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Full blocks of tokens, ready to be sent."""
+
+    token_ids: array[int]  # packed int32; a whole number of blocks
+    block_hashes: PackedHashes  # of all of them, parent first
+    cache_salt: str = ""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """One pin as it is at a moment."""
+
+    pin_id: PinId
+    owner: str
+    num_blocks: int  # of one copy
+    copies: int  # wanted
+    replicas: Sequence[ReplicaId]  # that hold one now
+    created_at: float  # unix seconds
+    expires_at: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are as many copies as were wanted."""
+        return len(self.replicas) >= self.copies
