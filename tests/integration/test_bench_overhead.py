@@ -1,0 +1,41 @@
+"""The overhead benchmark end to end, with a real server, on a plan small enough for a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.overhead import __main__ as overhead
+
+
+@pytest.mark.long  # starting a cluster, Serve and a Router takes longer than everything that is measured
+def test_a_small_run_measures_both_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert overhead.main(["--quick", "--replicas", "1", "--json", str(out)]) == 0
+    requests, streams = json.loads(out.read_text())["rows"]
+    assert requests["cell"]["output_tokens"] == 1
+    assert requests["http"]["pieces"] == requests["direct"]["pieces"] == 1
+    assert streams["cell"]["output_tokens"] == 100
+    assert 5 < streams["http"]["pieces"] <= 100
+    for row in (requests, streams):
+        assert row["http"]["first_p50_ms"] > 0
+        assert row["direct"]["num_requests"] == row["http"]["num_requests"] >= 8
+        assert row["http"]["cpu_ms"]["Router"] > row["direct"]["cpu_ms"]["Router"]
+    assert "Targets" in capsys.readouterr().out
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        overhead.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("default", "throughput", "fast", "examples:", "--quick"))
+
+
+def test_bad_input_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        overhead.main(["--concurrency", "0"])
+    assert end.value.code == 2
+    assert "0 is not at least 1" in capsys.readouterr().err
