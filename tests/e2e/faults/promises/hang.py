@@ -1,0 +1,96 @@
+"""A replica that hangs, in its engine's thread or as a whole: seen within ten seconds, replaced, explained.
+
+the thread     the replica's own watchdog ends the process, and says in one line where it stood
+the process    Serve's health checks; nobody is left inside to say anything
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from tests.e2e.faults import checks, fleet
+from tests.e2e.faults.checks import Row
+from tests.e2e.faults.cluster import Cluster, cluster
+from tests.e2e.faults.injections import paused
+from tests.e2e.faults.processes import read
+from tests.e2e.faults.threads import sleeping_thread, stopped_thread
+from tests.e2e.faults.traffic import OpenLoop, Outcome, cycle
+
+SEEN_WITHIN_S = 10.0
+BACK_LIMIT_S = 60.0
+WARM_UP_S = 8.0
+GIVE_UP_S = 60.0
+CAUSE = "engine thread is stuck"
+
+
+async def run(duration_s: float) -> list[Row]:
+    """duration_s: of load before and after each of the two; how long they take comes on top."""
+    async with cluster(fleet.spec()) as running:
+        return [
+            *await _hung(running, "hung engine thread", _thread, max(WARM_UP_S, duration_s / 4)),
+            *await _hung(running, "hung process", _process, max(WARM_UP_S, duration_s / 4)),
+        ]
+
+
+async def _hung(
+    running: Cluster, what: str, harm: Callable[[int], asyncio.Future[float]], load_s: float
+) -> list[Row]:
+    """A replica hangs under load at half of what the others can take."""
+    lines_before = _causes(running)
+    rate = 0.5 * fleet.requests_per_s(2)
+    async with OpenLoop(running.url, cycle(fleet.questions()), rate_per_s=rate) as traffic:
+        await asyncio.sleep(load_s)
+        replicas = await running.replicas()
+        busiest = max(replicas, key=lambda each: sum(o.replica == each for o in traffic.running))
+        hung_s = time.monotonic()
+        seen_s = await harm(replicas[busiest]) - hung_s
+        back_s = await running.until_ready(limit_s=GIVE_UP_S + BACK_LIMIT_S)
+        await asyncio.sleep(load_s)
+    lines = _causes(running) - lines_before
+    after = [each for each in traffic.outcomes if each.sent_s > hung_s + 2.0]
+    rows = [
+        checks.at_most(f"{what}: its process ended", seen_s, SEEN_WITHIN_S),
+        checks.at_most(f"{what}: three ready again after that", back_s, BACK_LIMIT_S),
+        checks.zero_errors(f"{what}: client errors", traffic.outcomes),
+        _spared(f"{what}: requests sent to it from 2 s after", busiest, after),
+    ]
+    if harm is _thread:
+        rows.append(Row(f"{what}: lines that name the cause", "1", str(lines), lines == 1))
+    return rows
+
+
+async def _thread(pid: int) -> float:
+    """Stop a thread inside a step. When its process was gone, `time.monotonic()`."""
+    thread_id = None
+    while thread_id is None:
+        thread_id = sleeping_thread(pid)
+        await asyncio.sleep(0.002)
+    with stopped_thread(thread_id):
+        return await _gone(pid)
+
+
+async def _process(pid: int) -> float:
+    async with paused(pid):
+        return await _gone(pid)
+
+
+async def _gone(pid: int) -> float:
+    """Wait until the process has ended. Raises TimeoutError."""
+    async with asyncio.timeout(GIVE_UP_S):
+        while (process := read(pid)) is not None and process.is_alive:  # noqa: ASYNC110 - no child of ours
+            await asyncio.sleep(0.02)
+    return time.monotonic()
+
+
+def _spared(promise: str, hung: str, outcomes: list[Outcome]) -> Row:
+    """What Routers still send it, though it has said nothing bad of itself: it must not look idle."""
+    share = sum(each.replica == hung or each.replica is None for each in outcomes) / max(1, len(outcomes))
+    return checks.at_most(promise, share, 0.05, "of all")
+
+
+def _causes(running: Cluster) -> int:
+    """Lines of the replicas' logs that say why one ended itself."""
+    logs = running.server.temp.rglob("replica_warmpath_Replica_*.log")
+    return sum(log.read_text(errors="replace").count(CAUSE) for log in logs)
