@@ -589,7 +589,7 @@ class Routing:
         for replica_id, late_s in late.items():
             if replica_id not in self._late:
                 extra = {"replica_id": replica_id, "late_s": round(late_s, 3)}
-                logger.warning("replica is late, expecting it to stay so", extra=extra)
+                logger.info("replica is late, expecting it to stay so", extra=extra)
             self._loads.delay(replica_id, now + late_s)
         self._late = set(late)
 
