@@ -15,6 +15,7 @@ from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from router.pricing.load_view import LoadView
 from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
+from router.pricing.residence import Residence
 
 
 class FleetLoad:
@@ -26,6 +27,7 @@ class FleetLoad:
         self._clock = clock
         self._reservation_ttl_s = reservation_ttl_s
         self._silent_after_s = silent_after_s
+        self.residence = Residence()  # told by whoever sees sequences begin and end
         self._replicas: dict[ReplicaId, ReplicaLoad] = {}
         # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
         # decision changes one of them, and asking 64 again would be a tenth of it.
@@ -41,7 +43,7 @@ class FleetLoad:
 
     def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         now = self._clock()
-        replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed)
+        replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed, self.residence)
         self._replicas[replica_id] = replica
         self._note_state(replica.state())
         self._unmeasured.add(replica_id)

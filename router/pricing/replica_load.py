@@ -23,6 +23,7 @@ from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from router.pricing.cost import Price, decode_step_s, prefill_room, price
 from router.pricing.load_view import LoadView
+from router.pricing.residence import Residence
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class ReplicaState(NamedTuple):
     num_in_flight: int
     queued_tokens: int
     used_fraction: float
-    busy_until: float
+    busy_until: float  # when it can start on a newcomer: behind the queue, and with a place
     step_time: StepTimeModel | None
     load: Load
     info: ReplicaInfo
@@ -100,8 +101,10 @@ class ReplicaLoad:
         now: float,
         silent_after_s: float,
         changed: set[ReplicaLoad],
+        residence: Residence,
     ) -> None:
-        """changed: where it enters itself when its state is another than the one it gave last."""
+        """changed: where it enters itself when its state is another than the one it gave last.
+        residence: how long sequences stay."""
         self.replica_id = replica_id
         self.info = info
         self.silent_at = now + silent_after_s  # a new replica has the benefit of the doubt
@@ -118,6 +121,8 @@ class ReplicaLoad:
         self._unseen_tokens = 0
         self._busy_until = now  # when today's backlog will have been prefilled
         self._late_until = now  # before then it starts nothing, as far as its other requests tell
+        self._residence = residence
+        self._reported_at = now
         self._changed = changed
         self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
         changed.add(self)
@@ -147,6 +152,7 @@ class ReplicaLoad:
     def report(self, load: Load, now: float) -> None:
         """The engine's own account replaces ours; reservations it does not name stay on top of it."""
         self.silent_at = now + self._silent_after_s
+        self._reported_at = now
         self._load = load
         self._measured = _sane(load.step_time)
         for request_id in load.admitted:
@@ -223,7 +229,7 @@ class ReplicaLoad:
             num_in_flight=self._num_in_flight,
             queued_tokens=load.queued_uncached_tokens + self._unseen_tokens,
             used_fraction=used,
-            busy_until=max(self._busy_until, self._late_until),
+            busy_until=self._start_at(),
             step_time=model,
             load=load,
             info=info,
@@ -232,8 +238,17 @@ class ReplicaLoad:
 
     def _price(self, model: StepTimeModel, used_fraction: float) -> Price:
         load, budget = self._load, self.info.max_batched_tokens
-        busy_until = max(self._busy_until, self._late_until)
-        return price(busy_until, model, budget, load.num_running, load.context_tokens, used_fraction)
+        return price(self._start_at(), model, budget, load.num_running, load.context_tokens, used_fraction)
+
+    def _start_at(self) -> float:
+        """When it can start on a newcomer: behind what is queued, and with a place."""
+        load = self._load
+        num_waiting = load.num_waiting + len(self._unseen)
+        num_short = load.num_running + num_waiting + 1 - self.info.max_running
+        if num_short > 0:
+            place_s = self._residence.until_ended_s(num_short, load.num_running)
+            return max(self._busy_until, self._late_until, self._reported_at + place_s)
+        return max(self._busy_until, self._late_until)
 
     @property
     def _step_time(self) -> StepTimeModel | None:

@@ -1,9 +1,8 @@
 """How long a newcomer would wait: per replica until it can start there, and over a fleet with what is held.
 
-A replica can start on new work when it has prefilled what is queued, and has a place and blocks for it. The
-first is the backlog that the cost knows. The second decides where answers are long: with all places taken the
-queue moves when sequences end, by Little's law every `residence / running` seconds, however short the
-prompts in it are. Admission asks for both (`placement/admission.py`); the cost and late binding do not.
+A replica can start on new work when it has prefilled what is queued and has a place, which is its backlog,
+and when it has blocks. Admission asks for all of it (`placement/admission.py`); cost and late binding ask for
+the backlog alone: memory is in the cost by another term.
 
 Knows numbers and replica states; knows neither requests, limits nor clocks.
 """
@@ -13,48 +12,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.pricing.replica_load import ReplicaState
+from router.pricing.residence import Residence
 
 UNMEASURED_STEPS = 64  # full steps of queued tokens count as the longest wait while speeds are unknown
-MEAN_OVER = 64  # requests, about, that the mean residence goes back
 
 
-class Residence:
-    """Seconds that sequences lately ran from their first token to their end."""
-
-    def __init__(self) -> None:
-        self.mean_s = 0.0  # 0 while none has ended
-        self._num_seen = 0  # up to `MEAN_OVER`
-
-    def observe(self, seconds: float) -> None:
-        self._num_seen = min(self._num_seen + 1, MEAN_OVER)
-        self.mean_s += (seconds - self.mean_s) / self._num_seen
-
-
-def start_s(state: ReplicaState, now: float, *, residence_s: float, max_wait_s: float) -> float:
+def start_s(state: ReplicaState, now: float, residence: Residence, *, max_wait_s: float) -> float:
     """Seconds until that replica could start on a newcomer; 0: at once.
 
     max_wait_s: what `UNMEASURED_STEPS` full steps are taken for where nobody knows how long a step takes.
     """
-    if state.step_time is not None:
-        prefill_s = state.backlog_s(now)
-    else:
-        prefill_s = max_wait_s * state.queued_tokens / (UNMEASURED_STEPS * state.info.max_batched_tokens)
-    return max(prefill_s, _place_s(state, residence_s))
+    backlog_s = state.backlog_s(now)
+    if state.step_time is None:
+        full_steps = state.queued_tokens / state.info.max_batched_tokens
+        backlog_s = max(backlog_s, max_wait_s * full_steps / UNMEASURED_STEPS)
+    return max(backlog_s, _blocks_s(state, residence))
 
 
-def _place_s(state: ReplicaState, residence_s: float) -> float:
-    """Seconds until enough sequences have ended for a newcomer to find a place and blocks."""
-    load, info = state.load, state.info
-    running, waiting = load.num_running, state.num_waiting
-    if not running:
+def _blocks_s(state: ReplicaState, residence: Residence) -> float:
+    """Seconds until the prompts that wait fit into blocks: of those that do not, as many have to end."""
+    load, num_waiting = state.load, state.num_waiting
+    needed = state.queued_tokens / state.info.fingerprint.block_size
+    if not num_waiting or not load.total_blocks or needed <= load.free_blocks:
         return 0.0
-    num_short = waiting + 1.0 - max(0, info.max_running - running)
-    if waiting and load.total_blocks:
-        # Of those that wait, what their prompts alone do not fit into.
-        needed = state.queued_tokens / info.fingerprint.block_size
-        if needed > load.free_blocks:
-            num_short = max(num_short, waiting * (1.0 - load.free_blocks / needed))
-    return max(0.0, num_short) * residence_s / running
+    return residence.until_ended_s(num_waiting * (1.0 - load.free_blocks / needed), load.num_running)
 
 
 def level_s(starts_s: Sequence[float], held_s: float) -> float:

@@ -6,6 +6,7 @@ moment, the first in the order of those that could; and nobody waits for ever wh
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cache.errors import DeadlineExceeded
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
-from router.placement.decision import Decision
+from router.placement.decision import Decision, RouteQuery
 from router.placement.held import Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
 from tests.fakes.router import FakeClock, config, info, load, query, replica_id
@@ -86,10 +87,18 @@ class HeldMachine(RuleBasedStateMachine):
         except NoReplica:
             assert not self.running - self.draining - excluded
         except AllBusy:
-            assert len(self.held) >= 5 * len(self.running - self.draining)
+            is_full = len(self.held) >= 5 * len(self.running - self.draining)
+            assert is_full or (timeout is not None and self.is_hopeless(asked, timeout))
         else:
             self.waiting[name] = float("inf") if deadline is None else deadline
             self.poll()
+
+    def is_hopeless(self, asked: RouteQuery, timeout: float) -> bool:
+        """Behind everybody who is here its first token would come too late."""
+        own_s = 0.0
+        with contextlib.suppress(AllBusy):
+            own_s = self.routing.weigh(asked).engine_s
+        return timeout < self.routing.wait_s(self.held._engine_s) + own_s
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
