@@ -119,10 +119,8 @@ class PrefixKeeper:
     def pins(self, owner: str | None = None) -> list[PinnedPrefix]:
         """All there are, or one owner's, oldest first: what replicas hold and what is being made here."""
         self._forget_old()
-        found = {pin_id: pin for pin_id, pin in self._held().items() if pin_id not in self._given_back}
-        for pin_id, pin in self._pins.items():
-            found.setdefault(pin_id, pin.told())
-        ordered = sorted(found.values(), key=lambda pin: (pin.created_at, pin.pin_id))
+        found = [pin for pin_id, pin in self._held().items() if pin_id not in self._given_back]
+        ordered = sorted(found, key=lambda pin: (pin.created_at, pin.pin_id))
         return [pin for pin in ordered if owner is None or pin.owner == owner]
 
     def find(self, pin_id: str, owner: str) -> PinnedPrefix | None:
@@ -183,21 +181,25 @@ class PrefixKeeper:
 
         Raises what the last replica said that could have taken one, or why there is none.
         """
-        cached_tokens, tried, refusal = 0, set(pin.held), None
+        cached_tokens, tried, refusals = 0, set(pin.held), list[ServingError]()
         while (missing := pin.copies - len(pin.held)) > 0:
             candidates = self._candidates(pin, tried)
-            if len(candidates) < missing:
-                raise refusal or self._does_not_fit(pin, tried)
-            chosen = self._copies.order(pin.prefix, self._unique(request_id), candidates)[:missing]
+            # All or none when it is asked for; of lost ones, as many as there can be.
+            if len(candidates) < (1 if pin.is_established else missing):
+                raise self._why_not(pin, refusals, candidates)
+            ordered = self._copies.order(pin.prefix, self._unique(request_id), candidates)
+            chosen = sorted(ordered, key=lambda name: not self._has_room(pin, name))[:missing]
             tried |= set(chosen)
             results = await self._all(
                 [self._start(self._make(pin, target, self._unique(request_id))) for target in chosen]
             )
             for result in results:
-                if isinstance(result, BaseException):
-                    refusal = self._refusal(pin, result)
-                else:
+                if isinstance(result, int):
                     cached_tokens += result
+                elif isinstance(result, ServingError):
+                    refusals.append(result)
+                else:
+                    raise result
         return cached_tokens
 
     async def _make(self, pin: _Pin, target: ReplicaId, request_id: RequestId) -> int:
@@ -231,27 +233,37 @@ class PrefixKeeper:
             and replica.replica_id not in refused
             and (report := self._report_of(replica.replica_id)) is not None
             and report.max_pinned_blocks >= pin.prefix.num_blocks
-            and (room(report) >= pin.prefix.num_blocks or report.pins)
+            and (self._has_room(pin, replica.replica_id) or report.pins)
         ]
 
-    def _does_not_fit(self, pin: _Pin, tried: Iterable[ReplicaId]) -> ServingError:
-        """Why there are too few candidates."""
+    def _has_room(self, pin: _Pin, replica_id: ReplicaId) -> bool:
+        """Whether it fits there even if it shares nothing with other pins."""
+        report = self._report_of(replica_id)
+        return report is not None and room(report) >= pin.prefix.num_blocks
+
+    def _why_not(
+        self, pin: _Pin, refusals: Sequence[ServingError], candidates: Sequence[ReplicaId]
+    ) -> ServingError:
+        """What is told where so few candidates are left that not all copies can be made."""
         members = self._routing.replicas
         if not members:
             return NoReplica()
         if not any(info.has_prefix_cache for info in members.values()):
             return PrefixCachingOff()
+        full = [error for error in refusals if isinstance(error, PinsFull)]
+        if len(full) < len(refusals):
+            return next(error for error in refusals if not isinstance(error, PinsFull))
         self._counts["refused"] += not pin.is_established
-        left = roomiest(self._engines(), without=set(tried))
-        return PrefixDoesNotFit(pin.prefix.num_blocks, left, pin.copies, len(pin.held))
-
-    def _refusal(self, pin: _Pin, error: BaseException) -> ServingError:
-        if isinstance(error, PinsFull):
-            self._counts["refused"] += not pin.is_established
-            return PrefixDoesNotFit(error.needed, error.left, pin.copies, len(pin.held))
-        if isinstance(error, ServingError):
-            return error
-        raise error
+        fitting = [*pin.held, *(name for name in candidates if self._has_room(pin, name))]
+        needed, left = max(
+            [(error.needed, error.left) for error in full], key=lambda each: each[1], default=(0, 0)
+        )
+        return PrefixDoesNotFit(
+            needed or pin.prefix.num_blocks,
+            left if full else roomiest(self._engines(), without=set(fitting)),
+            pin.copies,
+            len(fitting),
+        )
 
     def _unique(self, request_id: str) -> RequestId:
         return RequestId(f"{request_id}-{secrets.token_hex(4)}")
@@ -352,13 +364,13 @@ class PrefixKeeper:
     # --- small parts --------------------------------------------------------------------------
 
     def _held(self) -> dict[PinId, PinnedPrefix]:
-        found = holdings(self._engines())
+        """By the replicas' reports; a copy that was just made here may not have been told yet."""
+        engines = self._engines()
+        found = holdings(engines)
         for pin_id, pin in self._pins.items():
-            if pin_id in found:  # a copy that was just made may not have been told
-                told = dict.fromkeys((*found[pin_id].replicas, *pin.held)) if pin.is_established else {}
-                found[pin_id] = replace(
-                    found[pin_id], replicas=tuple(told) or found[pin_id].replicas, copies=pin.copies
-                )
+            own = [name for name in pin.held if name in engines] if pin.is_established else []
+            known = found.get(pin_id) or replace(pin.told(), replicas=())
+            found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found
 
     def _forget_old(self) -> None:

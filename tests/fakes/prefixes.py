@@ -1,0 +1,152 @@
+"""Replicas on paper that hold prefixes, and Routers that ask them to: no engines, no sockets, no Serve."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache.block_hash import BlockHasher, PackedHashes
+from cache.engine_report import EngineReport, HeldPin
+from cache.errors import PinsFull
+from cache.messages import Delta, FinishReason, GenerateRequest, PinLease, ReleasePin, ReplicaInfo
+from cache.types import PinId, ReplicaId
+from router.dispatch import Dispatcher
+from router.errors import ReplicaLost
+from router.fleet.engine_series import EngineView
+from router.metrics import RouterMetrics
+from router.placement.routing import Routing
+from router.prefixes.copies import Copies
+from router.prefixes.keeper import PrefixKeeper
+from router.prefixes.prefix import Prefix
+from tests.fakes.reports import an_engine_report
+from tests.fakes.router import BLOCK_SIZE, FINGERPRINT, FakeClock, config, info, load
+
+MAX_PINNED = 10  # blocks of each replica
+
+
+@dataclass
+class PaperReplica:
+    """What a replica would hold."""
+
+    info: ReplicaInfo
+    pins: dict[PinId, tuple[PinLease, int]] = field(default_factory=dict)
+    taken: int = 0  # blocks of pins of others, which its next report tells of but its room does not
+    epoch: int = 1
+    number: int = 1
+    script: Callable[[GenerateRequest], None] | None = None  # raises what it is to raise
+
+    @property
+    def left(self) -> int:
+        return MAX_PINNED - self.taken - sum(blocks for _, blocks in self.pins.values())
+
+    def report(self) -> EngineReport:
+        self.number += 1
+        told = tuple(
+            HeldPin(pin, lease.owner, blocks, lease.copies, lease.created_at, lease.expires_at)
+            for pin, (lease, blocks) in self.pins.items()
+        )
+        used = sum(blocks for _, blocks in self.pins.values())
+        return an_engine_report(
+            epoch=self.epoch,
+            number=self.number,
+            pinned_blocks=used,
+            max_pinned_blocks=MAX_PINNED if self.info.has_prefix_cache else 0,
+            pins=told,
+        )
+
+
+class PaperFleet:
+    """Replicas, shared by however many Routers."""
+
+    def __init__(self, num_replicas: int = 3, **changes: Any) -> None:
+        self.clock = FakeClock()
+        self.replicas = {ReplicaId(f"r{i}"): PaperReplica(info(**changes)) for i in range(num_replicas)}
+        self.reports: dict[ReplicaId, EngineReport] = {}
+        self.released: list[tuple[PinId, ReplicaId]] = []
+        self.asked: list[ReplicaId] = []
+        self.routers: list[PaperRouter] = []
+        self.tell()
+
+    def tell(self) -> None:
+        """Every replica reports."""
+        self.reports = {name: replica.report() for name, replica in self.replicas.items()}
+
+    def lose(self, name: ReplicaId) -> None:
+        """It dies, and Serve says so."""
+        del self.replicas[name]
+        self.reports.pop(name, None)
+        for router in self.routers:
+            router.routing.update_replicas({name: each.info for name, each in self.replicas.items()})
+
+    def holders(self, pin_id: str) -> list[ReplicaId]:
+        return [name for name, replica in self.replicas.items() if pin_id in replica.pins]
+
+
+class PaperRouter:
+    """One Router's keeper on that fleet. `calls` of its own: who accepts is told to its own routing."""
+
+    def __init__(self, fleet: PaperFleet) -> None:
+        self.fleet = fleet
+        self.clock = fleet.clock
+        settings = config(binding="at_once")
+        self.routing = Routing(settings, clock=self.clock)
+        self.routing.update_replicas({name: each.info for name, each in fleet.replicas.items()})
+        for name in fleet.replicas:
+            self.routing.on_load(name, load())
+        metrics = RouterMetrics([], [])
+        dispatcher = Dispatcher(settings, self.routing, self, BlockHasher(FINGERPRINT), metrics, self.clock)
+        self.keeper = PrefixKeeper(
+            self.routing,
+            Copies(self.routing, dispatcher, self),
+            self.engines,
+            clock=self.clock,
+            wall_clock=self.clock,
+        )
+        fleet.routers.append(self)
+
+    def engines(self) -> dict[ReplicaId, EngineView]:
+        return {
+            name: EngineView(each, self.fleet.reports.get(name))
+            for name, each in self.routing.replicas.items()
+        }
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        name, lease = request.ranks[0], request.pin
+        self.fleet.asked.append(name)
+        replica = self.fleet.replicas.get(name)
+        if replica is None:
+            raise ReplicaLost("it is gone")
+        self.routing.routed(request.request_id, name)
+        if replica.script is not None:
+            replica.script(request)
+        blocks = len(request.token_ids) // BLOCK_SIZE
+        assert lease is not None
+        if blocks > replica.left:
+            raise PinsFull(blocks, replica.left)
+        replica.pins[lease.pin_id] = lease, blocks
+        yield Delta("", (), 0, FinishReason.LENGTH)
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        self.fleet.released.append((request.pin_id, request.replica_id))
+        replica = self.fleet.replicas.get(request.replica_id)
+        if replica is None:
+            raise ReplicaLost("it is gone")
+        return replica.pins.pop(request.pin_id, None) is not None
+
+    async def hold(self, num_blocks: int = 4, **changes: Any) -> str:
+        """The id of a new pin."""
+        options = {"owner": "alice", "copies": 2, "seconds": 60.0, "request_id": "r", **changes}
+        pin, _ = await self.keeper.establish(a_prefix(num_blocks), **options)
+        return pin.pin_id
+
+
+def a_prefix(num_blocks: int, first: int = 0) -> Prefix:
+    tokens = array("i", range(first, first + num_blocks * BLOCK_SIZE))
+    hasher = BlockHasher(FINGERPRINT)
+    return Prefix(tokens, PackedHashes.of(hasher.chain(hasher.root(), tokens)))
+
+
+def names(*indices: int) -> Sequence[ReplicaId]:
+    return [ReplicaId(f"r{index}") for index in indices]

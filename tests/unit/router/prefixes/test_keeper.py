@@ -1,0 +1,315 @@
+"""Pins a Router was asked for: made, made again where lost, given back; told from what replicas say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cache.block_hash import hints
+from cache.events import EventBatch, digest_of
+from cache.messages import GenerateRequest
+from cache.types import ReplicaId
+from router.errors import AllBusy, NoReplica, PrefixCachingOff, PrefixDoesNotFit, ReplicaLost
+from router.prefixes.keeper import MAX_UNTOLD_REPORTS
+from tests.fakes.prefixes import MAX_PINNED, PaperFleet, PaperRouter, a_prefix, names
+from tests.fakes.router import load
+
+
+@pytest.fixture
+def fleet() -> PaperFleet:
+    return PaperFleet()
+
+
+@pytest.fixture
+async def router(fleet: PaperFleet) -> AsyncIterator[PaperRouter]:
+    made = PaperRouter(fleet)
+    yield made
+    await made.keeper.aclose()
+
+
+async def settle(router: PaperRouter) -> None:
+    """Let replicas report, the Router look, and what it started come to its end."""
+    router.fleet.tell()
+    router.keeper.look()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    router.fleet.tell()
+
+
+class TestMaking:
+    async def test_copies_are_held_by_different_replicas(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=3)
+        assert sorted(fleet.holders(pin)) == names(0, 1, 2)
+        (told,) = router.keeper.pins("alice")
+        assert (told.pin_id, told.num_blocks, told.copies, told.is_whole) == (pin, 4, 3, True)
+
+    async def test_who_holds_most_of_it_comes_first(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        known = hints(a_prefix(4).block_hashes)
+        batch = EventBatch(2, 1, 1, tuple(known), (), digest_of(known), load())
+        router.routing.on_events(ReplicaId("r2"), batch)
+        pin = await router.hold(copies=1)
+        assert fleet.holders(pin) == names(2)
+
+    async def test_who_is_busy_comes_last(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        for name in names(0, 2):
+            router.routing.on_load(name, load(queued_uncached_tokens=50_000, num_waiting=3))
+        assert fleet.holders(await router.hold(copies=1)) == names(1)
+
+    async def test_who_leaves_or_is_silent_is_not_asked(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        router.routing.on_load(ReplicaId("r0"), load(is_draining=True))
+        assert sorted(fleet.holders(await router.hold(copies=2))) == names(1, 2)
+        with pytest.raises(PrefixDoesNotFit):
+            await router.hold(copies=3)
+        fleet.clock.advance(100.0)  # nobody was heard for so long
+        with pytest.raises(PrefixDoesNotFit):
+            await router.hold(copies=1)
+
+    async def test_another_is_asked_where_one_refuses_or_dies(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        """Its room was less than its report said, say."""
+
+        def die(_request: GenerateRequest) -> None:
+            raise ReplicaLost("killed")
+
+        fleet.replicas[ReplicaId("r0")].taken = 8
+        fleet.replicas[ReplicaId("r1")].script = die
+        assert fleet.holders(await router.hold(copies=1)) == names(2)
+        assert router.keeper.statistics().num_copies_made == 1
+
+    async def test_what_does_not_fit_says_both_numbers_and_leaves_nothing(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        await router.hold(7, copies=2)
+        fleet.tell()
+        with pytest.raises(PrefixDoesNotFit) as caught:
+            await router.hold(5, copies=2)
+        assert (caught.value.needed, caught.value.copies, caught.value.num_held) == (5, 2, 1)
+        assert caught.value.left == MAX_PINNED - 7
+        assert "needs 5 blocks" in str(caught.value)
+        assert "3 blocks are left" in str(caught.value)
+        await settle(router)
+        assert len(router.keeper.pins()) == 1
+        assert sum(len(replica.pins) for replica in fleet.replicas.values()) == 2
+        assert router.keeper.statistics().num_refused == 1
+
+    async def test_more_than_any_could_hold(self, router: PaperRouter) -> None:
+        with pytest.raises(PrefixDoesNotFit) as caught:
+            await router.hold(MAX_PINNED + 1, copies=1)
+        assert (caught.value.needed, caught.value.left) == (MAX_PINNED + 1, MAX_PINNED)
+        assert router.fleet.asked == []
+
+    async def test_nobody_to_ask(self) -> None:
+        router = PaperRouter(PaperFleet(0))
+        with pytest.raises(NoReplica):
+            await router.hold()
+        await router.keeper.aclose()
+
+    async def test_engines_that_keep_nothing(self) -> None:
+        router = PaperRouter(PaperFleet(2, has_prefix_cache=False))
+        with pytest.raises(PrefixCachingOff):
+            await router.hold()
+        await router.keeper.aclose()
+
+    async def test_full_replicas_are_busy(self, router: PaperRouter) -> None:
+        for name in names(0, 1, 2):
+            router.routing.on_load(name, load(num_waiting=1000))
+        with pytest.raises(AllBusy):
+            await router.hold()
+        assert router.keeper.pins() == []
+
+    async def test_who_hangs_up_leaves_nothing(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        """Also where it was just held: the answer found nobody."""
+        making = asyncio.create_task(router.hold(copies=2))
+        while not any(replica.pins for replica in fleet.replicas.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        await settle(router)
+        assert not any(replica.pins for replica in fleet.replicas.values())
+        assert router.keeper.pins() == []
+
+
+class TestKeeping:
+    async def test_a_copy_that_died_is_made_again_elsewhere(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=2)
+        await settle(router)
+        fleet.lose(fleet.holders(pin)[0])
+        assert not router.keeper.pins("alice")[0].is_whole
+        await settle(router)
+        assert len(fleet.holders(pin)) == 2
+        assert router.keeper.pins("alice")[0].is_whole
+        assert router.keeper.statistics().num_copies_restored == 1
+
+    async def test_the_only_copy_that_died_is_made_again(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=1)
+        await settle(router)
+        fleet.lose(fleet.holders(pin)[0])
+        assert [told.pin_id for told in router.keeper.pins()] == [pin]  # nobody holds it: still told
+        await settle(router)
+        assert len(fleet.holders(pin)) == 1
+
+    async def test_a_copy_that_drains_is_made_elsewhere(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        pin = await router.hold(copies=1)
+        await settle(router)
+        (leaving,) = fleet.holders(pin)
+        router.routing.on_load(leaving, load(is_draining=True))
+        await settle(router)
+        assert len(set(fleet.holders(pin)) - {leaving}) == 1
+
+    async def test_another_life_of_an_engine_holds_nothing(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=1)
+        await settle(router)
+        (holder,) = fleet.holders(pin)
+        fleet.replicas[holder].pins.clear()
+        fleet.replicas[holder].epoch = 2
+        await settle(router)
+        assert len(fleet.holders(pin)) == 1
+
+    async def test_where_there_is_no_other_it_waits_for_one(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=3)
+        await settle(router)
+        fleet.lose(ReplicaId("r0"))
+        await settle(router)
+        asked = len(fleet.asked)
+        await settle(router)  # not at once again
+        assert len(fleet.asked) == asked
+        assert not router.keeper.pins()[0].is_whole
+        fleet.replicas.update(PaperFleet(1).replicas)  # a new one, of the old name
+        router.routing.update_replicas({name: each.info for name, each in fleet.replicas.items()})
+        router.routing.on_load(ReplicaId("r0"), load())
+        fleet.clock.advance(2.0)
+        for name in names(1, 2):
+            router.routing.on_load(name, load())
+        await settle(router)
+        assert len(fleet.holders(pin)) == 3
+
+    async def test_of_two_that_were_lost_one_is_better_than_none(self) -> None:
+        fleet = PaperFleet(4)
+        router = PaperRouter(fleet)
+        pin = await router.hold(copies=3)
+        await settle(router)
+        for name in fleet.holders(pin)[:2]:
+            fleet.lose(name)
+        await settle(router)
+        assert len(fleet.holders(pin)) == 2
+        await router.keeper.aclose()
+
+    async def test_the_time_that_is_left_goes_along(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        pin = await router.hold(copies=1, seconds=60.0)
+        await settle(router)
+        fleet.clock.advance(4.0)
+        fleet.lose(fleet.holders(pin)[0])
+        await settle(router)
+        (holder,) = fleet.holders(pin)
+        lease, _ = fleet.replicas[holder].pins[pin]  # type: ignore[index]
+        assert lease.seconds == pytest.approx(56.0)
+
+    async def test_when_its_time_is_over_it_is_forgotten(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=2, seconds=60.0)
+        await settle(router)
+        fleet.clock.advance(60.0)
+        await settle(router)
+        assert fleet.holders(pin) == []
+        assert router.keeper.pins() == []
+        assert router.keeper.statistics().num_kept == 0
+
+
+class TestGivingBack:
+    async def test_every_replica_is_told(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        pin = await router.hold(copies=2)
+        fleet.tell()
+        found = router.keeper.find(pin, "alice")
+        assert found is not None
+        await router.keeper.give_back(found)
+        assert fleet.holders(pin) == []
+        assert router.keeper.pins() == []  # though the last reports still tell of it
+
+    async def test_nobody_finds_what_is_another_keys(self, router: PaperRouter) -> None:
+        pin = await router.hold(copies=1)
+        router.fleet.tell()
+        assert router.keeper.find(pin, "bob") is None
+        assert router.keeper.pins("bob") == []
+
+    async def test_a_replica_that_cannot_be_asked_is_left_to_its_lease(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=2)
+        fleet.tell()
+        found = router.keeper.find(pin, "alice")
+        assert found is not None
+        del fleet.replicas[fleet.holders(pin)[0]]  # Serve has not said so yet
+        await router.keeper.give_back(found)
+        assert fleet.holders(pin) == []
+
+
+class TestSeveralRouters:
+    async def test_each_tells_of_all(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        other = PaperRouter(fleet)
+        pins = {await router.hold(copies=2), await other.hold(copies=1)}
+        fleet.tell()
+        for one in (router, other):
+            assert {told.pin_id for told in one.keeper.pins("alice")} == pins
+            assert all(told.is_whole for told in one.keeper.pins("alice"))
+        await other.keeper.aclose()
+
+    async def test_what_one_gives_back_the_other_does_not_make_again(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        other = PaperRouter(fleet)
+        pin = await router.hold(copies=2)
+        await settle(router)
+        found = other.keeper.find(pin, "alice")
+        assert found is not None
+        await other.keeper.give_back(found)
+        for _ in range(3):
+            await settle(router)
+            fleet.clock.advance(1.0)
+        assert fleet.holders(pin) == []
+        assert router.keeper.pins() == other.keeper.pins() == []
+        await other.keeper.aclose()
+
+    async def test_nor_what_was_given_back_before_it_was_told(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=1)
+        for replica in fleet.replicas.values():
+            replica.pins.clear()
+        for _ in range(MAX_UNTOLD_REPORTS + 2):
+            await settle(router)
+        assert fleet.holders(pin) == []
+        assert router.keeper.statistics().num_kept == 0
+
+    async def test_a_pin_outlives_its_router(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        gone = PaperRouter(fleet)
+        pin = await gone.hold(copies=2)
+        fleet.tell()
+        await gone.keeper.aclose()
+        fleet.routers.remove(gone)
+        assert router.keeper.find(pin, "alice") is not None
+        assert len(fleet.holders(pin)) == 2
+
+
+async def test_a_load_without_reports_is_waited_for(fleet: PaperFleet, router: PaperRouter) -> None:
+    """A Router that has just started knows its replicas half a second before their first reports."""
+    reports, fleet.reports = fleet.reports, {}
+    making = asyncio.create_task(router.hold(copies=1))
+    await asyncio.sleep(0.05)
+    assert not making.done()
+    fleet.reports = reports
+    assert len(fleet.holders(await making)) == 1
