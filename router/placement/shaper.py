@@ -18,6 +18,8 @@ from router.pricing.cost import RequestShape
 from router.pricing.queue_average import QueueAverage
 from router.pricing.replica_load import ReplicaState
 
+SHARED_USES = 2.0  # in a minute or two: somebody has asked for it before, and will again
+
 
 def usable_tokens(num_blocks: int, num_prompt_tokens: int, block_size: int) -> int:
     """Tokens of a prefix hit; at least one token of a prompt is always computed."""
@@ -64,8 +66,8 @@ class Shaper:
         return RequestShape(num_prompt_tokens, recompute_weight=weight)
 
     def hot_prefix(self, hints: Sequence[HashHint], num_prompt_tokens: int) -> tuple[HashHint, int] | None:
-        """The last block of the prompt's hot prefix and its tokens, usable; None if it has none."""
-        num_hot = self._hot.num_hot_blocks(hints, self._priced.uses_of_a_copy(0.0))
+        """The last block of the prefix that other prompts had too, and its tokens, usable; None: none had."""
+        num_hot = self._hot.num_hot_blocks(hints, SHARED_USES)
         hot_tokens = usable_tokens(num_hot, num_prompt_tokens, self._block_size)
         return (hints[num_hot - 1], hot_tokens) if hot_tokens else None
 

@@ -19,12 +19,19 @@ from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
+from replica.runners.sim_runner import SimRunner
 from router.config import RouterConfig
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
 from tests.fakes.engine import VirtualClock, fingerprint, make_request, sim_core
 
 BLOCK_SIZE = 4
+
+
+def _runner(replica: _Replica) -> SimRunner:
+    runner = replica.core._runner
+    assert isinstance(runner, SimRunner)
+    return runner
 
 
 @dataclass
@@ -83,6 +90,16 @@ class Fleet:
     def at(self, at_s: float, act: Callable[[], None]) -> None:
         """Something else happens then."""
         self._at(at_s, act)
+
+    def measure_steps(self, replica_id: ReplicaId) -> None:
+        """From now on its steps take what its clock says, as real ones do, and not what was modelled."""
+        replica = self.replicas[replica_id]
+        _runner(replica)._clock = lambda: replica.clock.now_s
+
+    def slow_down(self, replica_id: ReplicaId, factor: float) -> None:
+        """From its next step on its machine takes so many times as long for everything."""
+        replica = self.replicas[replica_id]
+        _runner(replica)._sleep = lambda seconds: replica.clock.sleep(factor * seconds)
 
     def run(self) -> None:
         """Until nothing is left to do."""

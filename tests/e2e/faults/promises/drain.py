@@ -26,7 +26,7 @@ STREAMS = 16
 STREAM_TOKENS = 220  # a quarter of a minute
 GIVEN_S = 6  # to a replica: less than a stream takes
 ROUTER_GIVEN_S = 60
-WARM_UP_S = 12.0  # until the prefixes are hot at every Router
+WARM_UP_PROBES = 12  # for each prefix: then it is hot at every Router
 PROBES_PER_S = 10.0
 BURST = 4  # requests at once for each hot prefix of a replica that leaves
 PREFIXES, PREFIX_TOKENS = 9, 1024
@@ -171,7 +171,7 @@ async def _under_load(running: Cluster, truth: Mapping[Question, str]) -> AsyncI
     probes = ClosedLoop(running.url, cycle(short), num_clients=8, rate_per_s=PROBES_PER_S)
     async with streams, probes:
         load = Load(streams, probes, spare)
-        await asyncio.sleep(WARM_UP_S)
+        await _until(lambda: len(probes.ended) >= WARM_UP_PROBES * PREFIXES)
         watching = asyncio.create_task(_watch(running, load.stopped_at))
         try:
             yield load
