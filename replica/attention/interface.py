@@ -7,6 +7,8 @@ convention; leaves the attending to a backend.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,12 +70,9 @@ def paged_attention(
     Returns (1, T, heads, value_dim). A module without pages is being probed: its shapes are noted and
     the result is zeros. Raises UnsupportedAttention while probing.
     """
-    pages: LayerPages | None = module.__dict__.get(ATTRIBUTE)
+    pages: LayerPages | _Recorder | None = module.__dict__.get(ATTRIBUTE)
     if pages is None:
         return _probe(module, query, key, value, attention_mask, others), None
-    batch = pages.owner.batch
-    assert batch is not None, "a forward outside ModelRunner.execute"
-    pages.write(batch, key[0].transpose(0, 1), value[0].transpose(0, 1))
     call = AttentionCall(
         query=query[0],
         key=key[0],
@@ -84,7 +83,33 @@ def paged_attention(
         softcap=softcap or None,
         sinks=s_aux,
     )
-    return pages.owner.backend.attend(pages, batch, call)[None], None
+    return pages.attend(call)[None], None
+
+
+@contextmanager
+def recorded(module: nn.Module) -> Iterator[list[AttentionCall]]:
+    """What the module hands to its attention meanwhile. It is answered with its value's first heads.
+
+    For comparing two modules that should attend alike; the module must have no pages yet.
+    """
+    recorder = _Recorder()
+    module.__dict__[ATTRIBUTE] = recorder
+    try:
+        yield recorder.calls
+    finally:
+        del module.__dict__[ATTRIBUTE]
+
+
+class _Recorder:
+    """Hangs where a layer's pages would."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        self.calls.append(call)
+        times = call.query.shape[0] // call.value.shape[0]
+        return call.value.repeat_interleave(times, dim=0).transpose(0, 1)
 
 
 def _probe(

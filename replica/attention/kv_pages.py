@@ -17,7 +17,7 @@ from torch import nn
 from replica.memory import free_host_bytes
 
 if TYPE_CHECKING:
-    from replica.attention.backend import AttentionBackend
+    from replica.attention.backend import AttentionBackend, AttentionCall
     from replica.attention.step_batch import StepBatch
 
 # Where a layer's pages hang on its module. Found there rather than passed as an argument, because some
@@ -75,6 +75,13 @@ class LayerPages:
             self.values.index_fill_(0, batch.opened_blocks, 0)
         self.key_slots.index_copy_(0, batch.slots, key)
         self.value_slots.index_copy_(0, batch.slots, value)
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Store the step's new K and V, then attend: (T, heads, value_dim)."""
+        batch = self.owner.batch
+        assert batch is not None, "a forward outside ModelRunner.execute"
+        self.write(batch, call.key.transpose(0, 1), call.value.transpose(0, 1))
+        return self.owner.backend.attend(self, batch, call)
 
 
 class KVPages:

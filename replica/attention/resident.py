@@ -62,6 +62,7 @@ class ResidentDecodes:
         self._batch: StepBatch | None = None
         self._ages: dict[tuple[int | None, int], GroupAge] = {}  # of this step, by window and place in it
         self._ages_before: dict[tuple[int | None, int], GroupAge] = {}
+        self._places: dict[tuple[int, int, int], torch.Tensor] = {}  # of this step
         self._num_lineages = 0
         self._kept: dict[tuple[LayerPages, int], _Resident] = {}
         self._kept_bytes = 0
@@ -75,6 +76,7 @@ class ResidentDecodes:
         if batch is not self._batch:
             self._batch = batch
             self._ages_before, self._ages = self._ages, {}
+            self._places.clear()
 
     def age_of(self, batch: StepBatch, window: int | None, index: int) -> GroupAge:
         """The age of the step's group number `index` in layers with this window."""
@@ -97,9 +99,9 @@ class ResidentDecodes:
             return None
         if group.length > kept.keys.shape[2]:
             return None  # outgrown: gathered again, with room
-        places = kept.first_rows + group.places[:, None]
+        places = self._places_of(age, kept)
         for memory, new in ((kept.keys, key), (kept.values, value)):
-            memory.view(-1, memory.shape[3]).index_copy_(0, places.view(-1), new.reshape(-1, new.shape[2]))
+            memory.view(-1, memory.shape[3]).index_copy_(0, places, new.reshape(-1, new.shape[2]))
         kept.age = age.age
         return kept.keys, kept.values
 
@@ -126,6 +128,14 @@ class ResidentDecodes:
             memory[:, :, : age.group.length] = gathered
             memory[:, :, age.group.length :] = 0  # masked until written, and a masked NaN is still a NaN
         before.lineage, before.age = age.lineage, age.age
+
+    def _places_of(self, age: GroupAge, kept: _Resident) -> torch.Tensor:
+        """Where a group's newest rows go among all rows of `dim`; the same in layers of the same shape."""
+        name = (age.lineage, kept.keys.shape[1], kept.keys.shape[2])
+        places = self._places.get(name)
+        if places is None:
+            places = self._places[name] = (kept.first_rows + age.group.places[:, None]).view(-1)
+        return places
 
     def _make_room(self, num_bytes: int) -> bool:
         """Whether so many more fit, once groups that are no more have been let go."""

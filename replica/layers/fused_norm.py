@@ -21,14 +21,14 @@ class InPlaceNorm(nn.Module):
         super().__init__()
         self.weight = weight
         self._factor = weight.detach()  # the same memory, found without `Module.__getattr__`
-        self._epsilon = epsilon
+        self.epsilon = epsilon
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Without what torch does around a module's forward; hooks are not called."""
         return self.forward(rows)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        scale = (rows * rows).mean(-1, keepdim=True).add_(self._epsilon).rsqrt_()
+        scale = (rows * rows).mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
         return (rows * scale).mul_(self._factor)
 
 

@@ -39,7 +39,7 @@ Pack = Callable[[torch.Tensor, int], torch.Tensor]
 Multiply = Callable[..., torch.Tensor]
 
 
-_NO_SCALARS: list[float] = []
+NO_SCALARS: list[float] = []
 
 
 class PackedLinear(nn.Module):
@@ -70,7 +70,7 @@ class PackedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         shape = rows.shape
         if len(shape) > 1 and shape[-2] >= self._fewest_rows:
-            return self._multiply(rows, self.weight, self.bias, "none", _NO_SCALARS, "")
+            return self._multiply(rows, self.weight, self.bias, "none", NO_SCALARS, "")
         return self._with_few(rows)
 
     def _with_few(self, rows: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ class PackedLinear(nn.Module):
         if count == 0:
             return rows.new_zeros(*rows.shape[:-1], self.out_features)
         repeated = torch.cat([rows] * -(-self._fewest_rows // count), dim=-2)
-        return self._multiply(repeated, self.weight, self.bias, "none", _NO_SCALARS, "")[..., :count, :]
+        return self._multiply(repeated, self.weight, self.bias, "none", NO_SCALARS, "")[..., :count, :]
 
 
 class _Whole:
@@ -171,12 +171,12 @@ def _linears(model: nn.Module) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent._modules.items():  # named_children() leaves a second use out
-            if isinstance(child, nn.Linear) and _can_pack(child):
+            if isinstance(child, nn.Linear) and can_pack(child):
                 places.setdefault(child, []).append((parent, name))
     return places
 
 
-def _can_pack(linear: nn.Linear) -> bool:
+def can_pack(linear: nn.Linear) -> bool:
     weight = linear.weight
     return (
         type(linear) is nn.Linear

@@ -8,6 +8,7 @@ config fields; knows no pages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,13 +61,13 @@ def check_positions(config: Any, max_model_len: int) -> None:
             )
 
 
-def probe_layers(model: Any) -> list[tuple[nn.Module, LayerShape]]:
+def probe_layers(model: Any, positions: Sequence[int] = (0, 1)) -> list[tuple[nn.Module, LayerShape]]:
     """Attention modules in model order, each with the K/V shape it was seen to produce.
 
-    Switches the model to our attention function and runs it once on two tokens. Raises Unsupported.
+    Switches the model to our attention function and runs it once, a token per position. Raises Unsupported.
     """
     try:
-        layers, _ = _probing_run(model)
+        layers, _ = _probing_run(model, positions)
     except interface.UnsupportedAttention as error:
         raise Unsupported(str(error)) from error
     except Exception as error:  # whatever a family raises here, it is no family we can serve
@@ -86,7 +87,7 @@ def replay_logits(model: Any, logits: torch.Tensor) -> torch.Tensor:
     head = model.get_output_embeddings()
     model.set_output_embeddings(_ReplayedHead(logits))
     try:
-        return _probing_run(model, logits_to_keep=torch.zeros(1, dtype=torch.int64))[1]
+        return _probing_run(model, (0, 1), logits_to_keep=torch.zeros(1, dtype=torch.int64))[1]
     finally:
         model.set_output_embeddings(head)
 
@@ -102,15 +103,18 @@ class _ReplayedHead(nn.Module):
         return self._logits.clone()  # a family may change them in place
 
 
-def _probing_run(model: Any, **options: Any) -> tuple[list[tuple[nn.Module, LayerShape]], torch.Tensor]:
-    """Two tokens under our attention without pages: the attention modules reached, and the logits."""
+def _probing_run(
+    model: Any, positions: Sequence[int], **options: Any
+) -> tuple[list[tuple[nn.Module, LayerShape]], torch.Tensor]:
+    """A few tokens under our attention without pages: the attention modules reached, and the logits."""
+    tokens = torch.zeros(1, len(positions), dtype=torch.int64)
     interface.register()
     for module in model.modules():
         interface.forget(module)
     try:
         model.set_attn_implementation(interface.ATTENTION_NAME)
         with torch.inference_mode():
-            logits = run(model, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], **options)
+            logits = run(model, tokens, torch.tensor([positions]), **options)
     finally:
         layers = interface.probed_layers(model)
     return layers, logits

@@ -25,6 +25,7 @@ from replica.attention.backend import choose_backend
 from replica.attention.kv_pages import KVPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
+from replica.layers.decoder_block import fuse_blocks
 from replica.layers.fused_norm import fuse_norms
 from replica.layers.packed_linear import PackedLinear, pack_linears
 from replica.layers.screened_head import RowsAsked, ScreenedHead, keeps_order, screen_bytes, screen_head
@@ -49,6 +50,9 @@ CHECK_TOKENS = 40
 # them by half or more; rounding stays far below even in half precision.
 CHECK_TOLERANCE = {torch.float32: 1e-3}
 CHECK_TOLERANCE_HALF = 0.2
+
+# What is put in a decoder layer's place is compared with it at so many positions.
+CHECK_POSITIONS = 10
 
 # Of free memory, for what only makes greedy tokens faster, unless it is asked for by name.
 SCREEN_MEMORY_SHARE = 0.25
@@ -102,10 +106,12 @@ class ModelRunner:
             _check_memory_for_weights(resolved, device, dtype)
             model = load_model(resolved, device, dtype)
             reference = _reference_logits(model, max_model_len)
-            layers = model_probe.probe_layers(model)
+            model_probe.probe_layers(model)
             fuse_norms(model)
             head = _head_to_screen(config, model)
+            fuse_blocks(model, run=lambda: model_probe.probe_layers(model, _spread(max_model_len)))
             pack_linears(model, run=lambda: model_probe.probe_layers(model))
+            layers = model_probe.probe_layers(model)  # as they are now
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]
@@ -272,6 +278,12 @@ def _reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
 def _check_tokens(length: int, vocabulary: int) -> list[int]:
     """Different ids in no particular order, the same every time."""
     return [(7919 * index + 13) % vocabulary for index in range(length)]
+
+
+def _spread(max_model_len: int) -> list[int]:
+    """A few positions, the first ones and the last among them."""
+    spaced = (index * (max_model_len - 1) // (CHECK_POSITIONS - 2) for index in range(CHECK_POSITIONS - 1))
+    return sorted({0, min(1, max_model_len - 1), *spaced})
 
 
 def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:

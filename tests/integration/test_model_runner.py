@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cache.messages import SamplingParams
+from replica.attention.kv_pages import ATTRIBUTE
 from replica.config import ReplicaConfig
 from replica.models.model_source import resolve
 from replica.runners.model_runner import ModelRunner
@@ -78,8 +79,9 @@ def test_close_gives_pages_and_model_back(folder: Path) -> None:
     runner = ModelRunner.load(config, resolve(str(folder)))
     answer_all(engine_over(runner, Setting("close", block_size=4, num_blocks=128)), PROMPTS)
     layer = runner._model.model.layers[0]
-    held = [weakref.ref(layer), weakref.ref(layer.self_attn._warmpath_pages.keys)]
-    del layer
+    (pages,) = (module.__dict__[ATTRIBUTE] for module in layer.modules() if ATTRIBUTE in module.__dict__)
+    held = [weakref.ref(layer), weakref.ref(pages.keys)]
+    del layer, pages
     runner.close()
     runner.close()
     gc.collect()
