@@ -1,0 +1,95 @@
+"""Whether what the Serve config asks for fits into the pods: slots, CPUs, GPUs and threads.
+
+At rest, in full, and during a rolling update: a deployment that does not fit waits for ever without an
+error. Pure arithmetic over one overlay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.render import deployment
+from deploy.serve_file import ServeFile
+from k8s.findings import Finding
+from k8s.manifests import Manifests, Pod, quantity
+
+SLOT_BY_DEPLOYMENT = {"Router": "router", "Replica": "engine"}
+"""The custom Ray resource that places each deployment on its own group of pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one deployment asks for."""
+
+    name: str
+    per_replica: Mapping[str, float]  # Ray resources of one replica
+    low: int  # replicas at rest
+    high: int  # at most, a rolling update included
+    per_pod: int | None  # max_replicas_per_node
+
+
+def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
+    pods = [pod for pod in manifests.pods() if pod.is_ray]
+    for name, slot in SLOT_BY_DEPLOYMENT.items():
+        demand = _demand(name, deployment(config, name))
+        if slot not in demand.per_replica:
+            yield Finding(
+                where, f"serveConfigV2/{name}", f"ray_actor_options.resources must ask for {slot!r}"
+            )
+            continue
+        fitting = [pod for pod in pods if pod.slots.get(slot)]
+        for low, wanted, when in ((True, demand.low, "at rest"), (False, demand.high, "in full")):
+            places = sum((pod.min_pods if low else pod.max_pods) * _places(demand, pod) for pod in fitting)
+            if places < wanted:
+                message = f"{wanted} replicas {when}, places for {places}: {_shape(demand, fitting)}"
+                yield Finding(where, f"serveConfigV2/{name}", message)
+    for pod in pods:
+        for message in _pod(pod, config):
+            yield Finding(where, pod.owner, message)
+
+
+def _demand(name: str, options: Mapping[str, Any]) -> Demand:
+    actor = options.get("ray_actor_options", {})
+    per_replica = {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0)}
+    per_replica |= actor.get("resources", {})
+    scaling = options.get("autoscaling_config", {})
+    low = scaling.get("min_replicas", options.get("num_replicas", 1))
+    high = scaling.get("max_replicas", low)
+    surge = math.ceil(high * options.get("max_surge_percent", 0) / 100)
+    return Demand(name, per_replica, low, high + surge, options.get("max_replicas_per_node"))
+
+
+def _places(demand: Demand, pod: Pod) -> int:
+    """Replicas that one pod holds."""
+    counts = [math.floor(pod.slots.get(key, 0) / value) for key, value in demand.per_replica.items() if value]
+    return min([*counts, *([] if demand.per_pod is None else [demand.per_pod])])
+
+
+def _shape(demand: Demand, pods: list[Pod]) -> str:
+    each = ", ".join(f"{pod.group} {pod.min_pods}-{pod.max_pods} pods of {pod.slots}" for pod in pods)
+    return f"one asks for {dict(demand.per_replica)}; {each or 'no pod offers it'}"
+
+
+def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
+    limits = pod.main.get("resources", {}).get("limits", {})
+    cpus, gpus = float(quantity(limits.get("cpu", 0))), float(limits.get("nvidia.com/gpu", 0))
+    if pod.slots["CPU"] > cpus:
+        yield f"num-cpus is {pod.slots['CPU']:g}; the container may use {cpus:g}"
+    if pod.slots["GPU"] != gpus:
+        yield f"num-gpus is {pod.slots['GPU']:g}; the container gets {gpus:g}"
+    engines = pod.slots.get("engine", 0)
+    if not engines:
+        return
+    replica = config.app.replica
+    expected = "cuda" if gpus else "cpu"
+    if replica.device != expected:
+        yield f"args.replica.device is {replica.device}; these pods are for {expected}"
+    if gpus and engines > gpus:
+        yield f"{engines:g} engines for {gpus:g} GPUs"
+    # A container sees all cores of its node: torch would start a thread for each.
+    if replica.torch_threads is None or replica.torch_threads * engines > cpus:
+        threads = replica.torch_threads
+        yield f"args.replica.torch_threads is {threads}; {engines:g} engines share {cpus:g} CPUs"

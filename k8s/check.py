@@ -1,0 +1,82 @@
+"""Everything that can be found wrong with the manifests without a cluster, in one pass over the overlays.
+
+Drift first (what is written by commands is what they write), then each overlay: schemas, references,
+hardening, capacity, and the Serve config inside with unknown keys refused. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from cache.errors import ServingError
+from deploy.serve_file import ServeFile
+from k8s.capacity import capacity_findings
+from k8s.findings import Finding
+from k8s.hardening import hardening_findings
+from k8s.manifests import RAY_SERVICE, Manifests
+from k8s.places import COMMAND, HERE, PLACES, Place, build, can_build, digest_line
+from k8s.references import reference_findings
+from k8s.schema_check import schema_findings
+
+EXAMPLES = HERE / "examples"
+
+
+def check_all() -> Iterator[Finding]:
+    for place in PLACES.values():
+        yield from _drift(place)
+        if place.kept.exists():
+            yield from manifest_findings(place.name, place.kept.read_text())
+    for example in sorted(EXAMPLES.glob("*.yaml")):
+        manifests = Manifests.parse(example.read_text())
+        yield from schema_findings(f"examples/{example.name}", manifests)
+
+
+def manifest_findings(where: str, text: str) -> Iterator[Finding]:
+    """One overlay as kustomize builds it."""
+    manifests = Manifests.parse(text)
+    broken = list(schema_findings(where, manifests))
+    yield from broken
+    if broken:  # the rest relies on the shapes that schemas promise
+        return
+    config = None
+    for service in manifests.of_kind(RAY_SERVICE):
+        try:
+            content = yaml.safe_load(service["spec"]["serveConfigV2"])
+            config = ServeFile.checked(Path("serveConfigV2"), content)
+        except (ServingError, yaml.YAMLError, KeyError, TypeError) as error:
+            yield Finding(where, "RayService/serveConfigV2", str(error) or type(error).__name__)
+    yield from reference_findings(where, manifests, config)
+    yield from hardening_findings(where, manifests, config)
+    if config is not None:
+        yield from capacity_findings(where, manifests, config)
+
+
+def _drift(place: Place) -> Iterator[Finding]:
+    if place.settings:
+        written = place.folder / "serve-config.yaml"
+        try:
+            is_fresh = written.exists() and written.read_text() == place.patch()
+        except ServingError as error:
+            yield Finding(place.name, "settings", f"{type(error).__name__}: {error}")
+            return
+        if not is_fresh:
+            yield Finding(place.name, "serve-config.yaml", f"is not what deploy.yaml says: run `{COMMAND}`")
+    kept = place.kept.read_text() if place.kept.exists() else ""
+    first, _, rest = kept.partition("\n")
+    if first != digest_line():
+        message = f"was not built from these sources: run `{COMMAND}` where kubectl is installed"
+        yield Finding(place.name, f"rendered/{place.name}.yaml", message)
+    if can_build():
+        try:
+            is_same = build(place) == rest
+        except subprocess.CalledProcessError as error:
+            yield Finding(place.name, "kustomization.yaml", error.stderr.strip())
+            return
+        if not is_same:
+            yield Finding(
+                place.name, f"rendered/{place.name}.yaml", f"is not what kustomize builds: run `{COMMAND}`"
+            )

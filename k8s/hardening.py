@@ -1,0 +1,187 @@
+"""What every pod and policy must be, whoever edits them: restricted, closed, behind a token, patient.
+
+The rules of Kubernetes' "restricted" standard and those of docs/security.md. Judges one overlay's objects
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ray
+
+from deploy.render import deployment
+from deploy.serve_file import ServeFile
+from k8s.findings import Finding
+from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, quantity, selects
+
+SERVING_PORT = 8000
+OPEN_PORTS = frozenset({SERVING_PORT, 8080, 8265, 6379})  # 6379: of Redis, to Ray pods
+REQUIRED_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+
+
+def hardening_findings(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
+    """config: the Serve config inside, if it could be read."""
+    for pod in manifests.pods():
+        for message in (*_pod(pod), *(_ray_pod(pod) if pod.is_ray else ())):
+            yield Finding(where, pod.owner, message)
+    for service in manifests.of_kind(RAY_SERVICE):
+        for message in (*_cluster(manifests, service), *_patience(manifests, service, config)):
+            yield Finding(where, named(service), message)
+    for each in manifests.of_kind("Secret"):
+        yield Finding(where, named(each), "no Secret belongs into a manifest")
+    yield from _policies(where, manifests, config)
+
+
+def _pod(pod: Pod) -> Iterator[str]:
+    if pod.spec.get("automountServiceAccountToken") is not False:
+        yield "automountServiceAccountToken must be false"
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.spec.get(key):
+            yield f"{key} must not be set"
+    if pod.spec.get("securityContext", {}).get("runAsUser", 0) == 0:
+        yield "securityContext.runAsUser must be a user other than root"
+    for container in (*pod.spec.get("initContainers", ()), *pod.spec["containers"]):
+        for message in container_messages(container):
+            yield f"container {container['name']}: {message}"
+    for volume in pod.spec.get("volumes", ()):
+        if "hostPath" in volume:
+            yield f"volume {volume['name']}: hostPath is not allowed"
+        if "emptyDir" in volume and "sizeLimit" not in volume["emptyDir"]:
+            yield f"volume {volume['name']}: emptyDir needs a sizeLimit"
+
+
+def container_messages(container: Mapping[str, Any]) -> Iterator[str]:
+    """What the restricted standard and we ask of one container."""
+    security = container.get("securityContext", {})
+    expected = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    for key, value in expected.items():
+        if security.get(key) != value:
+            yield f"securityContext.{key} is {security.get(key)}; should be {value}"
+    image = container.get("image")
+    if image is not None and (":" not in image.rpartition("/")[2] or image.endswith(":latest")):
+        yield f"image {image} is not pinned to a version"
+    resources = container.get("resources", {})
+    for name in ("cpu", "memory"):
+        if not all(name in resources.get(kind, {}) for kind in ("requests", "limits")):
+            yield f"resources: {name} needs a request and a limit"
+    memory = {resources.get(kind, {}).get("memory") for kind in ("requests", "limits")}
+    if len(memory) > 1:
+        yield "resources: memory's request and limit differ: the node would kill it when others want theirs"
+    ports = [port["containerPort"] for port in container.get("ports", ())]
+    for port in sorted({each for each in ports if ports.count(each) > 1}):
+        yield f"container port {port} is there twice"
+
+
+def _ray_pod(pod: Pod) -> Iterator[str]:
+    environment = {each["name"]: each.get("value") for each in pod.main.get("env", ())}
+    for name, value in REQUIRED_ENVIRONMENT.items():
+        if environment.get(name) != value:
+            yield f"env {name} is {environment.get(name)!r}; should be {value!r}"
+    for probe in ("livenessProbe", "readinessProbe"):
+        if probe not in pod.main:
+            yield f"{probe} is missing: KubeRay's own needs wget, which the image has not"
+    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
+    shared = [mount for mount in pod.main.get("volumeMounts", ()) if mount["mountPath"] == "/dev/shm"]
+    memory = volumes.get(shared[0]["name"], {}).get("emptyDir", {}) if shared else {}
+    if memory.get("medium") != "Memory" or "sizeLimit" not in memory:
+        yield "/dev/shm must be an emptyDir of medium Memory with a sizeLimit"
+        return
+    store = int(pod.ray_params.get("object-store-memory", 0))
+    size = quantity(memory["sizeLimit"])
+    limit = quantity(pod.main.get("resources", {}).get("limits", {}).get("memory", 0))
+    if not 0 < store < size:
+        yield f"object-store-memory is {store}; should be above 0 and below /dev/shm's {size} bytes"
+    if 2 * size > limit:
+        yield f"/dev/shm may take {size} of the container's {limit} bytes; half at most"
+
+
+def _cluster(manifests: Manifests, service: Mapping[str, Any]) -> Iterator[str]:
+    cluster = service["spec"]["rayClusterConfig"]
+    if cluster.get("authOptions", {}).get("mode") != "token":
+        yield "rayClusterConfig.authOptions.mode must be token: Ray's gRPC ports unpickle what they are sent"
+    if cluster.get("rayVersion") != ray.__version__:
+        yield f"rayVersion is {cluster.get('rayVersion')}; the project is tested with {ray.__version__}"
+    if float(cluster["headGroupSpec"].get("rayStartParams", {}).get("num-cpus", 1)) != 0:
+        yield "headGroupSpec: num-cpus must be 0: no work on the pod that all depend on"
+    pods = [pod for pod in manifests.pods() if pod.is_ray]
+    if len({str(pod.main.get("env")) for pod in pods}) > 1:
+        yield "env differs between head and workers: proxies and replicas would not understand each other"
+    if len({pod.main.get("image") for pod in pods}) > 1:
+        yield "image differs between head and workers"
+    autoscaler = cluster.get("autoscalerOptions")
+    if cluster.get("enableInTreeAutoscaling"):
+        if autoscaler is None:
+            yield "autoscalerOptions are missing: KubeRay's own container is not restricted"
+        else:
+            for message in container_messages(autoscaler):
+                yield f"autoscalerOptions: {message}"
+
+
+def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFile | None) -> Iterator[str]:
+    """Longest answer < preStop < grace period, and an old cluster outlives the answers that it is giving."""
+    if config is None:
+        return
+    answer_s = max(
+        float(deployment(config, name).get("graceful_shutdown_timeout_s", 20))
+        for name in ("Router", "Replica")
+    )
+    for pod in manifests.pods():
+        if not pod.is_ray or pod.is_head:
+            continue
+        command = pod.main.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+        waits_s = float(command[1]) if command[:1] == ["sleep"] else 0.0
+        grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
+        if not answer_s < waits_s < grace_s:
+            yield (
+                f"{pod.group}: preStop waits {waits_s:g} s; should be between graceful_shutdown_timeout_s "
+                f"({answer_s:g}) and terminationGracePeriodSeconds ({grace_s})"
+            )
+        environment = {each["name"]: each.get("value") for each in pod.main.get("env", ())}
+        reload_s = float(environment.get("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S") or 0)
+        if reload_s <= answer_s:
+            yield f"{pod.group}: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S must be above {answer_s:g}"
+    delay_s = service["spec"].get("rayClusterDeletionDelaySeconds", 60)
+    if delay_s <= answer_s:
+        yield f"rayClusterDeletionDelaySeconds is {delay_s}; should be above {answer_s:g}"
+
+
+def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
+    """Every pod is closed by default; only Ray pods reach all ports of Ray pods; keys before an open port."""
+    policies = manifests.of_kind("NetworkPolicy")
+    closing = [
+        each for each in policies if each["spec"]["podSelector"] == {} and "ingress" not in each["spec"]
+    ]
+    for pod in manifests.pods():
+        if not any(selects(each["spec"]["podSelector"], pod.labels) for each in closing):
+            yield Finding(where, pod.owner, "no NetworkPolicy closes it by default")
+    has_keys = config is not None and config.app.tenants.has_keys
+    for each in policies:
+        for rule in each["spec"].get("ingress", ()):
+            peers = rule.get("from", [])
+            ports = {port["port"] for port in rule.get("ports", ())}
+            if not ports and not (peers and all(_is_ray(peer) for peer in peers)):
+                yield Finding(where, named(each), "opens every port, and not to Ray pods alone")
+            if ports - OPEN_PORTS:
+                yield Finding(where, named(each), f"opens {sorted(ports - OPEN_PORTS)}")
+            if not peers and not (has_keys and ports == {SERVING_PORT}):
+                yield Finding(
+                    where, named(each), "is open to everybody: only the serving port may be, with API keys"
+                )
+
+
+def _is_ray(peer: Mapping[str, Any]) -> bool:
+    labels = peer.get("podSelector", {}).get("matchLabels", {})
+    return "namespaceSelector" not in peer and labels.get("ray.io/is-ray-node") == "yes"

@@ -1,0 +1,138 @@
+"""The objects of one overlay, and the pods they would become.
+
+Knows which labels KubeRay puts on a pod itself, since selectors rely on them. Reads YAML; judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import yaml
+
+RAY_SERVICE = "RayService"
+HEAD_GROUP = "headgroup"
+_SUFFIXES = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGT", 1)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGT", 1)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod template, as its controller would label it."""
+
+    owner: str  # Kind/name
+    group: str  # KubeRay's group; the workload's name elsewhere
+    labels: Mapping[str, str]
+    spec: Mapping[str, Any]
+    ray_params: Mapping[str, str]  # `ray start` options; empty where no Ray runs
+    min_pods: int
+    max_pods: int
+
+    @property
+    def main(self) -> Mapping[str, Any]:
+        """The first container: Ray's, in Ray's pods."""
+        container: Mapping[str, Any] = self.spec["containers"][0]
+        return container
+
+    @property
+    def is_ray(self) -> bool:
+        return "ray.io/is-ray-node" in self.labels
+
+    @property
+    def is_head(self) -> bool:
+        return self.group == HEAD_GROUP
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Every container's named ports."""
+        found = {}
+        for container in self.spec["containers"]:
+            for port in container.get("ports", ()):
+                found[port.get("name", str(port["containerPort"]))] = port["containerPort"]
+        return found
+
+    @property
+    def slots(self) -> dict[str, float]:
+        """Ray's resources of one such pod: CPU, GPU and what `resources` names."""
+        found = {"CPU": float(self.ray_params.get("num-cpus", 0))}
+        found["GPU"] = float(self.ray_params.get("num-gpus", 0))
+        named = self.ray_params.get("resources")
+        if named is not None:  # a JSON string in a JSON string: KubeRay puts it into a shell command
+            found |= json.loads(json.loads(named))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """Everything that one `kubectl apply` would send."""
+
+    objects: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Manifests:
+        return cls(tuple(each for each in yaml.safe_load_all(text) if each is not None))
+
+    def of_kind(self, *kinds: str) -> list[Mapping[str, Any]]:
+        return [each for each in self.objects if each["kind"] in kinds]
+
+    def has(self, kind: str, name: str) -> bool:
+        return any(each["metadata"]["name"] == name for each in self.of_kind(kind))
+
+    def pods(self) -> list[Pod]:
+        found = [pod for service in self.of_kind(RAY_SERVICE) for pod in _ray_pods(service)]
+        for workload in self.of_kind("Deployment", "StatefulSet", "Job"):
+            template = workload["spec"]["template"]
+            count = workload["spec"].get("replicas", 1)
+            labels = template.get("metadata", {}).get("labels", {})
+            name = workload["metadata"]["name"]
+            found.append(Pod(named(workload), name, labels, template["spec"], {}, count, count))
+        return found
+
+
+def named(thing: Mapping[str, Any]) -> str:
+    return f"{thing['kind']}/{thing['metadata']['name']}"
+
+
+def quantity(value: str | float) -> Decimal:
+    """Kubernetes' "500m" or "2Gi" as a number: cores, or bytes. Raises ValueError."""
+    text = str(value)
+    digits = text.rstrip("".join({letter for suffix in _SUFFIXES for letter in suffix}))
+    try:
+        return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
+    except (KeyError, ArithmeticError):
+        raise ValueError(f"{value!r} is no quantity") from None
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """A label selector's matchLabels; empty selects all. matchExpressions are not used here."""
+    if "matchExpressions" in selector:
+        raise ValueError("matchExpressions are not understood here: use matchLabels")
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+def _ray_pods(service: Mapping[str, Any]) -> Iterator[Pod]:
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = [(HEAD_GROUP, cluster["headGroupSpec"], 1, 1)]
+    groups += [
+        (group["groupName"], group, group["minReplicas"], group["maxReplicas"])
+        for group in cluster.get("workerGroupSpecs", ())
+    ]
+    for name, group, low, high in groups:
+        template = group["template"]
+        labels = {
+            "app.kubernetes.io/name": "kuberay",
+            "app.kubernetes.io/created-by": "kuberay-operator",
+            **template.get("metadata", {}).get("labels", {}),
+            "ray.io/is-ray-node": "yes",
+            "ray.io/node-type": "head" if name == HEAD_GROUP else "worker",
+            "ray.io/group": name,
+        }
+        params = group.get("rayStartParams", {})
+        yield Pod(f"{named(service)} {name}", name, labels, template["spec"], params, low, high)

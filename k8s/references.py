@@ -1,0 +1,236 @@
+"""What manifests say of one another: names, labels, ports, mounts, secrets, and the Serve config inside.
+
+Every reference must lead somewhere. A selector that matches nothing and a Secret nobody makes are accepted
+by an API server and found out in the night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from deploy.serve_file import ServeFile
+from k8s.findings import Finding
+from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, selects
+
+NAMESPACE = "warmpath"
+CLUSTER_SCOPED = frozenset({"Namespace", "PriorityClass"})
+AGENT_PORT = 52365  # Ray's dashboard agent in every pod: answers probes
+FREE_PORTS = frozenset({AGENT_PORT})
+
+SECRETS: Mapping[str, frozenset[str]] = {
+    "warmpath-api-keys": frozenset({"keys.yaml", "secret"}),
+    "warmpath-redis": frozenset({"password"}),
+    "warmpath-scrape-key": frozenset({"key"}),
+}
+"""Secrets that an operator makes, with their keys; docs/kubernetes.md says how. None is in a manifest."""
+
+CLUSTERS_OWN_CONFIG_MAPS = frozenset({"kube-root-ca.crt"})
+KUBERAY_SELECTS_BY = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/created-by"})
+
+
+def reference_findings(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
+    """config: the Serve config inside, if it could be read."""
+    yield from _names(where, manifests)
+    for pod in manifests.pods():
+        yield from _pod(where, manifests, pod)
+    yield from _selectors(where, manifests)
+    yield from _services(where, manifests)
+    for service in manifests.of_kind(RAY_SERVICE):
+        yield from _redis(where, manifests, service)
+        if config is not None:
+            yield from _config(where, manifests, service, config)
+
+
+def _names(where: str, manifests: Manifests) -> Iterator[Finding]:
+    seen = set()
+    for each in manifests.objects:
+        if named(each) in seen:
+            yield Finding(where, named(each), "is there twice")
+        seen.add(named(each))
+        namespace = each["metadata"].get("namespace")
+        if each["kind"] in CLUSTER_SCOPED:
+            continue
+        if namespace != NAMESPACE:
+            yield Finding(where, named(each), f"metadata.namespace is {namespace}; should be {NAMESPACE}")
+
+
+def _pod(where: str, manifests: Manifests, pod: Pod) -> Iterator[Finding]:
+    def finding(message: str) -> Finding:
+        return Finding(where, pod.owner, message)
+
+    spec = pod.spec
+    for key, kind in (("serviceAccountName", "ServiceAccount"), ("priorityClassName", "PriorityClass")):
+        if not manifests.has(kind, spec.get(key, "")):
+            yield finding(f"{key}: no {kind} is called {spec.get(key)!r}")
+    yield from (finding(message) for message in _volumes(manifests, pod))
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        names = [each["name"] for each in container.get("env", ())]
+        for name in sorted({each for each in names if names.count(each) > 1}):
+            yield finding(f"env {name} is set twice")
+        for variable in container.get("env", ()):
+            source = variable.get("valueFrom", {}).get("secretKeyRef")
+            if source is not None:
+                yield from (finding(message) for message in _secret(source["name"], [source["key"]]))
+        for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+            action = container.get(probe, {})
+            port = (action.get("httpGet") or action.get("tcpSocket") or {}).get("port")
+            if port is not None and port not in {*pod.ports, *pod.ports.values(), *FREE_PORTS}:
+                yield finding(f"{probe}: no container port is {port!r}")
+    if pod.is_ray:
+        for label in sorted(KUBERAY_SELECTS_BY & _template_labels(manifests, pod).keys()):
+            yield finding(f"label {label}: the head's Service selects by KubeRay's own value of it")
+    for constraint in spec.get("topologySpreadConstraints", ()):
+        if not selects(constraint["labelSelector"], pod.labels):
+            yield finding("topologySpreadConstraints: labelSelector does not match the pod itself")
+
+
+def _volumes(manifests: Manifests, pod: Pod) -> Iterator[str]:
+    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
+    claims = {each["metadata"]["name"] for each in manifests.of_kind("PersistentVolumeClaim")}
+    templates = {
+        claim["metadata"]["name"]
+        for each in manifests.of_kind("StatefulSet")
+        if named(each) == pod.owner
+        for claim in each["spec"].get("volumeClaimTemplates", ())
+    }
+    mounted = {mount["name"] for mount in pod_mounts(manifests, pod)}
+    for name in sorted(mounted - volumes.keys() - templates):
+        yield f"volumeMounts: no volume is called {name!r}"
+    for name in sorted(volumes.keys() - mounted):
+        yield f"volumes: nobody mounts {name!r}"
+    for name, volume in volumes.items():
+        claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+        if claim is not None and claim not in claims:
+            yield f"volume {name}: no PersistentVolumeClaim is called {claim!r}"
+        if "secret" in volume:
+            keys = [item["key"] for item in volume["secret"].get("items", ())]
+            yield from _secret(volume["secret"]["secretName"], keys)
+        for source in (volume, *volume.get("projected", {}).get("sources", ())):
+            config_map = source.get("configMap", {}).get("name")
+            if config_map is not None and config_map not in CLUSTERS_OWN_CONFIG_MAPS:
+                if not manifests.has("ConfigMap", config_map):
+                    yield f"volume {name}: no ConfigMap is called {config_map!r}"
+
+
+def pod_mounts(manifests: Manifests, pod: Pod) -> list[Mapping[str, Any]]:
+    """Every container's mounts; the autoscaler's too, which KubeRay adds to the head."""
+    found = [mount for each in pod.spec.get("initContainers", ()) for mount in each.get("volumeMounts", ())]
+    found += [mount for each in pod.spec["containers"] for mount in each.get("volumeMounts", ())]
+    if pod.is_head:
+        for service in manifests.of_kind(RAY_SERVICE):
+            found += service["spec"]["rayClusterConfig"].get("autoscalerOptions", {}).get("volumeMounts", ())
+    return found
+
+
+def _secret(name: str, keys: list[str]) -> Iterator[str]:
+    if name not in SECRETS:
+        yield f"no Secret {name!r} is known; operators make {', '.join(sorted(SECRETS))}"
+        return
+    for key in keys:
+        if key not in SECRETS[name]:
+            yield f"Secret {name} has no key {key!r}; it has {', '.join(sorted(SECRETS[name]))}"
+
+
+def _template_labels(manifests: Manifests, pod: Pod) -> dict[str, str]:
+    for service in manifests.of_kind(RAY_SERVICE):
+        cluster = service["spec"]["rayClusterConfig"]
+        groups = {group["groupName"]: group for group in cluster.get("workerGroupSpecs", ())}
+        template = (cluster["headGroupSpec"] if pod.is_head else groups[pod.group])["template"]
+        labels: dict[str, str] = template.get("metadata", {}).get("labels", {})
+        return labels
+    return {}
+
+
+def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:
+    pods = manifests.pods()
+    for each in manifests.of_kind("PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
+        spec = each["spec"]
+        selector = spec.get("podSelector", spec.get("selector", {}))
+        selected = [pod for pod in pods if selects(selector, pod.labels)]
+        if not selected:
+            yield Finding(where, named(each), f"selects no pod: {dict(selector)}")
+            continue
+        numbers = {port for pod in selected for port in pod.ports.values()}
+        for rule in spec.get("ingress", ()):
+            for port in rule.get("ports", ()):
+                if port["port"] not in numbers:
+                    yield Finding(where, named(each), f"port {port['port']}: no selected pod has it")
+            for peer in rule.get("from", ()):
+                own = "namespaceSelector" not in peer
+                if own and not any(selects(peer.get("podSelector", {}), pod.labels) for pod in pods):
+                    yield Finding(where, named(each), f"lets nobody in: {dict(peer['podSelector'])}")
+        for endpoint in spec.get("podMetricsEndpoints", ()):
+            if not all(endpoint["port"] in pod.ports for pod in selected):
+                yield Finding(where, named(each), f"port {endpoint['port']}: not every selected pod has it")
+
+
+def _services(where: str, manifests: Manifests) -> Iterator[Finding]:
+    for each in manifests.of_kind("Service"):
+        selected = [
+            pod for pod in manifests.pods() if selects({"matchLabels": each["spec"]["selector"]}, pod.labels)
+        ]
+        if not selected:
+            yield Finding(where, named(each), f"selects no pod: {each['spec']['selector']}")
+        for port in each["spec"]["ports"]:
+            target = port.get("targetPort", port["port"])
+            if not all(target in {*pod.ports, *pod.ports.values()} for pod in selected):
+                yield Finding(where, named(each), f"targetPort {target!r}: no container port is called so")
+
+
+def _redis(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iterator[Finding]:
+    options = service["spec"]["rayClusterConfig"].get("gcsFaultToleranceOptions", {})
+    address = options.get("redisAddress")
+    if address is None:
+        return
+    host, _, port = address.partition(":")
+    known = {
+        (each["metadata"]["name"], str(entry["port"]))
+        for each in manifests.of_kind("Service")
+        for entry in each["spec"]["ports"]
+    }
+    if (host, port) not in known:
+        yield Finding(where, named(service), f"redisAddress: no Service and port are {address!r}")
+    source = options.get("redisPassword", {}).get("valueFrom", {}).get("secretKeyRef")
+    if source is None:
+        yield Finding(where, named(service), "redisPassword: must come from a Secret")
+    else:
+        for message in _secret(source["name"], [source["key"]]):
+            yield Finding(where, named(service), message)
+
+
+def _config(
+    where: str, manifests: Manifests, service: Mapping[str, Any], config: ServeFile
+) -> Iterator[Finding]:
+    """The Serve config's port, model and key files, as its pods would find them."""
+    pods = [pod for pod in manifests.pods() if pod.is_ray]
+    for pod in pods:
+        if pod.ports.get("serve") != config.port:
+            message = f"container port serve is {pod.ports.get('serve')}; http_options.port is {config.port}"
+            yield Finding(where, pod.owner, message)
+    model = config.app.replica.model
+    if model.startswith("/"):
+        for pod in pods:  # the head builds the application from its config
+            if not _mounted(pod, model):
+                yield Finding(where, pod.owner, f"args.replica.model is {model}, which no volume holds")
+    tenants = config.app.tenants
+    for path in (tenants.keys_file, tenants.secret_file):
+        for pod in pods:
+            if path is not None and pod.slots.get("router") and not _mounted(pod, path):
+                yield Finding(where, pod.owner, f"args.router.tenants names {path}, which no volume holds")
+
+
+def _mounted(pod: Pod, path: str) -> bool:
+    """Whether a volume of this pod holds the path; a Secret's must list the file."""
+    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
+    for mount in pod.main.get("volumeMounts", ()):
+        volume = volumes.get(mount["name"], {})
+        if not PurePosixPath(path).is_relative_to(mount["mountPath"]) or "emptyDir" in volume:
+            continue
+        if "secret" not in volume:
+            return True
+        inside = str(PurePosixPath(path).relative_to(mount["mountPath"]))
+        if inside in [item["path"] for item in volume["secret"].get("items", ())]:
+            return True
+    return False

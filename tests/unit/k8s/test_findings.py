@@ -1,0 +1,254 @@
+"""Deliberately broken manifests: each mistake is found, and named where it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from k8s.check import manifest_findings
+from k8s.manifests import quantity
+from k8s.places import PLACES
+
+Break = Callable[[dict[str, dict[str, Any]]], None]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, str]:
+    return {name: place.kept.read_text() for name, place in PLACES.items()}
+
+
+def findings(text: str, change: Break) -> list[str]:
+    things = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(text)}
+    things = copy.deepcopy(things)
+    change(things)
+    return [str(each) for each in manifest_findings("x", yaml.safe_dump_all(things.values()))]
+
+
+def cluster(things: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    spec: dict[str, Any] = things["RayService/warmpath"]["spec"]["rayClusterConfig"]
+    return spec
+
+
+def head(things: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    spec: dict[str, Any] = cluster(things)["headGroupSpec"]["template"]["spec"]
+    return spec
+
+
+def group(things: dict[str, dict[str, Any]], index: int) -> dict[str, Any]:
+    found: dict[str, Any] = cluster(things)["workerGroupSpecs"][index]
+    return found
+
+
+def worker(things: dict[str, dict[str, Any]], index: int) -> dict[str, Any]:
+    spec: dict[str, Any] = group(things, index)["template"]["spec"]
+    return spec
+
+
+def container(things: dict[str, dict[str, Any]], index: int) -> dict[str, Any]:
+    found: dict[str, Any] = worker(things, index)["containers"][0]
+    return found
+
+
+def serve(things: dict[str, dict[str, Any]], before: str, after: str) -> None:
+    spec = things["RayService/warmpath"]["spec"]
+    assert before in spec["serveConfigV2"]
+    spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
+
+
+def drop(mapping: dict[str, Any], key: str) -> None:
+    del mapping[key]
+
+
+SCHEMA: list[tuple[Break, str]] = [
+    (lambda t: cluster(t).update(authOption={}), "'authOption' was unexpected"),
+    (lambda t: container(t, 0)["resources"].update(limit={}), "'limit' was unexpected"),
+    (lambda t: head(t).update(terminationGracePeriodSeconds="long"), "'long' is not of type 'integer'"),
+    (lambda t: cluster(t)["authOptions"].update(mode="tokens"), "'tokens' is not one of"),
+    (lambda t: drop(group(t, 0), "groupName"), "'groupName' is a required property"),
+    (lambda t: t["RayService/warmpath"].update(apiVersion="ray.io/v2"), "ray.io/v2 is not served"),
+    (lambda t: t["NetworkPolicy/deny-all"]["spec"].update(podSelectors={}), "'podSelectors' was unexpected"),
+    (
+        lambda t: t["PodDisruptionBudget/warmpath-routers"].update(apiVersion="policy/v1beta1"),
+        "no PodDisruptionBudget in policy/v1beta1",
+    ),
+    (lambda t: t["RayService/warmpath"]["metadata"].update(name="Warm_path"), "metadata.name: 'Warm_path'"),
+]
+
+REFERENCES: list[tuple[Break, str]] = [
+    (lambda t: worker(t, 0).update(serviceAccountName="warm"), "no ServiceAccount is called 'warm'"),
+    (lambda t: worker(t, 0).update(priorityClassName="high"), "no PriorityClass is called 'high'"),
+    (lambda t: container(t, 0)["volumeMounts"][0].update(name="temp"), "no volume is called 'temp'"),
+    (
+        lambda t: container(t, 0)["volumeMounts"].pop(0),
+        "nobody mounts 'tmp'",
+    ),
+    (
+        lambda t: container(t, 0)["readinessProbe"]["httpGet"].update(port="http"),
+        "readinessProbe: no container port is 'http'",
+    ),
+    (
+        lambda t: t["PodDisruptionBudget/warmpath-engines"]["spec"]["selector"]["matchLabels"].update(x="y"),
+        "selects no pod",
+    ),
+    (
+        lambda t: t["NetworkPolicy/operator-to-ray"]["spec"]["ingress"][0]["ports"][0].update(port=8266),
+        "port 8266: no selected pod has it",
+    ),
+    (
+        lambda t: cluster(t)["headGroupSpec"]["template"]["metadata"]["labels"].update(
+            {"app.kubernetes.io/name": "warmpath"}
+        ),
+        "the head's Service selects by KubeRay's own value",
+    ),
+    (lambda t: t["ServiceAccount/warmpath"]["metadata"].update(namespace="other"), "should be warmpath"),
+    (
+        lambda t: worker(t, 0)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"].update(a="b"),
+        "does not match the pod itself",
+    ),
+    (lambda t: serve(t, "port: 8000", "port: 8001"), "http_options.port is 8001"),
+]
+
+GPU_REFERENCES: list[tuple[Break, str]] = [
+    (
+        lambda t: next(each for each in worker(t, 0)["volumes"] if "secret" in each)["secret"].update(
+            secretName="keys"
+        ),
+        "no Secret 'keys' is known",
+    ),
+    (lambda t: drop(t, "PersistentVolumeClaim/warmpath-models"), "no PersistentVolumeClaim is called"),
+    (lambda t: serve(t, "/models/model", "/weights/model"), "/weights/model, which no volume holds"),
+    (
+        lambda t: serve(t, "/etc/warmpath/keys.yaml", "/etc/warmpath/key.yaml"),
+        "key.yaml, which no volume holds",
+    ),
+    (
+        lambda t: cluster(t)["gcsFaultToleranceOptions"].update(redisAddress="redis:6379"),
+        "redisAddress: no Service and port",
+    ),
+    (
+        lambda t: t["Service/warmpath-redis"]["spec"]["ports"][0].update(targetPort="db"),
+        "targetPort 'db': no container port",
+    ),
+    (
+        lambda t: cluster(t)["gcsFaultToleranceOptions"].update(redisPassword={"value": "hunter2"}),
+        "redisPassword: must come from a Secret",
+    ),
+]
+
+SERVE_CONFIG: list[tuple[Break, str]] = [
+    (lambda t: serve(t, "max_queued_requests", "max_queued_request"), "did you mean 'max_queued_requests'"),
+    (lambda t: serve(t, "block_size: 16", "block_size: 0"), "block_size = 0: must be between"),
+    (lambda t: serve(t, "num_blocks", "num_block"), "did you mean 'num_blocks'"),
+    (lambda t: serve(t, "proxy_location: EveryNode", "proxy_location: ["), "serveConfigV2"),
+    (lambda t: drop(t["RayService/warmpath"]["spec"], "serveConfigV2"), "serveConfigV2"),
+]
+
+HARDENING: list[tuple[Break, str]] = [
+    (lambda t: drop(cluster(t), "authOptions"), "authOptions.mode must be token"),
+    (lambda t: cluster(t)["authOptions"].update(mode="disabled"), "authOptions.mode must be token"),
+    (lambda t: container(t, 1)["env"].pop(0), "env RAY_AUTH_MODE is None"),
+    (
+        lambda t: container(t, 1)["env"].append({"name": "A", "value": "b"}),
+        "env differs between head and workers",
+    ),
+    (lambda t: container(t, 1).update(image="warmpath"), "is not pinned"),
+    (lambda t: container(t, 1).update(image="warmpath:latest"), "is not pinned"),
+    (
+        lambda t: container(t, 1)["securityContext"].update(readOnlyRootFilesystem=False),
+        "readOnlyRootFilesystem",
+    ),
+    (
+        lambda t: container(t, 1)["securityContext"].update(capabilities={"add": ["SYS_PTRACE"]}),
+        "capabilities",
+    ),
+    (lambda t: worker(t, 1).update(automountServiceAccountToken=True), "automountServiceAccountToken"),
+    (lambda t: worker(t, 1).update(hostNetwork=True), "hostNetwork must not be set"),
+    (lambda t: worker(t, 1)["volumes"].append({"name": "h", "hostPath": {"path": "/"}}), "hostPath"),
+    (lambda t: drop(t, "NetworkPolicy/deny-all"), "no NetworkPolicy closes it by default"),
+    (lambda t: drop(t["NetworkPolicy/ray-to-ray"]["spec"]["ingress"][0], "from"), "opens every port"),
+    (
+        lambda t: drop(t["NetworkPolicy/namespace-to-serve"]["spec"]["ingress"][0], "from"),
+        "open to everybody",
+    ),
+    (lambda t: worker(t, 0).update(terminationGracePeriodSeconds=60), "preStop waits 125 s"),
+    (lambda t: drop(container(t, 0), "lifecycle"), "preStop waits 0 s"),
+    (
+        lambda t: t["RayService/warmpath"]["spec"].update(rayClusterDeletionDelaySeconds=60),
+        "should be above 120",
+    ),
+    (lambda t: serve(t, "graceful_shutdown_timeout_s: 120", "graceful_shutdown_timeout_s: 300"), "above 300"),
+    (lambda t: drop(container(t, 0), "livenessProbe"), "livenessProbe is missing"),
+    (lambda t: cluster(t).update(rayVersion="2.40.0"), "rayVersion is 2.40.0"),
+    (
+        lambda t: group(t, 1)["rayStartParams"].update({"object-store-memory": "999999999"}),
+        "object-store-memory",
+    ),
+    (lambda t: worker(t, 1)["volumes"][1].update(emptyDir={"sizeLimit": "1Gi"}), "of medium Memory"),
+    (lambda t: container(t, 1)["resources"]["requests"].update(memory="1Gi"), "request and limit differ"),
+    (lambda t: drop(container(t, 1)["resources"], "limits"), "needs a request and a limit"),
+    (
+        lambda t: t.update(
+            s={"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "warmpath"}}
+        ),
+        "no Secret belongs into a manifest",
+    ),
+]
+
+CAPACITY: list[tuple[Break, str]] = [
+    (lambda t: serve(t, "num_replicas: 2", "num_replicas: 3"), "3 replicas at rest, places for 2"),
+    (
+        lambda t: group(t, 0)["rayStartParams"].update(resources='"{\\"router\\": 1}"'),
+        "2 replicas in full, places for 1",
+    ),
+    (lambda t: serve(t, "engine: 1", "motor: 1"), "must ask for 'engine'"),
+    (
+        lambda t: group(t, 1)["rayStartParams"].update({"num-cpus": "8"}),
+        "num-cpus is 8; the container may use 2",
+    ),
+    (
+        lambda t: group(t, 1)["rayStartParams"].update({"num-gpus": "1"}),
+        "num-gpus is 1; the container gets 0",
+    ),
+    (
+        lambda t: serve(t, "torch_threads: 1", "torch_threads: 2"),
+        "torch_threads is 2; 2 engines share 2 CPUs",
+    ),
+    (lambda t: serve(t, "device: cpu", "device: auto"), "device is auto; these pods are for cpu"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), [*SCHEMA, *REFERENCES, *SERVE_CONFIG, *HARDENING, *CAPACITY])
+def test_mistake_in_the_demo_is_found(shipped: dict[str, str], change: Break, words: str) -> None:
+    told = findings(shipped["cpu-demo"], change)
+    assert any(words in each for each in told), told
+
+
+@pytest.mark.parametrize(("change", "words"), GPU_REFERENCES)
+def test_mistake_in_the_cluster_for_availability_is_found(
+    shipped: dict[str, str], change: Break, words: str
+) -> None:
+    told = findings(shipped["ha"], change)
+    assert any(words in each for each in told), told
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_what_is_shipped_has_none(shipped: dict[str, str], name: str) -> None:
+    """So that each test above fails for its own mistake."""
+    assert findings(shipped[name], lambda things: None) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("500m", "0.5"), ("2", "2"), (4, "4"), ("1Gi", str(2**30)), ("5M", "5000000")]
+)
+def test_quantities(text: str | int, value: str) -> None:
+    assert str(quantity(text).normalize()) in {value, f"{quantity(value).normalize()}"}
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "5Zi", "two"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        quantity(text)
