@@ -179,7 +179,13 @@ class HandleCalls:
     """`ReplicaCalls` and `PinCalls` over a Serve handle."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
-        self._generate = replicas.options(stream=True, method_name="generate")
+        # Ray's default for gRPC is cloudpickle, for functions made on the fly; values need none of its care.
+        self._generate = replicas.options(
+            stream=True,
+            method_name="generate",
+            request_serialization="pickle",
+            response_serialization="pickle",
+        )
         self._unpin = replicas.options(method_name="unpin")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -188,6 +194,9 @@ class HandleCalls:
         has_ended = False
         try:
             async for delta in response:
+                # Nothing comes after the last one: whoever has it reads no further, and there is nothing to
+                # cancel. A cancel would cost both sides as much as a delta, and Serve would count it as one.
+                has_ended = delta.finish_reason is not None
                 yield delta
             has_ended = True
         except Exception as error:

@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -361,18 +361,16 @@ class _Routes:
     ) -> Response:
         """Body in; out comes the whole answer, a stream whose first token is there, or an error object."""
         tally = _Tally(self._service, endpoint, request)
-        try:
-            body = await self._read(request)
-            self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
-            answer = await unless_gone(request, start(body))
-            if answer.is_stream:
-                return await self._stream(request, answer, tally)
-            async with aclosing(answer):
-                content = await unless_gone(request, answer.whole())
-            tally.end("ok")
-            return _json(content, self._routing_headers(answer))
-        except (Exception, asyncio.CancelledError) as error:
-            return self._refusal(error, request, tally)
+        # Closes what has begun, also where this is cancelled in the very turn of the loop that it is done in.
+        async with AsyncExitStack() as opened:
+            try:
+                body = await self._read(request)
+                self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
+                response = await unless_gone(request, self._respond(request, start(body), tally, opened))
+            except (Exception, asyncio.CancelledError) as error:
+                return self._refusal(error, request, tally)
+            opened.pop_all()  # a stream closes its own source
+            return response
 
     async def _answer_plainly(
         self, request: Request, endpoint: Endpoint, handle: Callable[[dict[str, Any]], Awaitable[bytes]]
@@ -397,19 +395,23 @@ class _Routes:
         tally.end(outcome_of(error))
         return _error_response(answer_to(error))
 
-    async def _stream(self, request: Request, answer: Answer, tally: _Tally) -> Response:
+    async def _respond(
+        self, request: Request, begun: Awaitable[Answer], tally: _Tally, opened: AsyncExitStack
+    ) -> Response:
+        answer = await begun
+        if answer.is_stream:
+            return await self._stream(request, answer, tally, opened)
+        async with aclosing(answer):
+            content = await answer.whole()
+        tally.end("ok")
+        return _json(content, self._routing_headers(answer))
+
+    async def _stream(
+        self, request: Request, answer: Answer, tally: _Tally, opened: AsyncExitStack
+    ) -> Response:
         """Waits for the first token: until then a failure still has a status code of its own."""
-        events = self._events(request, answer, tally)
-
-        async def first_event() -> bytes:
-            return await anext(events)
-
-        try:
-            first = await unless_gone(request, first_event())
-        except BaseException:
-            await events.aclose()
-            raise
-        return SseResponse(first, events, self._routing_headers(answer))
+        events = await opened.enter_async_context(aclosing(self._events(request, answer, tally)))
+        return SseResponse(await anext(events), events, self._routing_headers(answer))
 
     async def _events(self, request: Request, answer: Answer, tally: _Tally) -> AsyncGenerator[bytes, None]:
         """A failure after the first event ends in an error event, then in BrokenStream: a cut connection."""

@@ -53,3 +53,26 @@ async def test_a_handler_that_is_cancelled_cancels_its_generation(
         await call
     assert (router.calls.running, router.calls.cancelled) == (0, 1)
     assert router.metric("warmpath_requests_total", endpoint="completions", outcome="cancelled") == 1
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_whenever_it_is_cancelled_nothing_goes_on(router: RouterUnderTest, is_told: bool) -> None:
+    """In every turn of the loop from its first on: also when the first token has just come.
+
+    is_told: the server tells of the disconnect; else it cancels the handler.
+    """
+    router.answer_with(Delta(text_of(0), (1,), 0), then_hang=True)
+    body = {"model": MODEL, "prompt": "x", "stream": True}
+    for turns in range(60):
+        disconnect = asyncio.Event()
+        call = asyncio.create_task(asgi_call(router.api, "/v1/completions", body, disconnect))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if is_told:
+            disconnect.set()
+        else:
+            call.cancel()
+        await asyncio.wait([call], timeout=1)
+        assert call.done()
+        assert router.calls.running == 0, turns
+        assert router.parts.routing.statistics().in_flight == 0, turns
