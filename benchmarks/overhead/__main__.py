@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.quick and not options.modes:
         modes = modes[-1:]
     plan = _plan(options)
+    interval_s = None if options.interval_ms is None else options.interval_ms / 1000
     began_s = time.monotonic()
     seen: dict[str, list[Any]] = {"run": [], "idle": [], "tokenizing": []}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("starting", total=len(modes) * len(plan.cells) * plan.repeats * 2)
             for mode in modes:
-                order = Order(mode, plan, options.step_ms / 1000, options.replicas)
+                order = Order(mode, plan, options.step_ms / 1000, options.replicas, interval_s)
                 for kind, content in _seen_by(order):
                     if kind == "doing":
                         progress.update(task, description=f"{mode}: {content}")
@@ -98,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "took_s": round(time.monotonic() - began_s),
         "step_ms": options.step_ms,
         "replicas": options.replicas,
+        "interval_ms": options.interval_ms,
         "idle_cpu_share": {each.mode: each.cpu_share for each in seen["idle"]},
         "tokenizing_ms": {each.prompt: 1000 * each.new_s for each in seen["tokenizing"]},
         "load_average": os.getloadavg(),
@@ -211,6 +213,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=positive, default=2, help="of every cell (default: 2)")
     parser.add_argument(
         "--step-ms", type=float, default=5.0, help="a step of the simulated engines (default: 5)"
+    )
+    parser.add_argument(
+        "--interval-ms", type=float, help="between two pieces of a stream (default: as shipped)"
     )
     parser.add_argument("--replicas", type=positive, default=2, help="behind the Router (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")

@@ -29,8 +29,11 @@ class ServerFailed(RuntimeError):
     """The server did not start."""
 
 
-def deploy_content(step_s: float, replicas: int) -> dict[str, Any]:
-    """The project's own deploy.yaml with simulated replicas whose steps all take as long."""
+def deploy_content(step_s: float, replicas: int, interval_s: float | None = None) -> dict[str, Any]:
+    """The project's own deploy.yaml with simulated replicas whose steps all take as long.
+
+    interval_s: between two pieces of a stream; None: as shipped.
+    """
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy.yaml").read_text())
     application = content["applications"][0]
     application["args"] = {
@@ -42,6 +45,8 @@ def deploy_content(step_s: float, replicas: int) -> dict[str, Any]:
         },
         "router": {"policy": "expected_time"},
     }
+    if interval_s is not None:
+        application["args"]["replica"]["stream_interval_s"] = interval_s
     for deployment in application["deployments"]:
         deployment["graceful_shutdown_timeout_s"] = 2
         if deployment["name"] == "Replica":
@@ -52,12 +57,13 @@ def deploy_content(step_s: float, replicas: int) -> dict[str, Any]:
 class Server:
     """The process, from before its start to after its end."""
 
-    def __init__(self, folder: Path, port: int, *, has_haproxy: bool, step_s: float, replicas: int) -> None:
+    def __init__(self, folder: Path, port: int, content: dict[str, Any], *, has_haproxy: bool) -> None:
+        """content: of deploy.yaml, but for the port."""
         self.port = port
         self._folder = folder
-        self._replicas = replicas
+        self._replicas = _num_replicas(content)
         file = folder / "deploy.yaml"
-        file.write_text(yaml.safe_dump(deploy_content(step_s, replicas)))
+        file.write_text(yaml.safe_dump(content))
         self._log = folder / "server.log"
         with self._log.open("w") as out:
             self._process = subprocess.Popen(
@@ -99,6 +105,11 @@ class Server:
                 return int(yaml.safe_load(answer.read())["replicas"])
         except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
             return 0
+
+
+def _num_replicas(content: dict[str, Any]) -> int:
+    deployments = content["applications"][0]["deployments"]
+    return next(int(each["num_replicas"]) for each in deployments if each["name"] == "Replica")
 
 
 def _write_address(folder: Path) -> None:

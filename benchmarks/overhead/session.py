@@ -29,7 +29,7 @@ from benchmarks.overhead.modes import Mode
 from benchmarks.overhead.processes import ServerProcesses, difference
 from benchmarks.overhead.questions import Question, Questions
 from benchmarks.overhead.samples import Idle, Run, Sample, Tokenizing
-from benchmarks.overhead.server import Server
+from benchmarks.overhead.server import Server, deploy_content
 from cache.messages import GenerateRequest, ReplicaInfo
 from deploy.ports import Ports, free_base
 
@@ -49,6 +49,7 @@ class Order:
     plan: Plan
     step_s: float  # of the simulated engines
     replicas: int
+    interval_s: float | None = None  # between two pieces of a stream; None = as shipped
 
 
 Tell = Callable[[str, Any], None]
@@ -64,13 +65,8 @@ def run_session(order: Order, tell: Tell) -> None:
         # A token both sides know: Ray's own for local clusters stays with the process that made it.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         tell("doing", "starting")
-        server = Server(
-            folder,
-            ports.http,
-            has_haproxy=order.mode.is_behind_haproxy,
-            step_s=order.step_s,
-            replicas=order.replicas,
-        )
+        content = deploy_content(order.step_s, order.replicas, order.interval_s)
+        server = Server(folder, ports.http, content, has_haproxy=order.mode.is_behind_haproxy)
         # What is left of a handle after this process has left the cluster must not start another one.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
         try:

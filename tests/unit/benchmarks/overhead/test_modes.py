@@ -35,3 +35,6 @@ def test_every_step_of_the_simulated_replicas_takes_as_long() -> None:
     }
     (replicas,) = [each for each in content["applications"][0]["deployments"] if each["name"] == "Replica"]
     assert replicas["num_replicas"] == 3
+    assert "stream_interval_s" not in replica  # as shipped
+    content = deploy_content(0.005, 3, 0.04)
+    assert content["applications"][0]["args"]["replica"]["stream_interval_s"] == 0.04
