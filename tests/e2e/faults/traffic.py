@@ -89,7 +89,7 @@ class Outcome:
 def clients() -> httpx.AsyncClient:
     """A new connection for each request, as many clients would: the proxies choose anew."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    timeout = httpx.Timeout(TIMEOUT_S, connect=10.0, pool=None)
+    timeout = httpx.Timeout(TIMEOUT_S, connect=60.0, pool=None)
     return httpx.AsyncClient(limits=limits, timeout=timeout)
 
 

