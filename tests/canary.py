@@ -18,6 +18,7 @@ CANARY = "canary7Zq4 sings"
 _MAX_FILE_BYTES = 64 << 20
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+_PREFIXES = "/v1/prefixes"
 
 
 def marks(client: httpx.Client) -> list[bytes]:
@@ -56,7 +57,14 @@ def _requests() -> list[tuple[str, bytes]]:
         (_COMPLETIONS, {**asked, "prompt": f"{CANARY} " * 20, "stop": CANARY}),
         ("/tokenize", {"prompt": CANARY}),
         ("/tokenize", {"messages": said["messages"]}),
+        (_PREFIXES, {"model": MODEL, "messages": [{"role": "system", "content": f"{CANARY} " * 20}]}),
+        (_PREFIXES, {"model": MODEL, "prompt": f"{CANARY} " * 20, "cache_salt": CANARY, "seconds": 30}),
         # From here on: refused.
+        (_PREFIXES, {"model": MODEL, "prompt": f"{CANARY} " * 20, "copies": CANARY}),
+        (_PREFIXES, {"model": MODEL, "prompt": f"{CANARY} " * 20, "copies": 64}),
+        (_PREFIXES, {"model": MODEL, "prompt": {"text": CANARY}}),
+        (_PREFIXES, {"model": CANARY[:3], "prompt": [CANARY]}),
+        (_PREFIXES, {"model": MODEL, "messages": [{"role": CANARY, "content": CANARY}], "cache_salt": 1}),
         (_CHAT, {**said, "tools": [tool], "tool_choice": CANARY}),
         (_CHAT, {**said, "tools": [{**tool, "type": CANARY}]}),
         (_CHAT, {**said, "tools": CANARY}),

@@ -65,6 +65,7 @@ _SHOULD = (
     "routing headers behind a switch",
     "response_format",
     "tools and tool_choice",
+    "POST, GET and DELETE /v1/prefixes",
 )
 _NICE = (
     "echo, suffix, best_of",

@@ -63,7 +63,15 @@ def said(caplog: pytest.LogCaptureFixture) -> bytes:
 
 def shown(client: httpx.Client, *request_ids: str) -> bytes:
     """What every page that tells of requests says."""
-    pages = ["/metrics", "/version", "/health", "/openapi.json", "/debug/route?last=200", "/dashboard/data"]
+    pages = [
+        "/metrics",
+        "/version",
+        "/v1/prefixes",
+        "/health",
+        "/openapi.json",
+        "/debug/route?last=200",
+        "/dashboard/data",
+    ]
     pages += [f"/debug/route?request_id={request_id}" for request_id in request_ids]
     answers = [client.get(page) for page in pages]
     assert [answer.status_code for answer in answers] == [200] * len(pages)
@@ -83,13 +91,14 @@ def test_nothing_of_a_prompt_is_written_or_shown(
         "record": RecordConfig(folder=str(tmp_path)),
     }
     with (
-        engine_server(tracing=tracing, **config) as server,
+        engine_server(tracing=tracing, replica={"max_model_len": 4096}, **config) as server,
         httpx.Client(base_url=server.url, timeout=60, headers={"x-session-id": CANARY}) as client,
     ):
         given_away = marks(client)
         assert provoke(client) >= MIN_REFUSED
         body = {"model": MODEL, "prompt": CANARY, "max_tokens": 2}
         answer_id = client.post("/v1/completions", json=body).json()["id"]
+        assert len(client.get("/v1/prefixes").json()["data"]) == 2, "nothing is held"
         pages = shown(client, answer_id)
     assert list(tmp_path.iterdir()), "nothing was recorded"
     logged = said(everything_logged)

@@ -1,0 +1,97 @@
+"""Held prefixes on a whole deployment: two Routers, three replicas, proxy and Ray included.
+
+Warm before traffic, listed and given back by whichever Router the proxy picks, made again where a replica was
+killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import Server, running_server
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+SYSTEM = {"role": "system", "content": "You answer sailors' questions, briefly and in verse. " * 12}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_server(routers=2, replicas=3, replica={"max_model_len": 4096}) as running:
+        yield running
+
+
+def ask(server: Server, method: str, path: str = "", body: dict[str, Any] | None = None) -> Any:
+    """A connection of its own, so that the proxy chooses anew."""
+    answer = httpx.request(method, f"{server.url}/v1/prefixes{path}", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def hold(server: Server, copies: int, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "messages": [SYSTEM], "copies": copies, "seconds": 300, **fields}
+    held: dict[str, Any] = ask(server, "POST", body=body)
+    return held
+
+
+def turn(server: Server, number: int) -> tuple[str, int]:
+    """(replica, cached tokens) of a conversation's first turn."""
+    messages = [SYSTEM, {"role": "user", "content": f"Question {number}?"}]
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        json={"model": "tiny", "messages": messages, "max_tokens": 2},
+        timeout=120,
+    )
+    cached: int = answer.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer.headers["x-warmpath-replica"], cached
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.2)
+
+
+def test_warm_before_its_traffic_on_every_copy(server: Server) -> None:
+    held = hold(server, copies=3)
+    first: dict[str, int] = {}
+    for number in range(60):
+        replica, cached = turn(server, number)
+        first.setdefault(replica, cached)
+        if len(first) == 3:
+            break
+    assert first == dict.fromkeys(held["replicas"], held["tokens"])
+    for _ in range(6):  # whichever of the two answers
+        assert [told["id"] for told in ask(server, "GET")["data"]] == [held["id"]]
+        assert ask(server, "GET", f"/{held['id']}")["status"] == "held"
+    assert server.metric("warmpath_engine_pinned_blocks") == 3 * held["blocks"]
+    ask(server, "DELETE", f"/{held['id']}")
+    for _ in range(6):
+        eventually(lambda: ask(server, "GET")["data"] == [], limit_s=10.0)
+    eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)
+    time.sleep(2.0)  # nobody makes again what was given back
+    assert server.metric("warmpath_engine_pinned_blocks") == 0
+
+
+def test_a_copy_that_was_killed_is_made_again(server: Server) -> None:
+    held = hold(server, copies=2)
+    victim = next(r for r in server.version()["replicas"] if r["replica_id"] in held["replicas"])
+    os.kill(victim["pid"], signal.SIGKILL)
+
+    def is_whole() -> bool:
+        told = ask(server, "GET", f"/{held['id']}")
+        replicas: list[str] = told["replicas"]
+        return told["status"] == "held" and victim["replica_id"] not in replicas
+
+    eventually(is_whole)
+    assert server.metric("warmpath_prefix_copies_restored_total") >= 1
+    ask(server, "DELETE", f"/{held['id']}")
+    eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)

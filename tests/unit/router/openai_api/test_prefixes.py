@@ -1,0 +1,222 @@
+"""`/v1/prefixes` over HTTP: whose a prefix is, how many a key may hold, and whose cache it warms."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from cache.engine_report import HeldPin
+from cache.errors import PinsFull
+from cache.messages import Delta, FinishReason, GenerateRequest, ReleasePin
+from cache.types import PinId, ReplicaId
+from router.events.subscriber import EventStatistics
+from router.limits import Limits
+from router.openai_api.prefixes import owner_of
+from router.tenants.settings import TenantSettings
+from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, error_of
+from tests.fakes.keys import entry, key_file
+from tests.fakes.reports import an_engine_report
+
+ENTRIES = [
+    entry("alice", tenant="acme"),
+    entry("anna", tenant="acme"),
+    entry("bob"),
+    entry("one", limits={"prefixes": 1}),
+    entry("none", limits={"prefixes": 0}),
+    entry("small", limits={"prefix_tokens": 40}),
+    entry("thrifty", limits={"tokens_per_minute": 100}),
+]
+PROMPT = [*range(5 * BLOCK_SIZE), 1, 2]  # five blocks, and two tokens more
+
+
+class HoldingReplicas:
+    """What the replicas of a Router under test would hold, told as their reports would."""
+
+    def __init__(self, router: RouterUnderTest, max_pinned: int = 100) -> None:
+        self._router = router
+        self._max_pinned = max_pinned
+        self._number = 0
+        self.pins: dict[tuple[ReplicaId, PinId], HeldPin] = {}
+        self.salts: list[str] = []
+        router.follow(self.hold)
+        router.calls.unpin = self.unpin  # type: ignore[method-assign]
+        router.parts.subscribers.statistics = self.statistics  # type: ignore[method-assign]
+
+    async def hold(self, request: GenerateRequest, replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        lease, blocks = request.pin, len(request.token_ids) // BLOCK_SIZE
+        assert lease is not None
+        assert request.sampling.max_tokens == 1
+        self.salts.append(request.cache_salt)
+        if blocks > self._max_pinned:
+            raise PinsFull(blocks, self._max_pinned)
+        self.pins[replica, lease.pin_id] = HeldPin(
+            lease.pin_id, lease.owner, blocks, lease.copies, lease.created_at, lease.expires_at
+        )
+        yield Delta("", (), 0, FinishReason.LENGTH)
+
+    async def unpin(self, request: ReleasePin) -> bool:
+        return self.pins.pop((request.replica_id, request.pin_id), None) is not None
+
+    def statistics(self) -> EventStatistics:
+        self._number += 1
+        reports = {
+            name: an_engine_report(
+                number=self._number,
+                max_pinned_blocks=self._max_pinned,
+                pins=tuple(pin for (holder, _), pin in self.pins.items() if holder == name),
+            )
+            for name in self._router.replicas
+        }
+        return SimpleNamespace(reports=reports)  # type: ignore[return-value]
+
+
+@contextlib.asynccontextmanager
+async def holding(
+    max_pinned: int = 100, **config: Any
+) -> AsyncIterator[tuple[RouterUnderTest, HoldingReplicas]]:
+    async with RouterUnderTest(**config) as router:
+        yield router, HoldingReplicas(router, max_pinned)
+
+
+def with_keys(folder: Path, **changes: Any) -> TenantSettings:
+    (folder / "keys.yaml").write_text(key_file(*ENTRIES))
+    (folder / "secret").write_text("0123456789abcdef" * 2)
+    return TenantSettings(keys_file=str(folder / "keys.yaml"), secret_file=str(folder / "secret"), **changes)
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer key of {name}"}
+
+
+async def hold(router: RouterUnderTest, name: str = "", **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": PROMPT, "seconds": 60, **fields}
+    return await router.client.post("/v1/prefixes", json=body, headers=key(name) if name else {})
+
+
+async def ids_of(router: RouterUnderTest, name: str) -> list[str]:
+    answer = await router.client.get("/v1/prefixes", headers=key(name))
+    return [each["id"] for each in answer.json()["data"]]
+
+
+async def test_a_key_sees_and_deletes_its_own(tmp_path: Path) -> None:
+    """Not even those of the same tenant: who shares a cache need not share what is held in it."""
+    async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
+        held = (await hold(router, "alice", copies=2)).json()
+        for name in ("anna", "bob"):
+            assert await ids_of(router, name) == []
+            for ask in (router.client.get, router.client.delete):
+                answer = await ask(f"/v1/prefixes/{held['id']}", headers=key(name))
+                assert answer.status_code == 404
+                assert error_of(answer)["code"] == "prefix_not_found"
+        assert len(replicas.pins) == 2
+        assert await ids_of(router, "alice") == [held["id"]]
+        answer = await router.client.delete(f"/v1/prefixes/{held['id']}", headers=key("alice"))
+        assert answer.json()["deleted"] is True
+        assert replicas.pins == {}
+
+
+async def test_nothing_is_open_without_a_key(tmp_path: Path) -> None:
+    async with holding(tenants=with_keys(tmp_path)) as (router, _):
+        for method, path in (("POST", ""), ("GET", ""), ("GET", "/prefix-1"), ("DELETE", "/prefix-1")):
+            assert (await router.client.request(method, f"/v1/prefixes{path}")).status_code == 401
+
+
+async def test_its_salt_is_that_of_the_keys_requests(tmp_path: Path) -> None:
+    async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
+        for name in ("alice", "anna", "bob"):
+            assert (await hold(router, name)).status_code == 200
+        alice, anna, bob = replicas.salts
+        assert alice == anna != bob
+        assert alice == router.parts.tenancy.salts.salt("acme", None)
+
+
+async def test_names_of_keys_go_nowhere(tmp_path: Path) -> None:
+    async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
+        await hold(router, "alice")
+        (pin,) = replicas.pins.values()
+        assert pin.owner == owner_of("alice") != owner_of("anna")
+        assert "alice" not in pin.owner
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "numbers"),
+    [
+        ("none", {}, ("1 prefixes", "limit of 0", "0 are left")),
+        ("small", {"copies": 2}, ("40 tokens", "limit of 40", "20 are left")),
+    ],
+)
+async def test_a_key_holds_no_more_than_it_may(
+    tmp_path: Path, name: str, fields: dict[str, Any], numbers: tuple[str, ...]
+) -> None:
+    async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
+        if name == "small":
+            assert (await hold(router, name)).status_code == 200
+        before = len(replicas.pins)
+        answer = await hold(router, name, **fields)
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "prefix_limit_reached")
+        assert all(number in error_of(answer)["message"] for number in numbers)
+        assert len(replicas.pins) == before
+
+
+async def test_room_in_a_keys_limit_comes_back(tmp_path: Path) -> None:
+    """And counts from the moment it is asked for: two at once are not both let in."""
+    async with holding(tenants=with_keys(tmp_path)) as (router, _):
+        answers = await asyncio.gather(hold(router, "one"), hold(router, "one"))
+        assert sorted(answer.status_code for answer in answers) == [200, 400]
+        (held,) = await ids_of(router, "one")
+        await router.client.delete(f"/v1/prefixes/{held}", headers=key("one"))
+        assert (await hold(router, "one")).status_code == 200
+
+
+async def test_without_keys_the_limits_are_everybodys() -> None:
+    async with holding(limits=Limits(max_prefixes=2, max_prefix_tokens=50)) as (router, _):
+        assert (await hold(router)).status_code == 200
+        assert error_of(await hold(router, copies=2))["code"] == "prefix_limit_reached"
+        assert (await hold(router)).status_code == 200
+        assert error_of(await hold(router, prompt=PROMPT[:8]))["code"] == "prefix_limit_reached"
+
+
+async def test_what_it_computes_counts_and_what_fails_does_not(tmp_path: Path) -> None:
+    async with holding(tenants=with_keys(tmp_path), max_pinned=8) as (router, _):
+        answer = await hold(router, "thrifty", prompt=[7] * 9 * BLOCK_SIZE)
+        assert error_of(answer)["code"] == "prefix_does_not_fit"
+        answer = await hold(router, "thrifty", copies=2)
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "60"
+        assert (await hold(router, "thrifty", prompt=[3] * 64, copies=2)).status_code == 429
+
+
+async def test_a_salt_drawn_for_one_request_would_warm_nothing(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef" * 2)
+    tenants = TenantSettings(cache_scope="request", secret_file=str(tmp_path / "secret"))
+    async with holding(tenants=tenants) as (router, _):
+        answer = await hold(router)
+        assert (error_of(answer)["param"], answer.status_code) == ("cache_salt", 400)
+        assert (await hold(router, cache_salt="mine")).status_code == 200
+
+
+async def test_messages_are_held_up_to_where_more_would_follow() -> None:
+    """Whole blocks of the messages alone: neither the assistant's turn nor half a block."""
+    async with holding(max_model_len=1000) as (router, replicas):
+        messages = [{"role": "system", "content": "abc" * 9}]
+        answer = (await hold(router, prompt=None, messages=messages)).json()
+        shared = len("system:" + "abc" * 9 + "\n")
+        assert answer["prompt_tokens"] == shared
+        assert answer["tokens"] == shared // BLOCK_SIZE * BLOCK_SIZE
+        (request,) = [request for _, request in router.calls.requests]
+        assert bytes(list(request.token_ids)) == ("system:" + "abc" * 9 + "\n").encode()[: answer["tokens"]]
+        assert len(replicas.pins) == 1
+
+
+async def test_unknown_fields_are_counted() -> None:
+    async with holding() as (router, _):
+        assert (await hold(router, surprise=1)).status_code == 200
+        assert router.metric("warmpath_unknown_fields_total") == 1
+        assert router.metric("warmpath_requests_total", endpoint="prefixes", outcome="ok") == 1
+        assert router.metric("warmpath_prefix_copies_made_total") == 1
