@@ -29,15 +29,14 @@ def check_all() -> Iterator[Finding]:
     for place in PLACES.values():
         yield from _drift(place)
         if place.kept.exists():
-            yield from manifest_findings(place.name, place.kept.read_text())
+            yield from manifest_findings(place.name, Manifests.parse(place.kept.read_text()))
     for example in sorted(EXAMPLES.glob("*.yaml")):
         manifests = Manifests.parse(example.read_text())
         yield from schema_findings(f"examples/{example.name}", manifests)
 
 
-def manifest_findings(where: str, text: str) -> Iterator[Finding]:
+def manifest_findings(where: str, manifests: Manifests) -> Iterator[Finding]:
     """One overlay as kustomize builds it."""
-    manifests = Manifests.parse(text)
     broken = list(schema_findings(where, manifests))
     yield from broken
     if broken:  # the rest relies on the shapes that schemas promise

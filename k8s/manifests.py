@@ -77,7 +77,9 @@ class Manifests:
 
     @classmethod
     def parse(cls, text: str) -> Manifests:
-        return cls(tuple(each for each in yaml.safe_load_all(text) if each is not None))
+        # libyaml's loader where there is one: ten times faster.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return cls(tuple(each for each in yaml.load_all(text, Loader=loader) if each is not None))
 
     def of_kind(self, *kinds: str) -> list[Mapping[str, Any]]:
         return [each for each in self.objects if each["kind"] in kinds]

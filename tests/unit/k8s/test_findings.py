@@ -7,25 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from k8s.check import manifest_findings
-from k8s.manifests import quantity
+from k8s.manifests import Manifests, named, quantity
 from k8s.places import PLACES
 
 Break = Callable[[dict[str, dict[str, Any]]], None]
 
 
 @pytest.fixture(scope="module")
-def shipped() -> dict[str, str]:
-    return {name: place.kept.read_text() for name, place in PLACES.items()}
+def shipped() -> dict[str, Manifests]:
+    return {name: Manifests.parse(place.kept.read_text()) for name, place in PLACES.items()}
 
 
-def findings(text: str, change: Break) -> list[str]:
-    things = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(text)}
-    things = copy.deepcopy(things)
+def findings(manifests: Manifests, change: Break) -> list[str]:
+    things = {named(each): copy.deepcopy(dict(each)) for each in manifests.objects}
     change(things)
-    return [str(each) for each in manifest_findings("x", yaml.safe_dump_all(things.values()))]
+    return [str(each) for each in manifest_findings("x", Manifests(tuple(things.values())))]
 
 
 def cluster(things: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -222,21 +220,21 @@ CAPACITY: list[tuple[Break, str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), [*SCHEMA, *REFERENCES, *SERVE_CONFIG, *HARDENING, *CAPACITY])
-def test_mistake_in_the_demo_is_found(shipped: dict[str, str], change: Break, words: str) -> None:
+def test_mistake_in_the_demo_is_found(shipped: dict[str, Manifests], change: Break, words: str) -> None:
     told = findings(shipped["cpu-demo"], change)
     assert any(words in each for each in told), told
 
 
 @pytest.mark.parametrize(("change", "words"), GPU_REFERENCES)
 def test_mistake_in_the_cluster_for_availability_is_found(
-    shipped: dict[str, str], change: Break, words: str
+    shipped: dict[str, Manifests], change: Break, words: str
 ) -> None:
     told = findings(shipped["ha"], change)
     assert any(words in each for each in told), told
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_what_is_shipped_has_none(shipped: dict[str, str], name: str) -> None:
+def test_what_is_shipped_has_none(shipped: dict[str, Manifests], name: str) -> None:
     """So that each test above fails for its own mistake."""
     assert findings(shipped[name], lambda things: None) == []
 

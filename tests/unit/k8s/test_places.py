@@ -70,7 +70,9 @@ def test_pods_speak_as_the_launcher_makes_processes_speak(tmp_path: Path) -> Non
             if pod.is_ray:
                 environment = {each["name"]: each["value"] for each in pod.main["env"]}
                 wanted = {name: value for name, value in local.items() if name not in of_one_machine}
-                assert environment | wanted == environment, "k8s/base/rayservice.yaml, then `python -m k8s write`"
+                assert environment | wanted == environment, (
+                    "k8s/base/rayservice.yaml, then `python -m k8s write`"
+                )
 
 
 def test_places_differ_as_they_promise() -> None:
