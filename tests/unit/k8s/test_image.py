@@ -1,0 +1,102 @@
+"""The Dockerfile, read and not built: what it pins, copies and runs as agrees with everything around it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from k8s.manifests import Manifests
+from k8s.places import PLACES, ROOT
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+INSTRUCTIONS = [
+    line for line in DOCKERFILE.replace("\\\n", " ").splitlines() if line and not line.startswith("#")
+]
+TARGETS = ("cpu", "gpu")
+
+
+def packages() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found: list[str] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    return found
+
+
+def stages() -> dict[str, list[str]]:
+    """Stage name -> its instructions, those of the stages it is built on first."""
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in INSTRUCTIONS:
+        if line.startswith("FROM "):
+            _, base, _, name = line.split()
+            current = found[name] = [*found.get(base, [line])]
+        else:
+            current.append(line)
+    return found
+
+
+def test_everything_is_pinned() -> None:
+    bases = [line.split()[1] for line in INSTRUCTIONS if line.startswith("FROM ")]
+    assert {base for base in bases if base not in stages()} == {"python:${PYTHON}"}
+    assert re.search(r"^ARG PYTHON=3\.11\.\d+-slim-bookworm$", DOCKERFILE, re.MULTILINE)
+    installs = [line for line in INSTRUCTIONS if "pip install" in line]
+    assert installs
+    assert all("-c /opt/warmpath/constraints.txt" in line for line in installs)
+    torch = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert torch is not None
+    assert f"torch=={torch[1]}+cpu" in DOCKERFILE
+
+
+def test_the_wheel_is_made_of_the_packages_and_nothing_else_enters() -> None:
+    copied = [line.split()[1] for line in INSTRUCTIONS if line.startswith("COPY ") and "--from" not in line]
+    assert set(packages()) <= set(copied)
+    assert set(copied) - set(packages()) == {"pyproject.toml", "constraints.txt", "deploy.yaml"}
+    ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert ignore[0] == "*"
+    allowed = {line[1:] for line in ignore if line.startswith("!")}
+    assert allowed == {
+        *packages(),
+        "pyproject.toml",
+        "constraints.txt",
+        "README.md",
+        "LICENSE",
+        "deploy.yaml",
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_runs_as_the_user_that_pods_have(target: str) -> None:
+    users = [line.split()[1] for line in stages()[target] if line.startswith("USER ")]
+    for place in PLACES.values():
+        for pod in Manifests.parse(place.kept.read_text()).pods():
+            if pod.is_ray:
+                security = pod.spec["securityContext"]
+                assert users[-1] == f"{security['runAsUser']}:{security['runAsGroup']}"
+                assert pod.main["image"] in DOCKERFILE  # the very name that the build command gives it
+    assert any(line.startswith("HEALTHCHECK ") for line in stages()[target])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_proxy_it_makes_runs(target: str, tmp_path: Path) -> None:
+    """The image's own RUN line, in a folder of ours: the file that pods name, and it starts HAProxy."""
+    (line,) = [each for each in stages()[target] if "warmpath-haproxy" in each]
+    places = {
+        each["value"]
+        for pod in Manifests.parse(PLACES["gpu"].kept.read_text()).pods()
+        for each in pod.main["env"]
+        if each["name"] == "RAY_SERVE_HAPROXY_BINARY_PATH"
+    }
+    (place,) = places
+    assert place in line
+    script = line.removeprefix("RUN ").replace("/opt/warmpath/bin", str(tmp_path))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", script], check=True, env={**os.environ, "PATH": path})
+    made = tmp_path / Path(place).name
+    assert '-dS "$@"' in made.read_text()
+    version = subprocess.run([made, "-v"], check=True, capture_output=True, text=True).stdout
+    assert "HAProxy" in version
