@@ -18,7 +18,7 @@ from importlib import resources
 
 SCRIPTS = (
     *("words", "elements", "routers", "asking", "status", "tiles", "first_token", "why"),
-    *("prefixes", "fleet", "decisions", "page"),
+    *("prefixes", "pins", "fleet", "decisions", "page"),
 )
 """The script's parts, in the order they are put together: one closure, whose names nobody else sees."""
 

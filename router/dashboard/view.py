@@ -13,6 +13,8 @@ Knows routing's and its watchers' numbers; knows neither HTTP nor how a page loo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 
 from router.config import RouterConfig
@@ -23,12 +25,14 @@ from router.insight.insight import Insight, LiveView
 from router.insight.recent_traffic import Span
 from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
+from router.prefixes.prefix import PinnedPrefix
 
 FORMAT_VERSION = 1
 MAX_DECISIONS = 12  # in one answer, the latest that have changed
 MAX_FOLLOWED = 40  # of the latest requests; what comes of those before them is not told any more
 MAX_CANDIDATES = 4  # of one decision; of the rest their number
 MAX_RUNS = 96  # of the hottest chains
+MAX_PINS = 64  # held prefixes, the oldest; of the rest their number
 MIN_SHARE = 0.01  # of all prompts: a run with less would be thinner than a line
 
 
@@ -105,6 +109,16 @@ class DecisionRow(msgspec.Struct, frozen=True):
     request: RequestView
 
 
+class PinRow(msgspec.Struct, frozen=True):
+    """A held prefix, whichever Router it came through. Its name is drawn at random and says nothing of it."""
+
+    name: str
+    tokens: int  # of one copy
+    copies: int  # wanted
+    replicas: Sequence[str]  # that hold one now
+    left_s: float
+
+
 class DashboardView(msgspec.Struct, frozen=True):
     """The whole answer."""
 
@@ -118,13 +132,27 @@ class DashboardView(msgspec.Struct, frozen=True):
     fleet: FleetView
     traffic: TrafficView
     chains: list[RunRow]  # parents before children
+    pins: list[PinRow]  # oldest first
+    num_pins: int  # those that are not listed included
     decisions: list[DecisionRow]  # changed since the cursor, newest first
 
 
 class Dashboard:
     """Puts the answers together. O(replicas + what is shown)."""
 
-    def __init__(self, config: RouterConfig, routing: Routing, insight: Insight, live: LiveView) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        routing: Routing,
+        insight: Insight,
+        live: LiveView,
+        *,
+        pins: Callable[[], Sequence[PinnedPrefix]],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """pins: every held prefix. wall_clock: unix seconds, as those end by."""
+        self._pins = pins
+        self._wall_clock = wall_clock
         self._config = config
         self._routing = routing
         self._insight = insight
@@ -135,6 +163,7 @@ class Dashboard:
         """span: index into `recent_traffic.SPANS`; router, cursor: of the last answer, if there was one."""
         journal, insight, config = self._live.journal, self._insight, self._config
         since = cursor if router == insight.name else 0
+        pins = self._pins()
         return DashboardView(
             version=FORMAT_VERSION,
             router=insight.name,
@@ -146,6 +175,8 @@ class Dashboard:
             fleet=self._fleet(),
             traffic=_traffic(self._live.traffic.span(span)),
             chains=[self._run(run) for run in self._live.chains.hottest(MAX_RUNS, min_share=MIN_SHARE)],
+            pins=[self._pin(pin) for pin in pins[:MAX_PINS]],
+            num_pins=len(pins),
             decisions=[
                 DecisionRow(
                     entry.number,
@@ -182,6 +213,15 @@ class Dashboard:
             is_matched=replica.is_matched,
             is_silent=replica.is_silent,
             is_draining=replica.is_draining,
+        )
+
+    def _pin(self, pin: PinnedPrefix) -> PinRow:
+        return PinRow(
+            name=pin.pin_id,
+            tokens=pin.num_blocks * self._block_size,
+            copies=pin.copies,
+            replicas=tuple(pin.replicas),
+            left_s=round(max(0.0, pin.expires_at - self._wall_clock()), 1),
         )
 
     def _run(self, run: HotRun) -> RunRow:

@@ -391,7 +391,16 @@ class Service:
     def dashboard(self) -> Dashboard | None:
         """What the live page shows; None where it is off."""
         live = self.insight.live
-        return Dashboard(self.config, self._routing, self.insight, live) if live is not None else None
+        if live is None:
+            return None
+        return Dashboard(
+            self.config,
+            self._routing,
+            self.insight,
+            live,
+            pins=self._keeper.pins,
+            wall_clock=self._wall_clock,
+        )
 
     def models(self) -> ModelList:
         return ModelList(object="list", data=[self._card()])

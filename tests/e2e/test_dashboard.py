@@ -25,6 +25,7 @@ from router.openai_api.dashboard import DATA_PATH
 from router.placement.decision import RouteQuery
 from router.tenants.settings import TenantSettings
 from tests.chromium import NOT_FOUND, Browser, Page, find_chromium, running_chromium
+from tests.fakes.holding import HoldingReplicas
 from tests.fakes.http import BLOCK_SIZE, RouterUnderTest, a_replica_info
 from tests.fakes.router import STEP_TIME, chain
 from tests.http_server import HttpServer, scripted_server, serving
@@ -180,6 +181,28 @@ def test_a_request_is_shown_by_its_numbers_alone(page: Page) -> None:
         assert {address.partition("/dashboard")[0] for address in page.requested()} == {
             made.url.removesuffix("/dashboard")
         }
+        assert page.complaints() == []
+
+
+def test_held_prefixes_are_shown_while_there_are_some(browser: Browser) -> None:
+    with bench() as made, browser.page(width=390, height=844) as page:
+        made.do(lambda: HoldingReplicas(made.router))
+        page.open(made.url)
+        page.wait_for(LIVE)
+        assert page.run("document.getElementById('pins-card').hidden")
+        body = {"model": "tiny", "prompt": SECRET * 4, "copies": 2, "seconds": 600}
+        api = made.url.replace("/dashboard", "/v1/prefixes")
+        held = httpx.post(api, json=body).json()
+        page.wait_for(f"document.getElementById('pins').innerText.includes('{held['id']}')")
+        text = page.text()
+        assert all(said in text for said in ("Held prefixes", "2 of 2", "replica-0", "10 min"))
+        assert SECRET not in page.run("document.documentElement.outerHTML")
+        assert page.run(STICKING_OUT) == []
+        assert page.run(POOR_CONTRAST) == []
+        page.run("document.getElementById('pins-card').scrollIntoView()")
+        keep(page, "held-prefixes-phone")
+        httpx.delete(f"{api}/{held['id']}")
+        page.wait_for("document.getElementById('pins-card').hidden")
         assert page.complaints() == []
 
 

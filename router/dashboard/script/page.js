@@ -15,6 +15,7 @@ function show() {
   showTtft(view.traffic);
   showWhy(view.traffic.sums);
   showChains(view);
+  showPins(view);
   showFleet(router);
   showDecisions(router);
   say($("foot"), `Router ${view.router}, up ${lasting(view.uptime_s)}, blocks of ${view.block_size} tokens. `

@@ -17,7 +17,8 @@ from router.dashboard.view import MAX_CANDIDATES, MAX_DECISIONS, MAX_RUNS, Dashb
 from router.errors import NoReplica
 from router.placement.decision import RouteQuery
 from router.tenants.settings import TenantSettings
-from tests.fakes.http import BLOCK_SIZE, RouterUnderTest, a_replica_info
+from tests.fakes.holding import HoldingReplicas
+from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, a_replica_info
 from tests.fakes.router import STEP_TIME, chain
 
 TOKEN = "a token of many letters"
@@ -54,6 +55,20 @@ async def test_it_is_off_by_default_and_then_nothing_watches() -> None:
             answer = await router.client.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
         assert router.parts.insight.live is None
+
+
+async def test_held_prefixes_are_told_by_name_and_size(router: RouterUnderTest) -> None:
+    replicas = HoldingReplicas(router)
+    body = {"model": MODEL, "prompt": SECRET, "copies": 2, "seconds": 60}
+    held = (await router.client.post("/v1/prefixes", json=body)).json()
+    (row,) = (view := await ask(router)).pins
+    assert (row.name, row.tokens, row.copies, view.num_pins) == (held["id"], held["tokens"], 2, 1)
+    assert sorted(row.replicas) == held["replicas"]
+    assert 0 < row.left_s <= 60
+    assert SECRET.encode() not in msgspec.json.encode(view)
+    replicas.pins.clear()
+    await router.client.delete(f"/v1/prefixes/{held['id']}")
+    assert (await ask(router)).pins == []
 
 
 async def test_the_page_comes_with_its_policy_and_is_not_sent_twice(router: RouterUnderTest) -> None:

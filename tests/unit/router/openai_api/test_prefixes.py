@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from cache.engine_report import HeldPin
-from cache.errors import PinsFull
-from cache.messages import Delta, FinishReason, GenerateRequest, ReleasePin
-from cache.types import PinId, ReplicaId
-from router.events.subscriber import EventStatistics
 from router.limits import Limits
 from router.openai_api.prefixes import owner_of
 from router.tenants.settings import TenantSettings
+from tests.fakes.holding import HoldingReplicas
 from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, error_of
 from tests.fakes.keys import entry, key_file
-from tests.fakes.reports import an_engine_report
 
 ENTRIES = [
     entry("alice", tenant="acme"),
@@ -34,47 +28,6 @@ ENTRIES = [
     entry("thrifty", limits={"tokens_per_minute": 100}),
 ]
 PROMPT = [*range(5 * BLOCK_SIZE), 1, 2]  # five blocks, and two tokens more
-
-
-class HoldingReplicas:
-    """What the replicas of a Router under test would hold, told as their reports would."""
-
-    def __init__(self, router: RouterUnderTest, max_pinned: int = 100) -> None:
-        self._router = router
-        self._max_pinned = max_pinned
-        self._number = 0
-        self.pins: dict[tuple[ReplicaId, PinId], HeldPin] = {}
-        self.salts: list[str] = []
-        router.follow(self.hold)
-        router.calls.unpin = self.unpin  # type: ignore[method-assign]
-        router.parts.subscribers.statistics = self.statistics  # type: ignore[method-assign]
-
-    async def hold(self, request: GenerateRequest, replica: ReplicaId) -> AsyncGenerator[Delta, None]:
-        lease, blocks = request.pin, len(request.token_ids) // BLOCK_SIZE
-        assert lease is not None
-        assert request.sampling.max_tokens == 1
-        self.salts.append(request.cache_salt)
-        if blocks > self._max_pinned:
-            raise PinsFull(blocks, self._max_pinned)
-        self.pins[replica, lease.pin_id] = HeldPin(
-            lease.pin_id, lease.owner, blocks, lease.copies, lease.created_at, lease.expires_at
-        )
-        yield Delta("", (), 0, FinishReason.LENGTH)
-
-    async def unpin(self, request: ReleasePin) -> bool:
-        return self.pins.pop((request.replica_id, request.pin_id), None) is not None
-
-    def statistics(self) -> EventStatistics:
-        self._number += 1
-        reports = {
-            name: an_engine_report(
-                number=self._number,
-                max_pinned_blocks=self._max_pinned,
-                pins=tuple(pin for (holder, _), pin in self.pins.items() if holder == name),
-            )
-            for name in self._router.replicas
-        }
-        return SimpleNamespace(reports=reports)  # type: ignore[return-value]
 
 
 @contextlib.asynccontextmanager
