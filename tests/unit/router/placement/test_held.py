@@ -250,6 +250,25 @@ def test_taken_for_places_a_replica_is_waited_for_though_nothing_is_queued() -> 
         router.submit("too late")
 
 
+def test_a_request_waits_here_while_all_places_are_taken() -> None:
+    """Nothing is queued, so it would be sent; but 64 sequences of 8 s each end one every 0.125 s."""
+    router = Router(2, options=replace(OPTIONS, max_backlog_s=0.05))
+    first = router.routing.choose(query("first"))
+    router.routing.first_token(first.request_id, first.replica_id, 0)
+    router.clock.advance(8.0)
+    router.routing.release(first.request_id)
+    router.report(A, num_running=64)
+    router.report(B, num_running=64)
+    router.submit("q", 300)
+    assert router.poll() == []
+    router.report(B, num_running=63)
+    [departure] = router.held.poll()
+    assert departure.placement is not None
+    assert departure.placement.replica_id == B
+    router.submit("r", 300)  # the place is booked, though its engine has not said so
+    assert router.poll() == []
+
+
 def test_a_deadline_that_cannot_be_met_is_not_waited_for(router: Router) -> None:
     """Behind what goes before it, not behind what is held for later."""
     router.report(A, backlog_s=1.0)
