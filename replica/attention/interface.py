@@ -86,6 +86,14 @@ def paged_attention(
     return pages.attend(call)[None], None
 
 
+def attend(module: nn.Module, call: AttentionCall) -> torch.Tensor:
+    """As `paged_attention`, for layers of our own: (T, heads, value_dim), without the batch axis."""
+    pages: LayerPages | _Recorder | None = module.__dict__.get(ATTRIBUTE)
+    if pages is None:
+        return _probe(module, call.query[None], call.key[None], call.value[None], None, {})[0]
+    return pages.attend(call)
+
+
 @contextmanager
 def recorded(module: nn.Module) -> Iterator[list[AttentionCall]]:
     """What the module hands to its attention meanwhile. It is answered with its value's first heads.

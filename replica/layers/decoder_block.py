@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from replica.attention.backend import AttentionCall
-from replica.attention.interface import paged_attention, recorded
+from replica.attention.interface import attend, recorded
 from replica.layers.combining_linear import CombiningLinear, Kernels, find_combining_kernels
 from replica.layers.fused_norm import InPlaceNorm
 from replica.layers.packed_linear import PackedLinear, can_pack
@@ -126,19 +126,17 @@ class DecoderBlock(nn.Module):
             scale = (turned * turned).mean(-1, keepdim=True).add_(self._head_epsilon).rsqrt_()
             turned = turned.mul_(scale).mul_(self._head_weights)
         self._rotary.turn(turned, cosines, sines)
-        by_head = heads.transpose(0, 1)[None]
-        attended, _ = paged_attention(
-            self,
-            by_head[:, : to.heads],
-            by_head[:, to.heads : num_turned],
-            by_head[:, num_turned:],
-            None,
-            scaling=to.scale,
-            sliding_window=to.window,
+        by_head = heads.transpose(0, 1)
+        call = AttentionCall(
+            query=by_head[: to.heads],
+            key=by_head[to.heads : num_turned],
+            value=by_head[num_turned:],
+            scale=to.scale,
+            window=to.window,
             softcap=to.softcap,
-            s_aux=to.sinks,
+            sinks=to.sinks,
         )
-        return attended.flatten(2)
+        return attend(self, call).flatten(1)[None]
 
 
 def fuse_blocks(model: nn.Module, run: Callable[[], object]) -> int:

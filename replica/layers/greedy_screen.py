@@ -104,9 +104,9 @@ class GreedyScreen:
         """Who may have the largest logit. rows: (rows, width) float32, at least one."""
         count = rows.shape[0]
         most = max(FEWEST_EXACT, self.num_tokens // (EXACT_SHARE * count))
-        approximate = self._approximate(rows).float().view(count, -1, CHUNK)
+        approximate = self._approximate(rows).view(count, -1, CHUNK)
         errors = self._errors(rows)  # (rows, chunks)
-        peaks = approximate.amax(dim=-1)
+        peaks = largest_of_chunks(approximate)
         margins = errors + _OUTPUT_ROUNDING * peaks.abs()
         limits = (peaks - margins).amax(dim=-1)  # the largest logit is at least this
         is_near = peaks + margins >= limits[:, None]
@@ -114,7 +114,7 @@ class GreedyScreen:
         if places.shape[0] > most * count:  # at least a token each: whose are too many is known already
             places = (is_near & (is_near.sum(dim=-1) <= most)[:, None]).nonzero()
         of_row, chunk = places[:, 0], places[:, 1]
-        near = approximate[of_row, chunk]
+        near = approximate[of_row, chunk].float()
         highest = near + _OUTPUT_ROUNDING * near.abs() + errors[of_row, chunk][:, None]
         inside = (highest >= limits[of_row][:, None]).nonzero()
         of_row, tokens = of_row[inside[:, 0]], chunk[inside[:, 0]] * CHUNK + inside[:, 1]
@@ -152,6 +152,22 @@ class GreedyScreen:
         errors = (of_rows @ self._bounds).mul_(_WIDENING * _WIDENING)  # norms, and this product
         bounded = norms * self._largest_norm < _LARGEST_PRODUCT  # not for NaN either
         return errors.masked_fill_(~bounded[:, None], float("inf"))
+
+
+def largest_of_chunks(values: torch.Tensor) -> torch.Tensor:
+    """The largest of the last dimension, float32; of (rows, chunks, n) bfloat16 numbers that are no NaN.
+
+    Positive ones are in the order of the integers that their bits are, and the largest integer is found in
+    a third of the time, without a float32 copy of everything. Negative ones are in the opposite order.
+    """
+    largest = values.view(torch.int16).amax(dim=-1)
+    peaks = largest.view(torch.bfloat16).float()
+    of_row, chunk = (largest <= 0).nonzero(as_tuple=True)
+    if 2 * of_row.numel() > largest.numel():
+        return values.float().amax(dim=-1)
+    if of_row.numel():
+        peaks[of_row, chunk] = values[of_row, chunk].float().amax(dim=-1)
+    return peaks
 
 
 def find_screen_kernels() -> tuple[Pack, Multiply] | None:

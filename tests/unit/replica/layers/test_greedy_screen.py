@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from replica.layers import greedy_screen, packed_linear
-from replica.layers.greedy_screen import GreedyScreen, find_screen_kernels, narrowed
+from replica.layers.greedy_screen import GreedyScreen, find_screen_kernels, largest_of_chunks, narrowed
 
 KERNELS = find_screen_kernels()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no bfloat16 product here")
@@ -74,6 +74,15 @@ def test_rows_that_are_no_numbers_or_huge_are_handed_back(bad: float) -> None:
         assert found.counts[1] == 0
         assert 0 not in (found.counts[0], found.counts[2])
         assert screen.can_bound(rows).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("shift", [-1e4, -4.0, -2.0, 0.0, 2.0])
+def test_the_largest_of_a_chunk_is_found_whatever_its_sign(shift: float) -> None:
+    """Chunks without a positive number: none, some, most and all of them."""
+    values = (drawn(3 * 50, 8).view(3, 50, 8) + shift).to(torch.bfloat16)
+    values[0, 0], values[0, 1], values[0, 2] = 0.0, -0.0, float("-inf")
+    values[1, 0, 3], values[1, 1, 3] = float("inf"), 1e-40  # no normal number
+    assert torch.equal(largest_of_chunks(values), values.float().amax(dim=-1))
 
 
 @needs_kernels
