@@ -84,7 +84,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_waiting: NonNegative = 0
     num_running: NonNegative = 0
     context_tokens: NonNegative = 0  # of all running sequences
-    free_blocks: NonNegative = 0  # blocks not referenced by a running sequence
+    free_blocks: NonNegative = 0  # blocks not referenced by a running sequence or a held prefix
     total_blocks: NonNegative = 0
     is_draining: bool = False
     step_time: StepTimeModel | None = None  # None until the fit has enough samples
