@@ -18,7 +18,9 @@ from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.turns import Turn, fingerprint
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
-from router.placement.held import HeldRequests, HoldOptions
+from router.placement.admission import Admission
+from router.placement.held import HeldRequests, HoldOptions, max_wait_of
+from router.placement.placing import PromptPlacer
 from router.placement.routing import RouteQuery, Routing
 
 NO_REPLICA_RETRY_S = 1.0  # after which a client asks again when nobody is there
@@ -64,6 +66,7 @@ class RouterNode:
         self._held: HeldRequests | None = None
         if config.binding == "late":
             self._held = HeldRequests(self.routing, HoldOptions.of(config), queue)
+        self._prompt = PromptPlacer(self.routing, Admission(max_wait_of(config), queue))
         self._waiting: dict[RequestId, _Held] = {}
         self._poll_at = float("inf")  # the earliest poll that is scheduled
         self._block_tokens = block_tokens
@@ -88,7 +91,7 @@ class RouterNode:
                 self._held.submit(query, since=turn.work.arrival_s)
                 self._waiting[turn.request_id] = _Held(turn, num_output)
             else:
-                placement = self.routing.choose(query)
+                placement = self._prompt.place_now(query)
                 self._dispatch(self, turn, num_output, placement.replica_id)
         except AllBusy as error:
             self._again(error.retry_after_s, turn, num_output, excluded)

@@ -56,6 +56,10 @@ class PromptPlacer:
         self._admission = admission
 
     async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
+        return self.place_now(query, deadline=deadline)
+
+    def place_now(self, query: RouteQuery, *, deadline: float | None = None) -> Placement:
+        """`place` without waiting, which it never does."""
         try:
             decision = self._routing.weigh(query)
             if not query.excluded:  # whose replica was lost has waited, and may have begun to answer
