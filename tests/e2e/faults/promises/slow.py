@@ -29,11 +29,11 @@ async def run(duration_s: float) -> list[Row]:
     phase_s = max(LEAST_S, duration_s / 2)
     rate = 0.6 * fleet.requests_per_s(2 + 1 / FACTOR)
     async with cluster(fleet.spec()) as running:
+        replicas = await running.replicas()
         async with OpenLoop(running.url, cycle(fleet.questions()), rate_per_s=rate) as traffic:
             await asyncio.sleep(WARM_UP_S)
             healthy_s = time.monotonic()
             await asyncio.sleep(phase_s)
-            replicas = await running.replicas()
             victim = max(replicas, key=lambda each: sum(o.replica == each for o in traffic.running))
             slow_s = time.monotonic()
             async with slowed(replicas[victim], PERIOD_S / RUNS_S, period_s=PERIOD_S):
