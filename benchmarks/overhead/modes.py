@@ -12,6 +12,8 @@ from deploy.ports import Ports
 _THROUGHPUT_VARIABLES = (
     "RAY_SERVE_THROUGHPUT_OPTIMIZED",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP",
+    "RAY_SERVE_PROXY_USE_GRPC",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
     "RAY_SERVE_LOG_TO_STDERR",
 )
 
@@ -34,7 +36,7 @@ class Mode(StrEnum):
         environment = serve_environment(ports, run_folder, fast_proxy=self.is_behind_haproxy)
         if self is Mode.DEFAULT:
             for name in _THROUGHPUT_VARIABLES:
-                del environment[name]
+                environment.pop(name, None)
         return environment
 
 

@@ -16,6 +16,7 @@ from deploy.ports import Ports
 def test_the_environment_is_the_modes(mode: Mode, tmp_path: Path) -> None:
     environment = mode.environment(Ports(20_000), tmp_path)
     assert environment.get("RAY_SERVE_THROUGHPUT_OPTIMIZED", "0") == str(int(mode is not Mode.DEFAULT))
+    assert ("RAY_SERVE_PROXY_USE_GRPC" in environment) == (mode is Mode.THROUGHPUT)
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == str(int(mode is Mode.FAST))
 
 
