@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cache.engine_report import EngineReport
-from cache.errors import PinsFull, RequestRefused, ServingError
+from cache.errors import PinsFull, ServingError
 from cache.messages import PinLease
 from cache.types import PinId, ReplicaId, RequestId
-from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, RoutingError
+from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
 from router.prefixes.holdings import Engines, holdings, holds, room, roomiest
@@ -212,7 +212,7 @@ class PrefixKeeper:
             cached = await self._copies.make(
                 pin.prefix, lease, target, request_id, min(self._timeout_s, seconds)
             )
-        except (RoutingError, RequestRefused):
+        except Exception:  # not a cancellation: what that has left there must be given back
             pin.held.pop(target, None)
             raise
         self._counts["made"] += 1
@@ -333,7 +333,7 @@ class PrefixKeeper:
         try:
             await self._fill(pin, pin.pin_id)
             pin.retry_s = RETRY_S[0]
-        except (RoutingError, RequestRefused, PrefixDoesNotFit, PrefixCachingOff) as error:
+        except Exception as error:
             if pin.retry_s == RETRY_S[0]:  # once, however long it lasts
                 fields = {"pin_id": pin.pin_id, "copies": len(pin.held), "wanted": pin.copies}
                 logger.warning(
@@ -357,7 +357,8 @@ class PrefixKeeper:
 
     def _end(self, pin: _Pin) -> None:
         self._given_back[pin.pin_id] = self._clock()
-        for replica_id in list(pin.held):
+        told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
+        for replica_id in dict.fromkeys((*pin.held, *(told.replicas if told is not None else ()))):
             self._start(self._copies.end(pin.pin_id, replica_id))
         pin.held.clear()
 

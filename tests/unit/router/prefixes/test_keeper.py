@@ -81,6 +81,21 @@ class TestMaking:
         assert fleet.holders(await router.hold(copies=1)) == names(2)
         assert router.keeper.statistics().num_copies_made == 1
 
+    async def test_a_copy_whose_answer_was_lost_is_given_back_too(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        def hold_and_die(request: GenerateRequest) -> None:
+            assert request.pin is not None
+            fleet.replicas[ReplicaId("r0")].pins[request.pin.pin_id] = request.pin, 4
+            fleet.tell()
+            raise ReplicaLost("its connection was cut")
+
+        fleet.replicas[ReplicaId("r0")].script = hold_and_die
+        with pytest.raises(NoReplica):
+            await router.hold(copies=3)
+        await settle(router)
+        assert not any(replica.pins for replica in fleet.replicas.values())
+
     async def test_what_does_not_fit_says_both_numbers_and_leaves_nothing(
         self, fleet: PaperFleet, router: PaperRouter
     ) -> None:
