@@ -100,10 +100,6 @@ class DecoderBlock(nn.Module):
             weights = zip(parts.head_norms, counts, strict=True)
             self._head_weights = torch.cat([norm.weight.detach().expand(n, -1) for norm, n in weights])
 
-    def __call__(self, hidden_states: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        """Without what torch does around a module's forward; hooks are not called."""
-        return self.forward(hidden_states, *args, **options)
-
     def forward(
         self,
         hidden_states: torch.Tensor,

@@ -16,6 +16,7 @@ import torch
 
 from cache.messages import GenerateRequest
 from cache.types import RequestId
+from replica.attention.kv_pages import ATTRIBUTE
 from replica.engine.engine_core import EngineCore, Progress
 from replica.errors import ForwardFailed
 from replica.runners.model_runner import ModelRunner
@@ -172,9 +173,10 @@ def test_blocks_full_of_nan_are_harmless_to_whoever_gets_them_next(
     setting = Setting("small", block_size=4, num_blocks=24)
     runners = Runners(folder, "cpu")
     runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
-    for layer in runner._model.model.layers:
-        layer.self_attn._warmpath_pages.keys.fill_(float("nan"))
-        layer.self_attn._warmpath_pages.values.fill_(float("nan"))
+    for module in runner._model.modules():
+        if ATTRIBUTE in module.__dict__:
+            module.__dict__[ATTRIBUTE].keys.fill_(float("nan"))
+            module.__dict__[ATTRIBUTE].values.fill_(float("nan"))
     families.check_answers(families.answer_all(runners.engine(setting), PROMPTS), wanted, "after NaN")
     runners.close()
 
