@@ -173,10 +173,12 @@ def test_blocks_full_of_nan_are_harmless_to_whoever_gets_them_next(
     setting = Setting("small", block_size=4, num_blocks=24)
     runners = Runners(folder, "cpu")
     runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
-    for module in runner._model.modules():
-        if ATTRIBUTE in module.__dict__:
-            module.__dict__[ATTRIBUTE].keys.fill_(float("nan"))
-            module.__dict__[ATTRIBUTE].values.fill_(float("nan"))
+    found = [module.__dict__.get(ATTRIBUTE) for module in runner._model.modules()]
+    all_pages = [pages for pages in found if pages is not None]
+    assert len(all_pages) == len(runner._model.model.layers)
+    for pages in all_pages:
+        pages.keys.fill_(float("nan"))
+        pages.values.fill_(float("nan"))
     families.check_answers(families.answer_all(runners.engine(setting), PROMPTS), wanted, "after NaN")
     runners.close()
 
