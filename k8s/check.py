@@ -29,10 +29,15 @@ def check_all() -> Iterator[Finding]:
     for place in PLACES.values():
         yield from _drift(place)
         if place.kept.exists():
-            yield from manifest_findings(place.name, Manifests.parse(place.kept.read_text()))
+            yield from manifest_findings(place.name, beside(place.beside, place.kept.read_text()))
     for example in sorted(EXAMPLES.glob("*.yaml")):
-        manifests = Manifests.parse(example.read_text())
-        yield from schema_findings(f"examples/{example.name}", manifests)
+        yield from manifest_findings(f"examples/{example.name}", beside("gpu", example.read_text()))
+
+
+def beside(other: str | None, text: str) -> Manifests:
+    """These objects and those of the overlay that they refer to."""
+    known = () if other is None else Manifests.parse(PLACES[other].kept.read_text()).objects
+    return Manifests((*known, *Manifests.parse(text).objects))
 
 
 def manifest_findings(where: str, manifests: Manifests) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ ROOT = HERE.parent
 DEPLOY = Path("deploy.yaml")
 MODELS = Path("/models")  # where components/weights mounts them
 SERVICE = "warmpath"
-SOURCES = ("base", "components", "overlays")
+SOURCES = ("base", "components", "overlays", "monitoring")
 COMMAND = "python -m k8s write"
 
 
@@ -31,10 +31,11 @@ class Place:
 
     name: str
     settings: tuple[str, ...]  # laid over deploy.yaml in this order; empty: another overlay's config is used
+    beside: str | None = None  # the overlay that this one refers to and does not contain
 
     @property
     def folder(self) -> Path:
-        return HERE / "overlays" / self.name
+        return HERE / (self.name if self.beside else f"overlays/{self.name}")
 
     @property
     def kept(self) -> Path:
@@ -62,6 +63,7 @@ PLACES: Mapping[str, Place] = {
         Place("ha", (_BASE, _GPU, _HA)),
         Place("ha-embedded", (_BASE, _GPU, _HA)),
         Place("upgrade", ()),
+        Place("monitoring", (), beside="gpu"),
     )
 }
 

@@ -39,6 +39,7 @@ def reference_findings(where: str, manifests: Manifests, config: ServeFile | Non
     yield from _services(where, manifests)
     for service in manifests.of_kind(RAY_SERVICE):
         yield from _redis(where, manifests, service)
+        yield from _backends(where, manifests, service)
         if config is not None:
             yield from _config(where, manifests, service, config)
 
@@ -177,6 +178,40 @@ def _services(where: str, manifests: Manifests) -> Iterator[Finding]:
             target = port.get("targetPort", port["port"])
             if not all(target in {*pod.ports, *pod.ports.values()} for pod in selected):
                 yield Finding(where, named(each), f"targetPort {target!r}: no container port is called so")
+
+
+def _backends(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iterator[Finding]:
+    """Requests go to the Service that KubeRay makes: its name, and the head's port `serve`."""
+    name = f"{service['metadata']['name']}-serve-svc"
+    head = next(pod for pod in manifests.pods() if pod.is_head)
+    ports = ("serve", head.ports.get("serve"))
+    for each in manifests.of_kind("Ingress", "HTTPRoute", "ScrapeConfig"):
+        for backend, port in _targets(each):
+            if backend != name:
+                yield Finding(where, named(each), f"sends to {backend}; the RayService's Service is {name}")
+            elif port not in ports:
+                yield Finding(
+                    where, named(each), f"sends to port {port!r} of {name}; should be one of {ports}"
+                )
+        credentials = each["spec"].get("authorization", {}).get("credentials")
+        if credentials is not None:
+            for message in _secret(credentials["name"], [credentials["key"]]):
+                yield Finding(where, named(each), message)
+
+
+def _targets(thing: Mapping[str, Any]) -> Iterator[tuple[str, str | int]]:
+    """Service and port of everything that this object sends to."""
+    spec = thing["spec"]
+    for static in spec.get("staticConfigs", ()):
+        for target in static["targets"]:
+            host, _, port = target.partition(":")
+            yield host.removesuffix(f".{NAMESPACE}.svc"), int(port)
+    for rule in spec.get("rules", ()):
+        for backend in rule.get("backendRefs", ()):
+            yield backend["name"], backend["port"]
+        for path in rule.get("http", {}).get("paths", ()):
+            port = path["backend"]["service"]["port"]
+            yield path["backend"]["service"]["name"], port.get("name", port.get("number"))
 
 
 def _redis(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from k8s.check import manifest_findings
+from k8s.check import beside, manifest_findings
 from k8s.manifests import Manifests, named, quantity
 from k8s.places import PLACES
 
@@ -108,6 +108,16 @@ REFERENCES: list[tuple[Break, str]] = [
         "does not match the pod itself",
     ),
     (lambda t: serve(t, "port: 8000", "port: 8001"), "http_options.port is 8001"),
+]
+
+GPU_CAPACITY: list[tuple[Break, str]] = [
+    (lambda t: serve(t, "min_replicas: 2", "min_replicas: 0"), "min_replicas must be at least 1"),
+    (lambda t: serve(t, "max_replicas: 8", "max_replicas: 9"), "9 replicas in full, places for 8"),
+    (
+        lambda t: serve(t, "max_surge_percent: 50", "max_surge_percent: 100"),
+        "4 replicas in full, places for 3",
+    ),
+    (lambda t: serve(t, "num_gpus: 1", "num_gpus: 2"), "8 replicas in full, places for 0"),
 ]
 
 GPU_REFERENCES: list[tuple[Break, str]] = [
@@ -225,7 +235,7 @@ def test_mistake_in_the_demo_is_found(shipped: dict[str, Manifests], change: Bre
     assert any(words in each for each in told), told
 
 
-@pytest.mark.parametrize(("change", "words"), GPU_REFERENCES)
+@pytest.mark.parametrize(("change", "words"), [*GPU_REFERENCES, *GPU_CAPACITY])
 def test_mistake_in_the_cluster_for_availability_is_found(
     shipped: dict[str, Manifests], change: Break, words: str
 ) -> None:
@@ -233,7 +243,40 @@ def test_mistake_in_the_cluster_for_availability_is_found(
     assert any(words in each for each in told), told
 
 
-@pytest.mark.parametrize("name", PLACES)
+MONITORING: list[tuple[Break, str]] = [
+    (
+        lambda t: t["ScrapeConfig/warmpath"]["spec"]["staticConfigs"][0].update(targets=["warmpath:8000"]),
+        "the RayService's Service is warmpath-serve-svc",
+    ),
+    (
+        lambda t: t["ScrapeConfig/warmpath"]["spec"]["staticConfigs"][0].update(
+            targets=["warmpath-serve-svc.warmpath.svc:80"]
+        ),
+        "sends to port 80",
+    ),
+    (
+        lambda t: t["ScrapeConfig/warmpath"]["spec"]["authorization"]["credentials"].update(key="token"),
+        "Secret warmpath-scrape-key has no key 'token'",
+    ),
+    (lambda t: t["PodMonitor/warmpath-ray"]["spec"].update(podMetricsEndpoint=[]), "was unexpected"),
+    (
+        lambda t: t["PodMonitor/warmpath-ray"]["spec"]["podMetricsEndpoints"][0].update(port="ray"),
+        "not every selected pod has it",
+    ),
+    (
+        lambda t: t["PrometheusRule/warmpath"]["spec"]["groups"][0]["rules"][0].update(form="1m"),
+        "'form' was unexpected",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), MONITORING)
+def test_mistake_in_monitoring_is_found(change: Break, words: str) -> None:
+    told = findings(beside("gpu", PLACES["monitoring"].kept.read_text()), change)
+    assert any(words in each for each in told), told
+
+
+@pytest.mark.parametrize("name", [name for name, place in PLACES.items() if place.beside is None])
 def test_what_is_shipped_has_none(shipped: dict[str, Manifests], name: str) -> None:
     """So that each test above fails for its own mistake."""
     assert findings(shipped[name], lambda things: None) == []

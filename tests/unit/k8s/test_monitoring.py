@@ -1,0 +1,151 @@
+"""Every expression of alerts and dashboard names series and labels that a Router's /metrics has."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cache.types import ReplicaId
+from k8s.manifests import Manifests
+from k8s.places import PLACES, ROOT
+from router.fleet.engine_series import EngineView, engine_families
+from router.fleet.exposition import text
+from tests.fakes.http import RouterUnderTest
+from tests.fakes.reports import an_engine_report
+from tests.fakes.router import info
+
+Series = dict[str, dict[str, set[str]]]  # name -> label -> values that were seen
+
+KEYWORDS = frozenset(
+    "sum avg min max by without on ignoring rate increase absent histogram_quantile and or unless".split()
+)
+STAYS_OPEN = frozenset({"router", "replica", "engine", "model_name", "le"})  # values of the fleet as it is
+# Not before it happens: these series have labels, and none of their values stands in the first scrape.
+BEFORE_ANY: dict[str, frozenset[str]] = {
+    "warmpath_retries_total": frozenset({"why", "phase", "router"}),
+    "warmpath_replica_event_lag_seconds": frozenset({"replica", "router"}),
+}
+
+
+@pytest.fixture
+async def series() -> Series:
+    """What the code exports, from a Router that has served one request and heard of one engine."""
+    async with RouterUnderTest() as router:
+        await router.complete(list(range(40)), max_tokens=4)
+        exported = (await router.client.get("/metrics")).text
+    engines = {ReplicaId("a"): EngineView(info(), an_engine_report())}
+    found: Series = {}
+    for each in (exported, text(engine_families("tiny", engines)).decode()):
+        for family in text_string_to_metric_families(each):
+            for name in {sample.name for sample in family.samples} or {family.name, f"{family.name}_total"}:
+                found.setdefault(name, {})
+            for sample in family.samples:
+                for label, value in sample.labels.items():
+                    found[sample.name].setdefault(label, set()).add(value)
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    (rule,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("PrometheusRule")
+    found: list[dict[str, Any]] = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    return found
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "k8s" / "monitoring" / "warmpath.json").read_text())
+    return found
+
+
+def expressions() -> dict[str, str]:
+    """Where -> PromQL."""
+    found = {each["alert"]: each["expr"] for each in alerts()}
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            found[f"{panel['title']} {target['refId']}"] = target["expr"]
+    return found
+
+
+def wrong_names(expression: str, series: Series) -> list[str]:
+    """Series, labels and label values in the expression that the code does not export."""
+    told = []
+    grouped = set(re.findall(r"\w+", " ".join(re.findall(r"(?:by|without)\s*\(([^)]*)\)", expression))))
+    bare = re.sub(r"(?:by|without)\s*\([^)]*\)|\[[^\]]*\]", " ", expression)
+    used = re.findall(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\{[^}]*\})?", bare)
+    labels: set[str] = set()
+    for name, selector in used:
+        if name in KEYWORDS:
+            continue
+        if name not in series:
+            told.append(name)
+            continue
+        known = series[name] | {
+            label: set() for label in BEFORE_ANY.get(name, ()) if label not in series[name]
+        }
+        labels |= known.keys()
+        for label, operator, value in re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', selector):
+            values = value.split("|") if "~" in operator else [value]
+            if label not in known:
+                told.append(f"{name}{{{label}}}")
+            elif label not in STAYS_OPEN or label == "le":
+                told += [f'{name}{{{label}="{each}"}}' for each in values if each not in known[label]]
+    return told + sorted(grouped - labels)
+
+
+async def test_every_expression_names_what_is_there(series: Series) -> None:
+    wrong = {where: wrong_names(each, series) for where, each in expressions().items()}
+    assert {where: names for where, names in wrong.items() if names} == {}
+    assert len(wrong) > 40
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [
+        ("sum(rate(warmpath_request_total[5m]))", ["warmpath_request_total"]),
+        ("sum by (outcom) (rate(warmpath_requests_total[5m]))", ["outcom"]),
+        ('warmpath_requests_total{outcome="error"}', ['warmpath_requests_total{outcome="error"}']),
+        ('warmpath_requests_total{outcome=~"ok|error"}', ['warmpath_requests_total{outcome="error"}']),
+        ('warmpath_requests_total{code="500"}', ["warmpath_requests_total{code}"]),
+        ('x_seconds_bucket{le="3"} / warmpath_router_up', ["x_seconds_bucket"]),
+        ('sum(warmpath_request_seconds_bucket{le="3"})', ['warmpath_request_seconds_bucket{le="3"}']),
+    ],
+)
+async def test_wrong_names_are_seen(series: Series, expression: str, wrong: list[str]) -> None:
+    assert wrong_names(expression, series) == wrong
+
+
+def test_every_alert_leads_to_its_runbook() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    headings = {heading.strip() for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
+    assert len(alerts()) >= 8
+    for alert in alerts():
+        assert alert["alert"] in headings
+        assert alert["annotations"]["runbook"] == f"docs/kubernetes.md#{alert['alert'].lower()}"
+        assert alert["labels"]["severity"] in {"critical", "warning"}
+        assert alert["annotations"]["summary"]
+        assert re.fullmatch(r"\d+m", alert["for"])
+
+
+def test_panels_do_not_lie_on_one_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+
+
+def test_what_the_page_promises_is_shown() -> None:
+    """The questions that an operator comes with, each answered by a row."""
+    rows = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
+    assert rows == ["Goodput and latency", "Prefix hits", "Load", "Routers", "Failures"]
