@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cache.messages import GenerateRequest, SamplingParams
-from cache.types import ReplicaId, RequestId
+from cache.messages import GenerateRequest, ReleasePin, SamplingParams
+from cache.types import PinId, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import NoReplica
 from router.placement.decision import RouteQuery
@@ -131,3 +131,16 @@ def test_metadata_becomes_replica_info_and_nonsense_gets_no_requests(hook: Any) 
         FakeReplica("z", {"warmpath": 5}),
     ]
     assert hook._infos([A, *odd]) == {"a": a_replica_info()}
+
+
+async def test_a_call_to_one_replica_goes_to_that_one(hook: Any) -> None:
+    pending = _pending(ReleasePin(PinId("prefix-1"), ReplicaId("b")))
+    assert await hook.choose_replicas([A, B, C], pending) == [[B]]
+    hook.on_request_routed(pending, B.replica_id, None)  # it is no generation: nothing is booked
+
+
+async def test_where_that_one_is_gone_nobody_answers_in_its_place(hook: Any) -> None:
+    pending = _pending(ReleasePin(PinId("prefix-1"), ReplicaId("gone")))
+    await hook.choose_replicas([A, B], pending)
+    with pytest.raises(NoReplica):
+        pending.future.result()

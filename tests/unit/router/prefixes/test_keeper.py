@@ -130,6 +130,12 @@ class TestMaking:
             await router.hold()
         await router.keeper.aclose()
 
+    async def test_engines_that_tell_nothing_of_their_blocks_hold_all_the_same(self) -> None:
+        router = PaperRouter(PaperFleet(2, has_kv_events=False))
+        pin = await router.hold(copies=2)
+        assert len(router.fleet.holders(pin)) == 2
+        await router.keeper.aclose()
+
     async def test_full_replicas_are_busy(self, router: PaperRouter) -> None:
         for name in names(0, 1, 2):
             router.routing.on_load(name, load(num_waiting=1000))
