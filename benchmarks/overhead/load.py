@@ -28,7 +28,10 @@ async def closed_loop(
             samples.append(sample)
 
     began_s = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for ask in askers:
-            group.create_task(work(ask))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for ask in askers:
+                group.create_task(work(ask))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # the first one ended the others
     return samples, time.perf_counter() - began_s

@@ -95,3 +95,14 @@ async def test_a_closed_loop_asks_everything_once_with_so_many_at_a_time() -> No
     assert sorted(asked) == sorted(sample.num_pieces for sample in samples) == list(range(10))
     assert at_once == [0, 3]
     assert wall_s > 0
+
+
+async def test_the_first_failure_ends_the_loop() -> None:
+    async def ask(question: int) -> Sample:
+        if question == 3:
+            raise BadAnswer("no")
+        await asyncio.sleep(0)
+        return Sample(0.0, question)
+
+    with pytest.raises(BadAnswer, match="no"):
+        await closed_loop([ask] * 2, range(1000))
