@@ -24,7 +24,8 @@ SYSTEM = {"role": "system", "content": "You answer sailors' questions, briefly a
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server(routers=2, replicas=3, replica={"max_model_len": 4096}) as running:
+    replica = {"runner": "simulated", "max_model_len": 4096}
+    with running_server(routers=2, replicas=3, replica=replica) as running:
         yield running
 
 
