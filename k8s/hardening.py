@@ -7,9 +7,8 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from typing import Any
-
-import ray
 
 from deploy.render import deployment
 from deploy.serve_file import ServeFile
@@ -112,8 +111,8 @@ def _cluster(manifests: Manifests, service: Mapping[str, Any]) -> Iterator[str]:
     cluster = service["spec"]["rayClusterConfig"]
     if cluster.get("authOptions", {}).get("mode") != "token":
         yield "rayClusterConfig.authOptions.mode must be token: Ray's gRPC ports unpickle what they are sent"
-    if cluster.get("rayVersion") != ray.__version__:
-        yield f"rayVersion is {cluster.get('rayVersion')}; the project is tested with {ray.__version__}"
+    if cluster.get("rayVersion") != version("ray"):
+        yield f"rayVersion is {cluster.get('rayVersion')}; the project is tested with {version('ray')}"
     if float(cluster["headGroupSpec"].get("rayStartParams", {}).get("num-cpus", 1)) != 0:
         yield "headGroupSpec: num-cpus must be 0: no work on the pod that all depend on"
     pods = [pod for pod in manifests.pods() if pod.is_ray]
