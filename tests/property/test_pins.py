@@ -131,6 +131,7 @@ def test_everybody_is_served_beside_what_is_held(workload: Workload) -> None:
     core.pins.expire()
     assert core.stats().cache.free == NUM_BLOCKS
     assert core.pins.held() == ()
+    core.submit(make_pin("last", [2] * 24))  # six of seven blocks: no promise was forgotten
 
 
 def alone(request: GenerateRequest) -> tuple[int, ...]:
