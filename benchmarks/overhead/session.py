@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -193,6 +194,8 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray and Serve print to standard output what is not for our reader
     tell = _teller(out)
+    # Whoever started this may end it: the server must not outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         run_session(order, tell)
     except Exception as error:
