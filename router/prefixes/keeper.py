@@ -25,7 +25,7 @@ from cache.engine_report import EngineReport
 from cache.errors import PinsFull, ServingError
 from cache.messages import PinLease
 from cache.types import PinId, ReplicaId, RequestId
-from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit
+from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, PrefixNotFound
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
 from router.prefixes.holdings import Engines, holdings, holds, room, roomiest
@@ -138,7 +138,8 @@ class PrefixKeeper:
         """Have it computed and held on so many replicas; how it is then, and tokens that were cached already.
 
         All or nothing. Its time begins now, and counts while it is computed. copies: at most the replicas.
-        Raises PrefixDoesNotFit with both numbers, PrefixCachingOff, a RoutingError or a RequestRefused.
+        Raises PrefixDoesNotFit with both numbers, PrefixCachingOff, a RoutingError or a RequestRefused;
+        PrefixNotFound if somebody gave it back before it was whole.
         """
         now = self._wall_clock()
         pin_id = PinId(f"prefix-{secrets.token_hex(12)}")
@@ -147,6 +148,8 @@ class PrefixKeeper:
         try:
             await self._hear_of(self._routing.replicas)
             cached_tokens = await self._fill(pin, request_id)
+            if pin_id not in self._pins:  # given back before it was there
+                raise PrefixNotFound
         except BaseException:
             self._drop(pin)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class PaperReplica:
     epoch: int = 1
     number: int = 1
     script: Callable[[GenerateRequest], None] | None = None  # raises what it is to raise
+    gate: asyncio.Event | None = None  # it computes until this is set
 
     @property
     def left(self) -> int:
@@ -119,6 +121,8 @@ class PaperRouter:
         if replica is None:
             raise ReplicaLost("it is gone")
         self.routing.routed(request.request_id, name)
+        if replica.gate is not None:
+            await replica.gate.wait()
         if replica.script is not None:
             replica.script(request)
         blocks = len(request.token_ids) // BLOCK_SIZE

@@ -11,7 +11,14 @@ from cache.block_hash import hints
 from cache.events import EventBatch, digest_of
 from cache.messages import GenerateRequest
 from cache.types import ReplicaId
-from router.errors import AllBusy, NoReplica, PrefixCachingOff, PrefixDoesNotFit, ReplicaLost
+from router.errors import (
+    AllBusy,
+    NoReplica,
+    PrefixCachingOff,
+    PrefixDoesNotFit,
+    PrefixNotFound,
+    ReplicaLost,
+)
 from router.prefixes.keeper import MAX_UNTOLD_REPORTS
 from tests.fakes.prefixes import MAX_PINNED, PaperFleet, PaperRouter, a_prefix, names
 from tests.fakes.router import load
@@ -260,6 +267,24 @@ class TestGivingBack:
         await router.keeper.give_back(found)
         assert fleet.holders(pin) == []
         assert router.keeper.pins() == []  # though the last reports still tell of it
+
+    async def test_what_is_still_being_computed(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        """It is listed from the moment it is asked for, so it may be given back from then on."""
+        gate = asyncio.Event()
+        for replica in fleet.replicas.values():
+            replica.gate = gate
+        making = asyncio.create_task(router.hold(copies=2))
+        while not fleet.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        (found,) = router.keeper.pins("alice")
+        assert not found.is_whole
+        await router.keeper.give_back(found)
+        gate.set()
+        with pytest.raises(PrefixNotFound):
+            await making
+        await settle(router)
+        assert fleet.holders(found.pin_id) == []
+        assert router.keeper.pins() == []
 
     async def test_nobody_finds_what_is_another_keys(self, router: PaperRouter) -> None:
         pin = await router.hold(copies=1)
