@@ -4,7 +4,7 @@ A queue bounded by requests is long or short as they are: 256 of 20 tokens are g
 20,000 make everybody wait for minutes, and in overload that is how long all of them wait, for nothing: the
 replicas are no busier with a long queue than with a short one. So a newcomer is refused when those before it
 would keep the fleet busy for longer than `max_wait_s`, or until after its own deadline. It is the newcomer,
-never somebody taken in earlier; and never while a replica could start at once.
+never somebody taken in earlier; and one whose replica could start on it at once need not ask.
 
 A refused client is told when there will be room: when the queue has run down to the bound, and those who
 were told to come back earlier have been served. So they do not all return in the same second.

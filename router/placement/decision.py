@@ -75,6 +75,12 @@ class Decision:
     prefill_s: float  # of it on the best replica, alone there; 0 while speeds are unknown
 
     @property
+    def starts_now(self) -> bool:
+        """Its replica has nothing before it, as far as is known."""
+        best, now = self.ranking.best, self.ranking.decided_at
+        return best.price is not None and best.busy_until <= now <= best.silent_at
+
+    @property
     def engine_s(self) -> float:
         """Seconds of that replica's time that its prefill takes among other work; 0 while unknown."""
         price = self.ranking.best.price

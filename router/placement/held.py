@@ -232,7 +232,9 @@ class HeldRequests:
             )
         with contextlib.suppress(AllBusy):  # nobody has room now: that is what waiting here is for
             self._weigh(held, now)
-        if is_new and num_replicas and (self._options.max_wait_s < math.inf or held.deadline < math.inf):
+        # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
+        waits = is_new and num_replicas and not (held.decision is not None and held.decision.starts_now)
+        if waits and (self._options.max_wait_s < math.inf or held.deadline < math.inf):
             self._admission.check(
                 wait_s=self._routing.wait_s(self._engine_s),
                 ahead_s=self._ahead_s(held),

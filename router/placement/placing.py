@@ -62,7 +62,8 @@ class PromptPlacer:
         """`place` without waiting, which it never does."""
         try:
             decision = self._routing.weigh(query)
-            if not query.excluded:  # whose replica was lost has waited, and may have begun to answer
+            # Whose replica was lost has waited, and may have begun to answer.
+            if not (query.excluded or decision.starts_now):
                 wait_s = self._routing.wait_s()
                 self._admission.check(
                     wait_s=wait_s,

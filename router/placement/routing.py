@@ -262,13 +262,10 @@ class Routing:
     def wait_s(self, held_s: float = 0.0) -> float:
         """Seconds until the fleet could start on a newcomer, when so much work held here goes before it.
 
-        0 while a replica could start at once, or none is there. O(replicas), and sorting them.
+        0 when none is there. O(replicas), and sorting them.
         """
         now = self._clock()
         states = [s for s in self._loads.states() if not s.load.is_draining]
-        for state in states:  # mostly one of the first is idle
-            if state.busy_until <= now <= state.silent_at and not state.num_waiting and state.step_time:
-                return 0.0
         # What a silent one has queued is not known to get shorter.
         states = [s for s in states if now <= s.silent_at] or states
         residence, most = self._loads.residence, self._config.max_wait_s or 0.0

@@ -42,10 +42,9 @@ def level_s(starts_s: Sequence[float], held_s: float) -> float:
     """Seconds until a fleet could start on a newcomer, when `held_s` of work goes before it.
 
     starts_s: of each replica, until it could start. What is held fills the shortest first, as water would.
-    0 while one of them could start at once: whoever is held then holds out for another.
     """
     ordered = sorted(starts_s)
-    if not ordered or ordered[0] <= 0.0:
+    if not ordered:
         return 0.0
     below = held_s
     for number, each in enumerate(ordered, start=1):

@@ -31,9 +31,6 @@ ROUNDING_S = 1e-6
 def test_the_level_holds_what_is_held(starts: list[float], held_s: float) -> None:
     """Whoever starts earlier has been filled up to it, and what was poured in is all there."""
     level = level_s(starts, held_s)
-    if min(starts) == 0.0:
-        assert level == 0.0
-        return
     assert sum(max(0.0, level - each) for each in starts) == pytest.approx(held_s, abs=1e-6)
     assert level >= min(starts) - 1e-9
 
@@ -140,7 +137,7 @@ def test_what_is_taken_in_stays_within_the_bound(
             assert told_s >= min(before_s - MAX_WAIT_S, RETRY_AFTER_RANGE_S[1]) - ROUNDING_S
         else:
             taken.add(name)
-            assert before_s <= MAX_WAIT_S
+            assert before_s <= MAX_WAIT_S or is_idle
         for departure in held.poll():
             taken.discard(departure.request_id)
             if departure.placement is None:

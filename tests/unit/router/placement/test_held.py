@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from cache.errors import ConfigError, DeadlineExceeded
+from cache.events import StepTimeModel
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.held import Departure, HeldRequests, HoldOptions
@@ -234,6 +236,19 @@ def test_an_idle_replica_takes_whoever_comes() -> None:
         router.held.submit(query(name, 300, excluded=only_a))
     router.submit("new", 300)
     assert router.poll() == ["new"]
+
+
+def test_an_idle_replica_that_nobody_wants_lets_nobody_in() -> None:
+    """It once measured itself as a hundred times slower, and whoever came in the meantime was taken in."""
+    router = Router(2, options=replace(OPTIONS, max_wait_s=1.0, max_held_per_replica=1000))
+    slow = StepTimeModel(1.0, 0.01, 0.0, 0.1)
+    router.report(A, backlog_s=0.5)
+    router.routing.on_load(B, load(step_time=slow))
+    for number in range(100):
+        with contextlib.suppress(AllBusy):
+            router.submit(str(number), 100)
+    assert 3 <= len(router.held) <= 15
+    assert router.poll() == []
 
 
 def test_taken_for_places_a_replica_is_waited_for_though_nothing_is_queued() -> None:
