@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 ADDRESS_FILE = "address"
 START_LIMIT_S, STOP_LIMIT_S = 120.0, 60.0
 _POLL_S = 0.1
-_MAX_WAIT_S = 3600.0  # a busy machine makes the engines' fit of their speed pessimistic: refuse nobody
 
 
 class ServerFailed(RuntimeError):
@@ -42,10 +41,10 @@ def deploy_content(step_s: float, replicas: int, interval_s: float | None = None
             "model": "tiny",
             "runner": "simulated",
             "num_blocks": 8192,
-            "max_wait_s": _MAX_WAIT_S,
+            "max_wait_s": None,  # the first long prompts find engines that do not know their speed yet
             "sim": {"base_s": step_s, "per_token_s": 0.0, "per_attention_s": 0.0, "per_sequence_s": 0.0},
         },
-        "router": {"policy": "expected_time", "max_wait_s": _MAX_WAIT_S},
+        "router": {"policy": "expected_time", "max_wait_s": None},
     }
     if interval_s is not None:
         application["args"]["replica"]["stream_interval_s"] = interval_s
