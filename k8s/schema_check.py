@@ -6,6 +6,7 @@ in CEL are not evaluated. Knows no meaning of any field.
 
 from __future__ import annotations
 
+import json
 import lzma
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -44,8 +45,14 @@ METADATA = {
 
 def schema_findings(where: str, manifests: Manifests) -> Iterator[Finding]:
     for each in manifests.objects:
-        for message in _messages(each):
+        for message in _messages_of(json.dumps(each)):
             yield Finding(where, named(each), message)
+
+
+@cache
+def _messages_of(thing: str) -> tuple[str, ...]:
+    """Kept by content: overlays share most objects, and each look reads Kubernetes' definitions again."""
+    return tuple(_messages(json.loads(thing)))
 
 
 def _messages(thing: Mapping[str, Any]) -> Iterator[str]:

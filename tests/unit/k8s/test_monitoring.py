@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache.types import ReplicaId
@@ -127,6 +131,22 @@ def test_every_alert_leads_to_its_runbook() -> None:
         assert alert["labels"]["severity"] in {"critical", "warning"}
         assert alert["annotations"]["summary"]
         assert re.fullmatch(r"\d+m", alert["for"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    """Names are held against the code above; this is PromQL's grammar."""
+    (rule,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("PrometheusRule")
+    panels = [
+        {"record": f"panel:{number}", "expr": each.replace("$__rate_interval", "5m")}
+        for number, each in enumerate(expressions().values())
+    ]
+    groups = [*rule["spec"]["groups"], {"name": "panels", "rules": panels}]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_panels_do_not_lie_on_one_another() -> None:
