@@ -34,7 +34,11 @@ def _check() -> int:
     for each in findings:
         sys.stderr.write(f"{each}\n")
     if not findings:
-        built = "built and checked" if can_build() else "checked as kept (kubectl is not installed)"
+        built = (
+            "built and checked"
+            if can_build()
+            else "checked as kept (no kubectl with kustomize 5 is installed)"
+        )
         sys.stdout.write(f"k8s: {', '.join(PLACES)} {built}\n")
     return 1 if findings else 0
 
@@ -44,7 +48,9 @@ def _write() -> int:
         if place.settings:
             (place.folder / "serve-config.yaml").write_text(place.patch())
     if not can_build():
-        sys.stderr.write("kubectl is not installed: rendered/ is as it was, and `check` will say so\n")
+        sys.stderr.write(
+            "no kubectl with kustomize 5 is installed: rendered/ is as it was, and `check` will say so\n"
+        )
         return 1
     for place in PLACES.values():
         place.kept.parent.mkdir(exist_ok=True)

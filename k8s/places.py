@@ -7,6 +7,7 @@ carries a digest of the sources, so that a change nobody built again is seen wit
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ MODELS = Path("/models")  # where components/weights mounts them
 SERVICE = "warmpath"
 SOURCES = ("base", "components", "overlays", "monitoring")
 COMMAND = "python -m k8s write"
+OLDEST_KUSTOMIZE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,19 @@ PLACES: Mapping[str, Place] = {
 
 
 def can_build() -> bool:
-    return shutil.which("kubectl") is not None
+    """Whether a kubectl is installed whose kustomize knows components as these overlays use them: 5 or later.
+
+    An older one (Debian 12's is of 2020) is as good as none: the kept copies are checked instead.
+    """
+    if shutil.which("kubectl") is None:
+        return False
+    command = ["kubectl", "version", "--client", "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        told = json.loads(done.stdout).get("kustomizeVersion", "v0")
+        return int(told.lstrip("v").partition(".")[0]) >= OLDEST_KUSTOMIZE
+    except ValueError:
+        return False
 
 
 def build(place: Place) -> str:

@@ -74,3 +74,25 @@ def test_settings_that_render_refuses(copy: Path, monkeypatch: pytest.MonkeyPatc
     place = places.Place("gpu", (*PLACES["gpu"].settings, str(wrong)))
     (told,) = [str(each) for each in check._drift(place)]
     assert "unknown key 'http_option'; did you mean 'http_options'?" in told
+
+
+@pytest.mark.parametrize(
+    ("told", "can"),
+    [
+        ('{"kustomizeVersion": "v5.5.0"}', True),
+        ('{"kustomizeVersion": "v4.5.7"}', False),
+        ('{"clientVersion": {"minor": "20"}}', False),  # before 1.24 it does not say
+        ("not JSON", False),
+    ],
+)
+def test_an_old_kubectl_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, can: bool
+) -> None:
+    """Debian's failed on what it does not know, and `make check` with it."""
+    command = tmp_path / "kubectl"
+    command.write_text(f"#!/bin/sh\necho '{told}'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert places.can_build() == can
+    command.unlink()
+    assert not places.can_build()
