@@ -168,8 +168,8 @@ class _TimedRunner:
         self.inside += now() - began
         return result
 
-    def warm_up(self) -> None:
-        self._runner.warm_up()
+    def warm_up(self) -> float:
+        return self._runner.warm_up()
 
     def close(self) -> None:
         self._runner.close()

@@ -86,8 +86,8 @@ class ReplicaConfig:
     event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster
     event_port: int = 0  # base port of PUB and snapshot sockets; 0 = free ones
     heartbeat_interval_s: float = 0.5  # an idle replica still says it is there
-    # A longer step means a dead engine: the watchdog ends the process, within ten seconds with this. Raise it
-    # where full steps of `max_batched_tokens` really take seconds.
+    # A longer step means a dead engine: the watchdog ends the process, within ten seconds with this. Where a
+    # full step takes more than a second when the engine starts, eight times that is the limit.
     step_time_limit_s: float = 8.0
     warm_up_time_limit_s: float = 600.0  # the same, while loading and compiling
 

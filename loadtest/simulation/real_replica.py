@@ -113,8 +113,8 @@ class StretchedRunner:
         self.steps.append(Step(step_work(sequences), used_s, elapsed_s))
         return replace(result, elapsed_s=elapsed_s)
 
-    def warm_up(self) -> None:
-        self._runner.warm_up()
+    def warm_up(self) -> float:
+        return self._runner.warm_up()
 
     def close(self) -> None:
         self._runner.close()

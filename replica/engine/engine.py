@@ -42,6 +42,8 @@ __all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
 # With work to do, routers hear of the load at the first step's end after this: never more than 20 ms late
 # where steps take 10.
 LOAD_INTERVAL_S = 0.01
+# A step over long contexts, on a busy machine, takes several times as long as a full one did at the start.
+FULL_STEPS = 8
 REPORT_INTERVAL_S = 0.5  # between two reports for metrics, which are scraped every few seconds
 
 logger = logging.getLogger(__name__)
@@ -145,6 +147,7 @@ class Engine:
         self._stop_reason: str | None = "it was not started"  # None while requests are taken
         self._is_ready = threading.Event()  # set after warm-up, or when it failed
         self._failure: BaseException | None = None  # what killed the engine thread
+        self._step_limit_s = config.step_time_limit_s  # written while it warms up
         # Engine thread only, from here on.
         self._live: dict[RequestId, _Live] = {}
         self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
@@ -207,7 +210,7 @@ class Engine:
         """
         self._post(_Stop())
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(self._config.step_time_limit_s if timeout_s is None else timeout_s)
+            self._thread.join(self._step_limit_s if timeout_s is None else timeout_s)
         self._watchdog.close()
 
     # -- event loop threads -----------------------------------------------------------------------
@@ -301,8 +304,14 @@ class Engine:
 
     def _warm_up(self) -> None:
         self._watchdog.begin("warm-up", self._config.warm_up_time_limit_s)
-        self._core.warm_up()
+        full_step_s = self._core.warm_up()
         self._watchdog.end()
+        if FULL_STEPS * full_step_s > self._step_limit_s:
+            self._step_limit_s = FULL_STEPS * full_step_s
+            logger.warning(
+                "full steps take long here, and so does finding a hung one",
+                extra={"full_step_s": round(full_step_s, 2), "limit_s": round(self._step_limit_s, 1)},
+            )
         self._is_ready.set()
 
     def _take_inbox(self) -> bool:
@@ -375,7 +384,7 @@ class Engine:
     def _step(self) -> None:
         if self._core.has_work:
             # One list() of a dictionary: the watchdog's thread sees it whole.
-            self._watchdog.begin("step", self._config.step_time_limit_s, lambda: list(self._live))
+            self._watchdog.begin("step", self._step_limit_s, lambda: list(self._live))
             progress = self._core.step()
             self._watchdog.end()
             for entry in progress:

@@ -123,9 +123,9 @@ class EngineCore:
         self._logged_cause = ""
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
 
-    def warm_up(self) -> None:
-        """Let the runner do once what its first steps would otherwise wait for."""
-        self._runner.warm_up()
+    def warm_up(self) -> float:
+        """Let the runner do once what its first steps would otherwise wait for. Seconds of a full step."""
+        return self._runner.warm_up()
 
     def watch(self, watcher: RequestWatcher) -> None:
         """Tell `watcher` of every request's end from now on. Any thread."""

@@ -170,12 +170,13 @@ class ModelRunner:
             next_tokens[index] = token_id
         return StepResult(tuple(next_tokens), self._clock() - started_s)
 
-    def warm_up(self) -> None:
-        """A full prefill step and a decode on scratch blocks; no request may hold blocks yet."""
+    def warm_up(self) -> float:
+        """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""
         room = min(self._info.num_blocks * self._info.block_size, self._info.max_model_len) - 1
         length = max(1, min(self._max_batched_tokens, room))
         for start, stop in ((0, length), (length, length + 1)):
             self.execute([self._scratch_sequence(start, stop)])
+        return self.execute([self._scratch_sequence(0, length)]).elapsed_s
 
     def close(self) -> None:
         """Give the pages and the model's memory back. Idempotent; the runner is of no use afterwards."""

@@ -77,8 +77,9 @@ class SimRunner:
         tokens = tuple(self._compute(sequence) for sequence in sequences)
         return StepResult(next_tokens=tokens, elapsed_s=max(modelled_s, self._clock() - began_s))
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> float:
         """Nothing to load or compile."""
+        return 0.0
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -69,7 +69,10 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult: ...
-    def warm_up(self) -> None:
-        """Run one prefill and one decode step on scratch blocks before any request arrives."""
+    def warm_up(self) -> float:
+        """Run prefill and decode on scratch blocks before any request arrives.
+
+        Returns the seconds of a full prefill step, without what only a first one takes; 0 if nobody waits.
+        """
 
     def close(self) -> None: ...

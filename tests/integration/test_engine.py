@@ -217,7 +217,7 @@ async def test_a_runner_that_cannot_warm_up_stops_the_start() -> None:
     config = sim_config(sim=FAST)
 
     class Cold(SimRunner):
-        def warm_up(self) -> None:
+        def warm_up(self) -> float:
             raise RuntimeError("no such device")
 
     core = EngineCore(Cold(config.sim, block_size=4), config, BlockHasher(fingerprint()))
@@ -262,6 +262,22 @@ async def test_a_hang_is_noticed_and_acted_on(caplog: pytest.LogCaptureFixture) 
             await task
     [record] = [r for r in caplog.records if "stuck" in r.message]
     assert "_inject_faults" in record.getMessage()
+
+
+async def test_where_full_steps_take_long_a_long_step_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
+    config = sim_config(sim=SimConfig(base_s=0.3), step_time_limit_s=0.1)
+
+    class Slow(SimRunner):
+        def warm_up(self) -> float:
+            return 0.25
+
+    hung = threading.Event()
+    core = EngineCore(Slow(config.sim, block_size=4), config, BlockHasher(fingerprint()))
+    async with Engine(core, config, on_hang=hung.set) as running:
+        await collect(running, make_request("r", [1], max_tokens=3))
+    assert not hung.is_set()
+    [record] = [r for r in caplog.records if "hung" in r.message]
+    assert record.limit_s == 2.0  # type: ignore[attr-defined]
 
 
 def test_a_hung_engine_ends_its_process() -> None:
