@@ -19,6 +19,7 @@ from tests.e2e.faults.checks import Row
 from tests.e2e.faults.cluster import Cluster, Spec, cluster
 from tests.e2e.faults.injections import kill
 from tests.e2e.faults.traffic import ClosedLoop, Outcome, Traffic, cycle
+from tests.servers import processes_below
 
 SHARE = 2.0
 
@@ -95,10 +96,19 @@ async def _gcs_without_redis() -> Row:
                 killed_s = await kill(running.pid_of(processes.GCS))
                 await asyncio.sleep(WITHOUT_REDIS_S)
             seen = _what_failed(traffic.outcomes, killed_s)
+            await _end_orphans(running)
             raise _Spent
     except _Spent:
         pass
     return Row("GCS killed, no Redis, not restarted", "measured, not promised", seen, None)
+
+
+async def _end_orphans(running: Cluster) -> None:
+    """HAProxy outlives the node that started it."""
+    for line in processes_below(running.server.temp):
+        pid, _, command = line.partition(": ")
+        if command.partition(" ")[0].endswith("/haproxy"):
+            await kill(int(pid))
 
 
 class _Spent(Exception):
