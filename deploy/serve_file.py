@@ -58,10 +58,12 @@ class ServeFile:
             raise DeployFileError(path, f"{where}: {first['msg']}") from None
         application = _our_application(path, content)
         _require_one_loop(application)
+        app = AppConfig.from_args(application.get("args") or {})
+        _require_gpus(application, app.replica.device)
         return cls(
             path=path,
             content=content,
-            app=AppConfig.from_args(application.get("args") or {}),
+            app=app,
             app_name=application.get("name", "default"),
             host=schema.http_options.host or "127.0.0.1",
             port=schema.http_options.port,
@@ -108,6 +110,20 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
             where = "applications.deployments.Router.ray_actor_options.runtime_env.env_vars"
             needed = f'must hold {ONE_LOOP_VARIABLE}: "0" where ray_actor_options is set'
             raise ConfigError(where, variables, needed)
+
+
+def _require_gpus(application: Mapping[str, Any], device: str) -> None:
+    """Likewise the GPU that `deploy/app.py` asks Ray for: without it a replica sees none, on any machine."""
+    for deployment in application.get("deployments", []):
+        options = deployment.get("ray_actor_options")
+        if deployment.get("name") != "Replica" or options is None or device == "cpu":
+            continue
+        if options.get("num_gpus") is None or (device == "cuda" and not options["num_gpus"]):
+            where = "applications.deployments.Replica.ray_actor_options.num_gpus"
+            needed = (
+                "must be set where ray_actor_options is and device is not cpu: 1, or 0 on a machine without"
+            )
+            raise ConfigError(where, options.get("num_gpus"), needed)
 
 
 def _num_replicas(application: Mapping[str, Any]) -> int:

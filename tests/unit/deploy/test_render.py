@@ -93,7 +93,14 @@ def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Pa
         ({"applications": {"warmpath": {}}}, DeployFileError, "must be one of warmpath"),
         ({"http_options": {"host": "127.0.0.1"}}, ConfigError, r"http_options\.host = '127\.0\.0\.1'"),
         (application(args={"replica": {"event_host": "10.0.0.1"}}), ConfigError, "event_host"),
-        (application(args={"replica": {"device": "cuda"}}), ConfigError, "num_gpus = 0: must be 1"),
+        (
+            application(
+                args={"replica": {"device": "cuda"}},
+                deployments=[{"name": "Replica", "ray_actor_options": {"num_gpus": 2}}],
+            ),
+            ConfigError,
+            "num_gpus = 2: must be 1",
+        ),
         (
             application(
                 args={"replica": {"device": "cpu"}},

@@ -49,6 +49,7 @@ def test_own_file(content: dict[str, Any], tmp_path: Path) -> None:
 def test_typo_anywhere_is_refused(
     content: dict[str, Any], tmp_path: Path, path: tuple[str | int, ...], key: str, nearest: str
 ) -> None:
+    content["applications"][0]["deployments"][1]["ray_actor_options"] = {"num_gpus": 0}
     place: Any = content
     for step in path:
         place = place[step]
@@ -71,6 +72,30 @@ def test_routers_own_actor_options_keep_the_one_loop(content: dict[str, Any], tm
         read(tmp_path, content)
     router["ray_actor_options"]["runtime_env"] = {"env_vars": {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}}
     read(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "is_fine"),
+    [
+        ("auto", {"num_cpus": 1}, False),
+        ("cuda", {"num_cpus": 1}, False),
+        ("cuda", {"num_gpus": 0}, False),
+        ("auto", {"num_gpus": 0}, True),
+        ("cuda", {"num_gpus": 0.5}, True),
+        ("cpu", {"num_cpus": 1}, True),
+    ],
+)
+def test_replicas_own_actor_options_keep_the_gpu(
+    content: dict[str, Any], tmp_path: Path, device: str, options: dict[str, Any], is_fine: bool
+) -> None:
+    """Serve replaces `ray_actor_options` whole: replicas on a GPU machine then saw no GPU."""
+    content["applications"][0]["args"]["replica"]["device"] = device
+    content["applications"][0]["deployments"][1]["ray_actor_options"] = options
+    if is_fine:
+        read(tmp_path, content)
+        return
+    with pytest.raises(ConfigError, match="num_gpus"):
+        read(tmp_path, content)
 
 
 def test_needs_our_application(content: dict[str, Any], tmp_path: Path) -> None:
