@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from router.pricing.replica_load import ReplicaState
 from router.pricing.residence import Residence
 
-UNMEASURED_STEPS = 64  # full steps of queued tokens count as the longest wait while speeds are unknown
+# While no step time is known, for some two dozen steps, so many full ones of queued tokens count as the longest
+# wait: a first burst of long prompts must not be refused.
+UNMEASURED_STEPS = 256
 
 
 def start_s(state: ReplicaState, now: float, residence: Residence, *, max_wait_s: float) -> float:

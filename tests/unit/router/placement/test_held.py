@@ -297,12 +297,12 @@ def test_a_deadline_that_cannot_be_met_is_not_waited_for(router: Router) -> None
 
 
 def test_unmeasured_replicas_are_bounded_by_tokens() -> None:
-    """64 full steps of 512 count as the longest wait."""
+    """256 full steps of 512 count as the longest wait."""
     router = Router(options=replace(OPTIONS, max_wait_s=10.0))
     router.report(A, num_waiting=3, step_time=None)
-    router.routing.on_load(A, load(queued_uncached_tokens=64 * 512 - 100, num_waiting=3, step_time=None))
+    router.routing.on_load(A, load(queued_uncached_tokens=256 * 512 - 100, num_waiting=3, step_time=None))
     router.submit("fits")
-    router.routing.on_load(A, load(queued_uncached_tokens=64 * 512 + 100, num_waiting=3, step_time=None))
+    router.routing.on_load(A, load(queued_uncached_tokens=256 * 512 + 100, num_waiting=3, step_time=None))
     with pytest.raises(AllBusy):
         router.submit("too much")
 
