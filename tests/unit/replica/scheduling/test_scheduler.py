@@ -200,7 +200,7 @@ def test_queue_full_names_both_numbers() -> None:
 def test_the_queue_is_bounded_by_time_too() -> None:
     """Unmeasured: 256 full steps of 4 tokens count as the longest wait. Somebody has to wait first."""
     core = sim_core(1000, max_wait_s=1.0, max_batched_tokens=4)
-    core.submit(make_request("alone, however long", range(1500)))
+    core.submit(make_request("alone, however long", [1] * 1500))
     with pytest.raises(WaitTooLong) as caught:
         core.submit(make_request("behind it", range(4)))
     assert caught.value.wait_s == pytest.approx(1500 / 1024)
