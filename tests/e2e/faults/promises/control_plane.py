@@ -7,6 +7,7 @@ operator would have it. Without Redis nothing is promised: what happens then is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -104,11 +105,12 @@ async def _gcs_without_redis() -> Row:
 
 
 async def _end_orphans(running: Cluster) -> None:
-    """HAProxy outlives the node that started it."""
+    """HAProxy and Ray's agents may outlive the node that started them."""
     for line in processes_below(running.server.temp):
-        pid, _, command = line.partition(": ")
-        if command.partition(" ")[0].endswith("/haproxy"):
-            await kill(int(pid))
+        pid = int(line.partition(":")[0])
+        if pid != running.server.process.pid:
+            with contextlib.suppress(ProcessLookupError):
+                await kill(pid)
 
 
 class _Spent(Exception):
