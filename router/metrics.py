@@ -26,7 +26,8 @@ from router.events.event_lag import LAG_BUCKETS_S
 from router.events.event_stream import ResyncReason
 from router.events.subscriber import EventStatistics
 from router.index.hash_trie import MAX_BLOCKS
-from router.placement.decision import ReplicaStatistics, RouteReason, RoutingStatistics
+from router.placement.decision import RouteReason
+from router.placement.routing_statistics import ReplicaStatistics, RoutingStatistics
 from router.prompts.chain_cache import ChainStatistics
 from router.prompts.segment_cache import CacheStatistics
 from router.scraped import Scraped, counters

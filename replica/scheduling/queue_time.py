@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from cache.events import Load
 
-# While no step time is known, for some two dozen steps, so many full ones of queued tokens count as the longest
-# wait: a first burst of long prompts must not be refused.
+# While no step time is known, for some two dozen steps, so many full ones of queued tokens count as the
+# longest wait: a first burst of long prompts must not be refused.
 UNMEASURED_STEPS = 256
 LEAST_ROOM = 1 / 8  # of a step's tokens, counted for prefill however many sequences decode
 

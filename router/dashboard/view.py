@@ -23,8 +23,8 @@ from router.insight.debug_view import RequestView
 from router.insight.hot_chains import HotRun
 from router.insight.insight import Insight, LiveView
 from router.insight.recent_traffic import Span
-from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
+from router.placement.routing_statistics import ReplicaStatistics
 from router.prefixes.prefix import PinnedPrefix
 
 FORMAT_VERSION = 1

@@ -45,8 +45,8 @@ from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBo
 from router.openai_api.streams import Indexed, merge
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from router.openai_api.tool_calls import PlainReader, Reader, ToolFormat, format_of, reader_for, renders_tools
-from router.placement.decision import ReplicaStatistics
 from router.placement.routing import Routing
+from router.placement.routing_statistics import ReplicaStatistics
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
 from router.prefixes.keeper import PrefixKeeper

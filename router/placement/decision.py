@@ -6,12 +6,11 @@ Knows names and counts; decides nothing (`routing.py` does).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cache.types import BlockHash, ReplicaId, RequestId
-from router.events.event_stream import ResyncReason
 from router.placement.ranking import Ranking
 from router.policies import Policy, PolicyRequest, PromptView, Scored
 from router.pricing.cost import RequestShape, engine_s
@@ -122,51 +121,3 @@ class DecisionRecord:
     def ranked(self) -> tuple[Scored, ...]:
         """Candidates with load, match and cost, best first. Made at the first call: tens of microseconds."""
         return self.ranking.scored()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatistics:
-    """One replica as this router sees it."""
-
-    replica_id: ReplicaId
-    is_matched: bool  # it carries this router's fingerprint
-    is_silent: bool
-    is_draining: bool
-    in_flight: int  # of this router
-    unseen: int  # of those, not yet named by the engine
-    backlog_s: float
-    num_running: int
-    num_waiting: int
-    queued_tokens: int  # uncached prompt tokens in its queue, or sent and not yet seen
-    used_fraction: float  # of its blocks, by running sequences and by what was sent; 0..1
-    num_blocks: int  # it holds: by its events, or by what was sent there if it tells none
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStatistics:
-    """The part of `RoutingStatistics` that can be asked for every second, whatever is in the index."""
-
-    replicas: tuple[ReplicaStatistics, ...]
-    in_flight: int
-    held: int  # requests that wait at this router
-    no_replica: int  # requests refused, since the start
-    all_busy: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingStatistics:
-    """A snapshot for metrics, /health and tests. Counters count from the start of the process."""
-
-    replicas: tuple[ReplicaStatistics, ...]
-    in_flight: int
-    held: int  # requests that wait at this router for a replica
-    index_entries: int
-    index_bytes: int
-    index_refused: int  # blocks that replicas hold and the index has no room for
-    decisions: Mapping[RouteReason, int]
-    resyncs: Mapping[ResyncReason, int]  # snapshots wanted, by reason; GAP counts lost batches
-    no_replica: int  # requests refused
-    all_busy: int  # requests refused
-    degraded: int  # decisions in which some replica's cache was unknown
-    expired_reservations: int
-    malformed_events: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,24 +31,28 @@ from router.placement.admission import RETRY_AFTER_RANGE_S
 from router.placement.decision import (
     Decision,
     DecisionRecord,
-    FleetStatistics,
     Placement,
-    ReplicaStatistics,
     RouteQuery,
     RouteReason,
-    RoutingStatistics,
 )
 from router.placement.fleet import Fleet
 from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
+from router.placement.late_replicas import LateReplicas
 from router.placement.observer import RoutingObserver
 from router.placement.ranking import Ranking, candidates_of, ranking_of
+from router.placement.routing_statistics import (
+    FleetStatistics,
+    ReplicaStatistics,
+    RoutingCounts,
+    RoutingStatistics,
+    replica_statistics,
+)
 from router.placement.shaper import Shaper, usable_tokens
 from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
 from router.policies.base import alone
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, prefill_s
 from router.pricing.fleet_load import FleetLoad
-from router.pricing.lateness import Lateness
 from router.pricing.replica_load import ReplicaState, Reservation
 from router.pricing.waiting import level_s, start_s
 
@@ -105,21 +109,14 @@ class Routing:
         self._loads = FleetLoad(
             clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
         )
-        self._lateness = Lateness()
+        self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()
-        self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
         self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
-        self._decisions: Counter[RouteReason] = Counter()
-        self._resyncs: Counter[ResyncReason] = Counter()
-        self._num_no_replica = 0
-        self._num_all_busy = 0
-        self._num_degraded = 0
-        self._num_expired = 0
-        self._num_malformed = 0
+        self._counts = RoutingCounts()
 
     # --- membership ---------------------------------------------------------------------------
 
@@ -215,10 +212,9 @@ class Routing:
         record = self._record(decision, reason)
         reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
         self._loads.reserve(best_id, reservation)
-        if ranking.best.price is None:
-            self._lateness.over(query.request_id)
-        else:
-            self._lateness.sent(query.request_id, best_id, now, decision.start_s + decision.prefill_s)
+        is_priced = ranking.best.price is not None
+        expected_s = decision.start_s + decision.prefill_s if is_priced else None
+        self._late.sent(query.request_id, best_id, expected_s)
         if ranking.is_best_matched:
             self._index.expect(query.request_id, best_id, hints, now)
         else:
@@ -279,10 +275,7 @@ class Routing:
 
     def note_refused(self, error: AllBusy | NoReplica) -> None:
         """A request was refused for that."""
-        if isinstance(error, NoReplica):
-            self._num_no_replica += 1
-        else:
-            self._num_all_busy += 1
+        self._counts.refused(error)
 
     def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
         """Order these replicas for a request already chosen for, under the same reservation.
@@ -316,7 +309,7 @@ class Routing:
             return
         flight.accepted_by = replica_id
         self._index.served(request_id, replica_id)
-        self._lateness.moved(request_id, replica_id, self._clock())
+        self._late.moved(request_id, replica_id)
         if replica_id not in self._fleet or self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
@@ -337,13 +330,13 @@ class Routing:
         self._index.keep(request_id)
         if (flight := self._in_flight.get(request_id)) is not None:
             flight.first_token_at = self._clock()
-        self._answered(request_id)
+        self._late.answered(request_id)
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
 
     def continued(self, request_id: RequestId) -> None:
         """Another replica has gone on with an answer that had its first token before."""
-        self._answered(request_id)
+        self._late.answered(request_id)
 
     def release(self, request_id: RequestId) -> bool:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
@@ -353,7 +346,7 @@ class Routing:
         if flight.first_token_at is not None:
             self._loads.residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
-        self._answered(request_id)
+        self._late.answered(request_id)
         self._loads.release(request_id)
         self._tell_load()
         return True
@@ -406,7 +399,7 @@ class Routing:
             self._report(replica_id, load)
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
-        self._resyncs[reason] += 1
+        self._counts.resyncs[reason] += 1
         if reason is not ResyncReason.JOIN:
             logger.warning("resyncing", extra={"replica_id": replica_id, "reason": reason.value})
         if reason in (ResyncReason.EPOCH, ResyncReason.DRIFT) and replica_id in self._index:
@@ -414,37 +407,41 @@ class Routing:
             self._index.forget(replica_id, self._fleet.members[replica_id])
 
     def on_malformed(self, replica_id: ReplicaId) -> None:
-        self._num_malformed += 1
+        self._counts.malformed += 1
 
     # --- questions ----------------------------------------------------------------------------
 
     def fleet_statistics(self) -> FleetStatistics:
         """O(replicas)."""
         return FleetStatistics(
-            replicas=tuple(map(self._replica_statistics, self._fleet)),
+            replicas=self._replica_statistics(),
             in_flight=len(self._in_flight),
             held=self._num_held,
-            no_replica=self._num_no_replica,
-            all_busy=self._num_all_busy,
+            no_replica=self._counts.no_replica,
+            all_busy=self._counts.all_busy,
         )
 
     def statistics(self) -> RoutingStatistics:
         """O(replicas + what the index expects): milliseconds while thousands of prompts are under way."""
+        index, counts = self._index, self._counts
         return RoutingStatistics(
-            replicas=tuple(map(self._replica_statistics, self._fleet)),
+            replicas=self._replica_statistics(),
             in_flight=len(self._in_flight),
             held=self._num_held,
-            index_entries=self._index.num_entries,
-            index_bytes=self._index.num_bytes(),
-            index_refused=self._index.num_refused,
-            decisions=dict(self._decisions),
-            resyncs=dict(self._resyncs),
-            no_replica=self._num_no_replica,
-            all_busy=self._num_all_busy,
-            degraded=self._num_degraded,
-            expired_reservations=self._num_expired,
-            malformed_events=self._num_malformed,
+            index_entries=index.num_entries,
+            index_bytes=index.num_bytes(),
+            index_refused=index.num_refused,
+            decisions=dict(counts.decisions),
+            resyncs=dict(counts.resyncs),
+            no_replica=counts.no_replica,
+            all_busy=counts.all_busy,
+            degraded=counts.degraded,
+            expired_reservations=counts.expired,
+            malformed_events=counts.malformed,
         )
+
+    def _replica_statistics(self) -> tuple[ReplicaStatistics, ...]:
+        return tuple([replica_statistics(name, self._loads, self._index) for name in self._fleet])
 
     def records(self) -> tuple[DecisionRecord, ...]:
         """The latest decisions, oldest first."""
@@ -455,10 +452,9 @@ class Routing:
     def _match(self, hints: Sequence[HashHint], now: float) -> Mapping[ReplicaId, int]:
         """Leading blocks of the prompt each replica holds; those that hold none, or are silent, left out."""
         self._index.expire(now)
-        self._num_expired += self._loads.expire()
+        self._counts.expired += self._loads.expire()
         self._fleet.note_silences(self._loads.states(), now)
-        if now >= self._lateness.look_at:
-            self._note_lateness()
+        self._late.look()
         held = self._index.match(hints) if hints else {}
         silent = self._fleet.silent
         if silent and held:
@@ -556,9 +552,9 @@ class Routing:
 
     def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:
         query, ranking = decision.query, decision.ranking
-        self._decisions[reason] += 1
+        self._counts.decisions[reason] += 1
         if ranking.unmatched and any([s.replica_id in ranking.unmatched for s in ranking.states]):
-            self._num_degraded += 1
+            self._counts.degraded += 1
         num_exact = 0
         if ranking.best_cached:
             num_exact = self._index.num_exact(ranking.best.replica_id, decision.request.hints)
@@ -575,23 +571,6 @@ class Routing:
         )
         self._records.append(record)
         return record
-
-    def _answered(self, request_id: RequestId) -> None:
-        if self._lateness.over(request_id) in self._late:
-            self._note_lateness()
-
-    def _note_lateness(self) -> None:
-        """Whoever keeps requests waiting is expected to keep the next one waiting as long."""
-        now = self._clock()
-        late = self._lateness.late(now, len(self._fleet.members))
-        for replica_id in self._late - late.keys():
-            self._loads.delay(replica_id, now)
-        for replica_id, late_s in late.items():
-            if replica_id not in self._late:
-                extra = {"replica_id": replica_id, "late_s": round(late_s, 3)}
-                logger.info("replica is late, expecting it to stay so", extra=extra)
-            self._loads.delay(replica_id, now + late_s)
-        self._late = set(late)
 
     # --- small parts --------------------------------------------------------------------------
 
@@ -651,23 +630,6 @@ class Routing:
     ) -> Reservation:
         uncached = shape.num_prompt_tokens - cached_tokens
         return Reservation(request_id, uncached, cached_tokens, -(-uncached // self._block_size), now)
-
-    def _replica_statistics(self, replica_id: ReplicaId) -> ReplicaStatistics:
-        view, load = self._loads.view(replica_id), self._loads[replica_id]
-        return ReplicaStatistics(
-            replica_id=replica_id,
-            is_matched=replica_id in self._index,
-            is_silent=view.is_silent,
-            is_draining=view.is_draining,
-            in_flight=load.num_in_flight,
-            unseen=load.num_unseen,
-            backlog_s=view.backlog_s,
-            num_running=load.load.num_running,
-            num_waiting=load.load.num_waiting,
-            queued_tokens=view.queued_tokens,
-            used_fraction=view.used_fraction,
-            num_blocks=self._index.num_blocks(replica_id),
-        )
 
 
 def _reason(policy: Policy, ranking: Ranking) -> RouteReason:

@@ -57,6 +57,9 @@ class FleetLoad:
             self._unmeasured.discard(replica_id)
             self._assume(self._clock())
 
+    def __len__(self) -> int:
+        return len(self._replicas)
+
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._replicas
 

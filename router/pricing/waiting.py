@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from router.pricing.replica_load import ReplicaState
 from router.pricing.residence import Residence
 
-# While no step time is known, for some two dozen steps, so many full ones of queued tokens count as the longest
-# wait: a first burst of long prompts must not be refused.
+# While no step time is known, for some two dozen steps, so many full ones of queued tokens count as the
+# longest wait: a first burst of long prompts must not be refused.
 UNMEASURED_STEPS = 256
 
 

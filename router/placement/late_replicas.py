@@ -1,0 +1,58 @@
+"""Who keeps requests waiting longer than was expected, and is therefore expected to go on doing so.
+
+Knows replicas' names and loads; knows neither hashes nor costs. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cache.types import ReplicaId, RequestId
+from router.pricing.fleet_load import FleetLoad
+from router.pricing.lateness import Lateness
+
+logger = logging.getLogger(__name__)
+
+
+class LateReplicas:
+    """Holds `Lateness` against the fleet: who is late is priced with the wait that its requests have had."""
+
+    def __init__(self, loads: FleetLoad, clock: Callable[[], float]) -> None:
+        self._loads = loads
+        self._clock = clock
+        self._lateness = Lateness()
+        self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
+
+    def sent(self, request_id: RequestId, replica_id: ReplicaId, expected_s: float | None) -> None:
+        """expected_s: until its first token; None while speeds are unknown."""
+        if expected_s is None:
+            self._lateness.over(request_id)
+        else:
+            self._lateness.sent(request_id, replica_id, self._clock(), expected_s)
+
+    def moved(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        """It is there instead."""
+        self._lateness.moved(request_id, replica_id, self._clock())
+
+    def answered(self, request_id: RequestId) -> None:
+        """It waits no more: it has a token, or is over. Idempotent."""
+        if self._lateness.over(request_id) in self._late:
+            self._look()
+
+    def look(self) -> None:
+        """Look at everybody, if the last look is some time ago."""
+        if self._clock() >= self._lateness.look_at:
+            self._look()
+
+    def _look(self) -> None:
+        now = self._clock()
+        late = self._lateness.late(now, len(self._loads))
+        for replica_id in self._late - late.keys():
+            self._loads.delay(replica_id, now)
+        for replica_id, late_s in late.items():
+            if replica_id not in self._late:
+                extra = {"replica_id": replica_id, "late_s": round(late_s, 3)}
+                logger.info("replica is late, expecting it to stay so", extra=extra)
+            self._loads.delay(replica_id, now + late_s)
+        self._late = set(late)
