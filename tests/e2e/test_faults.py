@@ -1,4 +1,4 @@
-"""What is promised of failures and overload, on real deployments: `make chaos`, shortened."""
+"""What is promised of failures, on real deployments: `make chaos`, shortened to what takes minutes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import asyncio
 import pytest
 from rich.console import Console
 
-from tests.e2e.faults.run import modules, run_all, table
+from tests.e2e.faults.run import run_all, table
 
-MINUTES = 3.0  # of load; with what is started for it, about twice as long
+# The others take as long again; what they promise is held in virtual time or in one process as well
+# (tests/integration: test_overload, test_slow_replica, test_engine).
+PROMISES = ("replica_deaths", "routers", "drain", "events")
+MINUTES = 1.5  # of load; with what is started for it, about three times as long
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
-def test_promises_of_failure_and_overload_are_kept() -> None:
+def test_promises_of_failure_are_kept() -> None:
     """One test, so that promises share clusters: its rows say which one was missed."""
     console = Console(width=140)
-    rows = asyncio.run(run_all(modules(), MINUTES * 60, console))
+    rows = asyncio.run(run_all(PROMISES, MINUTES * 60, console))
     console.print(table(rows))
-    assert rows
+    assert len(rows) >= len(PROMISES)
     missed = [f"{row.promise}: {row.measured}, not {row.target}" for row in rows if row.is_kept is False]
     assert not missed, "\n".join(missed)
     if not_tried := [row.measured for row in rows if row.measured.startswith("not run")]:
