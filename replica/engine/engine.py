@@ -44,6 +44,7 @@ __all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
 LOAD_INTERVAL_S = 0.01
 # A step over long contexts, on a busy machine, takes several times as long as a full one did at the start.
 FULL_STEPS = 8
+OUTSIDE_STEP_LIMIT_S = 8.0  # for what takes no time: beyond it the engine thread is stuck there
 REPORT_INTERVAL_S = 0.5  # between two reports for metrics, which are scraped every few seconds
 
 logger = logging.getLogger(__name__)
@@ -287,7 +288,7 @@ class Engine:
     def _run(self) -> None:
         try:
             self._warm_up()
-            while self._take_inbox():
+            while self._is_staying():
                 self._core.pins.expire()
                 self._publish_if_due()  # before the step: routers should know who has arrived
                 self._step()
@@ -313,6 +314,11 @@ class Engine:
                 extra={"full_step_s": round(full_step_s, 2), "limit_s": round(self._step_limit_s, 1)},
             )
         self._is_ready.set()
+
+    def _is_staying(self) -> bool:
+        """Take in what was posted, watched: a thread that never comes back from this serves nobody either."""
+        self._watchdog.begin("taking requests in", self._config.heartbeat_interval_s + OUTSIDE_STEP_LIMIT_S)
+        return self._take_inbox()
 
     def _take_inbox(self) -> bool:
         """Take in what was posted, waiting for something only while idle; False when told to stop."""
@@ -386,7 +392,6 @@ class Engine:
             # One list() of a dictionary: the watchdog's thread sees it whole.
             self._watchdog.begin("step", self._step_limit_s, lambda: list(self._live))
             progress = self._core.step()
-            self._watchdog.end()
             for entry in progress:
                 self._record(entry)
             self._send_due()

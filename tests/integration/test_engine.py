@@ -264,6 +264,24 @@ async def test_a_hang_is_noticed_and_acted_on(caplog: pytest.LogCaptureFixture) 
     assert "_inject_faults" in record.getMessage()
 
 
+async def test_a_thread_stuck_outside_of_its_steps_is_noticed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is late then, the process answers, and nobody is ever served again."""
+    monkeypatch.setattr("replica.engine.engine.OUTSIDE_STEP_LIMIT_S", 0.1)
+    release, hung = threading.Event(), threading.Event()
+    with caplog.at_level(logging.CRITICAL):
+        async with engine(
+            sim=FAST, step_time_limit_s=0.2, heartbeat_interval_s=0.05, on_hang=hung.set
+        ) as running:
+            monkeypatch.setattr(running, "_report_if_due", release.wait)
+            await eventually(hung.is_set)
+            monkeypatch.undo()
+            release.set()
+    [record] = [r for r in caplog.records if "stuck" in r.message]
+    assert record.task == "taking requests in"  # type: ignore[attr-defined]
+
+
 async def test_where_full_steps_take_long_a_long_step_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
     config = sim_config(sim=SimConfig(base_s=0.3), step_time_limit_s=0.1)
 

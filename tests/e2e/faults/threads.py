@@ -22,12 +22,16 @@ _libc.ptrace.restype = ctypes.c_long
 
 def sleeping_thread(pid: int) -> int | None:
     """A thread of that process that is in `time.sleep` now: a simulated engine inside a step; or None."""
-    number = _SLEEPS[os.uname().machine]
-    for task in (Path("/proc") / str(pid) / "task").iterdir():
-        with contextlib.suppress(OSError):
-            if (task / "syscall").read_text().split()[0] == number:
-                return int(task.name)
-    return None
+    threads = [int(task.name) for task in (Path("/proc") / str(pid) / "task").iterdir()]
+    return next((thread_id for thread_id in threads if is_sleeping(thread_id)), None)
+
+
+def is_sleeping(thread_id: int) -> bool:
+    """Whether it is in `time.sleep`; also while it is stopped there."""
+    with contextlib.suppress(OSError):
+        system_call = Path(f"/proc/{thread_id}/syscall").read_text().split()[0]
+        return system_call == _SLEEPS[os.uname().machine]
+    return False
 
 
 @contextlib.contextmanager
