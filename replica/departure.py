@@ -10,10 +10,11 @@ Knows an engine and a clock; whoever hosts the replica tells how long it has.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
+
+from replica.polling import Poller
 
 POLL_S = 0.05  # between two looks at whether it is to leave: routers must know within a second
 # Before it is killed: what is handed over has to get out, and Serve looks once a second whether it has.
@@ -49,17 +50,14 @@ class Departure:
         self._clock = clock
         self._hand_over_at: float | None = None  # None: nobody has said that it is to leave
         self._has_handed_over = False
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="warmpath-departure", daemon=True)
+        self._poller = Poller("warmpath-departure", POLL_S, self.check)
 
     def start(self) -> None:
-        self._thread.start()
+        self._poller.start()
 
     def close(self) -> None:
         """Stop watching. May be called twice, and before `start`."""
-        self._closing.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._poller.close()
 
     def check(self) -> None:
         """Act on what has changed since the last call."""
@@ -73,7 +71,3 @@ class Departure:
         if not self._has_handed_over and self._clock() >= self._hand_over_at:
             self._has_handed_over = True
             self._engine.hand_over()
-
-    def _run(self) -> None:
-        while not self._closing.wait(POLL_S):
-            self.check()

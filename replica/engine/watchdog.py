@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from replica.polling import Poller
+
 logger = logging.getLogger(__name__)
 
 EXIT_CODE = 70  # EX_SOFTWARE
@@ -49,17 +51,16 @@ class Watchdog:
         self._watched_thread: int | None = None
         self._has_fired = False
         self._stopped_s = 0.0  # that this process did not run, as far as its own lateness tells
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="warmpath-watchdog", daemon=True)
+        self._looked_s = clock()
+        self._poller = Poller("warmpath-watchdog", poll_interval_s, self._look)
 
     def start(self) -> None:
-        self._thread.start()
+        self._looked_s = self._clock()
+        self._poller.start()
 
     def close(self) -> None:
         """Stop watching. May be called twice, and before `start`."""
-        self._closing.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._poller.close()
 
     def begin(self, name: str, limit_s: float, involved: Callable[[], Sequence[str]] = tuple) -> None:
         """The calling thread starts something that must end within limit_s.
@@ -94,12 +95,10 @@ class Watchdog:
         self._on_hang()
         return True
 
-    def _run(self) -> None:
-        looked_s = self._clock()
-        while not self._closing.wait(self._poll_interval_s):
-            self.note_lateness(self._clock() - looked_s - self._poll_interval_s)
-            looked_s = self._clock()
-            self.check()
+    def _look(self) -> None:
+        self.note_lateness(self._clock() - self._looked_s - self._poll_interval_s)
+        self._looked_s = self._clock()
+        self.check()
 
     def note_lateness(self, late_s: float) -> None:
         """The watchdog itself got its turn so much later than it asked for."""

@@ -147,6 +147,7 @@ def fuse_blocks(model: nn.Module, run: Callable[[], object]) -> int:
         logger.info("oneDNN's products with post-ops are missing; decoder layers stay as loaded")
         return 0
     places = _places(model)
+    num_layers = len(places)
     calls = _calls(list(places), run)
     rotary, count = Rotary(), 0
     while places:
@@ -157,6 +158,7 @@ def fuse_blocks(model: nn.Module, run: Callable[[], object]) -> int:
             setattr(parent, name, block)
             count += 1
         del layer  # the last reference: its weights are freed before the next are packed
+    logger.info("%d of %d decoder layers are computed with fewer operations", count, num_layers)
     return count
 
 
@@ -210,7 +212,8 @@ def _fused(own: nn.Module, call: _Call, kernels: Kernels, rotary: Rotary) -> Dec
                 return None
             block = DecoderBlock(parts, attending, kernels, rotary).train(own.training)
             fused_answer, fused_said = _answer(block, block, rows, call)
-        except (TypeError, ValueError, RuntimeError, KeyError):  # called, or made, in another way
+        except (TypeError, ValueError, RuntimeError, KeyError) as error:  # called, or made, in another way
+            logger.info("a decoder layer stays as loaded: %s", error)
             return None
     if not (_same_call(said, fused_said) and _close(answer, fused_answer, added_to=rows)):
         return None

@@ -142,7 +142,7 @@ class Shadow(SilentObserver):
         """Index of the state it would choose."""
         states, cached, now = ranking.states, ranking.cached, ranking.decided_at
         if isinstance(self._policy, ExpectedTime):  # the way live decisions take: no views are made
-            order, _ = self._policy.order(states, cached, request.shape, now)
+            order, _ = self._policy.order(states, cached, request, now)
             return order[0]
         best = self._policy.rank(candidates_of(states, cached, ranking.unmatched, now), request)[0]
         return next(i for i, state in enumerate(states) if state.replica_id == best.replica_id)

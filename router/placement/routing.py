@@ -252,8 +252,7 @@ class Routing:
             return True
         states = [best, *rivals]
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
-        request = earlier.request
-        return policy.is_beaten(states, cached, request.shape, self._clock(), request.heir)
+        return policy.is_beaten(states, cached, earlier.request, self._clock())
 
     def wait_s(self, held_s: float = 0.0) -> float:
         """Seconds until the fleet could start on a newcomer, when so much work held here goes before it.
@@ -532,7 +531,7 @@ class Routing:
     ) -> Ranking:
         unmatched = self._fleet.blind
         if isinstance(policy, ExpectedTime):
-            order, costs = policy.order(states, cached, request.shape, now, request.heir)
+            order, costs = policy.order(states, cached, request, now)
             return Ranking(states, cached, costs, order, unmatched, now)
         scored = policy.rank(candidates_of(states, cached, unmatched, now), request)
         return ranking_of(scored, states, cached, unmatched, now)

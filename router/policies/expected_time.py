@@ -98,38 +98,24 @@ class ExpectedTime(StatelessPolicy):
         return [Scored(candidates[index], found[index]) for index in order]
 
     def order(
-        self,
-        states: Sequence[ReplicaState],
-        cached: Sequence[int],
-        shape: RequestShape,
-        now: float,
-        heir: ReplicaId | None = None,
+        self, states: Sequence[ReplicaState], cached: Sequence[int], request: PolicyRequest, now: float
     ) -> tuple[list[int], list[float]]:
         """`rank` for states as they are: indices, best first, and the cost of each state."""
-        found = self.costs(states, cached, shape, now, heir)
+        found = self.costs(states, cached, request, now)
         return self._order(found, cached, lambda index: _load_of_state(states[index], now)), found
 
     def is_beaten(
-        self,
-        states: Sequence[ReplicaState],
-        cached: Sequence[int],
-        shape: RequestShape,
-        now: float,
-        heir: ReplicaId | None = None,
+        self, states: Sequence[ReplicaState], cached: Sequence[int], request: PolicyRequest, now: float
     ) -> bool:
         """Whether any of the others may be chosen before the first of these states."""
-        first, *others = self.costs(states, cached, shape, now, heir)
+        first, *others = self.costs(states, cached, request, now)
         return min(others, default=math.inf) <= first * (1.0 + self._near_tie)
 
     def costs(
-        self,
-        states: Sequence[ReplicaState],
-        cached: Sequence[int],
-        shape: RequestShape,
-        now: float,
-        heir: ReplicaId | None = None,
+        self, states: Sequence[ReplicaState], cached: Sequence[int], request: PolicyRequest, now: float
     ) -> list[float]:
         """Of each state, all in one unit: seconds, or tokens times requests if one's speed is unknown."""
+        shape, heir = request.shape, request.heir
         prices = [state.price for state in states]
         if not _all_known(prices):
             total = shape.num_prompt_tokens
