@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from cache.block_hash import PackedHashes
 from router.config import RouterConfig
@@ -30,6 +30,7 @@ from router.errors import (
     UnsupportedParameter,
 )
 from router.limits import Limits
+from router.openai_api.checked import checked
 from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
 from router.openai_api.schema import (
     MESSAGES_SCHEMA,
@@ -95,15 +96,7 @@ _TEXTS = {
 
 def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
     """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    given = {name: value for name, value in body.items() if value is not None}
-    try:
-        parsed = PrefixBody.model_validate(given, context=limits)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = str(first["loc"][0])
-        if first["type"] == "missing":
-            raise InvalidField(name, f"'{name}' is required.", code="missing_required_parameter") from None
-        raise InvalidField(name, f"'{name}' must be {_TEXTS[name]}.") from None
+    parsed = checked(PrefixBody, body, limits, _TEXTS)
     if (parsed.prompt is None) is not bool(parsed.messages):
         raise InvalidField("messages", "Either 'messages' or 'prompt' is required, and not both.")
     if parsed.tools and not parsed.messages:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
+from router.openai_api.checked import checked
 from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
 from router.openai_api.schema import MESSAGES_SCHEMA, ChatMessage, is_token_id, to_messages
 from router.prompts.chat import Chat
@@ -112,29 +113,14 @@ def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:
     for name in ("tools", "chat_template", "chat_template_kwargs", "continue_final_message"):
         if body.get(name):
             raise UnsupportedParameter(name)
-    return _parse(TokenizeBody, body, limits)
+    return checked(TokenizeBody, body, limits, _TEXTS)
 
 
 def parse_detokenize(body: Mapping[str, Any], limits: Limits) -> DetokenizeBody:
     """Raises InvalidField, naming the field; null counts as absent."""
-    return _parse(DetokenizeBody, body, limits)
+    return checked(DetokenizeBody, body, limits, _TEXTS)
 
 
 def unknown_fields(kind: type[BaseModel], body: Mapping[str, Any]) -> int:
     """How many of a body's fields its endpoint does not know."""
     return sum(name not in kind.model_fields for name in body)
-
-
-_Parsed = TypeVar("_Parsed", bound=_Body)
-
-
-def _parse(kind: type[_Parsed], body: Mapping[str, Any], limits: Limits) -> _Parsed:
-    given = {name: value for name, value in body.items() if value is not None}
-    try:
-        return kind.model_validate(given, context=limits)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        name = str(first["loc"][0])
-        if first["type"] == "missing":
-            raise InvalidField(name, f"'{name}' is required.", code="missing_required_parameter") from None
-        raise InvalidField(name, f"'{name}' must be {_TEXTS[name]}.") from None

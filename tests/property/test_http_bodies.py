@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.errors import InvalidField
+from router.limits import Limits
 from router.openai_api.fields import FIELDS
+from router.openai_api.prefixes import PrefixBody, parse_prefix
 from tests.fakes.http import MODEL, RouterUnderTest
 
 scalars = (
@@ -84,6 +88,20 @@ def test_one_odd_field_in_a_good_body_is_never_a_5xx(path: str, name: str, value
         "max_tokens": 3,
     }
     _check(*_post(path, json.dumps({**good, name: value}).encode()))
+
+
+@settings(max_examples=1000)
+@given(
+    name=st.sampled_from([*PrefixBody.model_fields, "temperature"]),
+    value=values | messages | prompts,
+    good=st.sampled_from(
+        [{"messages": [{"role": "system", "content": "x"}]}, {"prompt": "x"}, {"prompt": [1, 2]}]
+    ),
+)
+def test_one_odd_field_of_a_prefix_is_read_or_named(name: str, value: Any, good: dict[str, Any]) -> None:
+    body = {"model": MODEL, "copies": 1, "seconds": 60, **good, name: value}
+    with contextlib.suppress(InvalidField):
+        assert isinstance(parse_prefix(json.loads(json.dumps(body)), Limits()), PrefixBody)
 
 
 @settings(max_examples=100)

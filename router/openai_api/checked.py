@@ -1,0 +1,32 @@
+"""From a body's fields to one of the smaller endpoints' types, or an error that names the field.
+
+Knows pydantic's errors; knows no endpoint. Chat and completions, with their hundred fields, have rules of
+their own (`schema.py`, `fields.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from router.errors import InvalidField
+from router.limits import Limits
+
+_Checked = TypeVar("_Checked", bound=BaseModel)
+
+
+def checked(
+    kind: type[_Checked], body: Mapping[str, Any], limits: Limits, texts: Mapping[str, str]
+) -> _Checked:
+    """Null counts as absent. texts: by field, what it must be, in words. Raises InvalidField."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return kind.model_validate(given, context=limits)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "missing":
+            raise InvalidField(name, f"'{name}' is required.", code="missing_required_parameter") from None
+        raise InvalidField(name, f"'{name}' must be {texts[name]}.") from None
