@@ -35,6 +35,42 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0  # in [0, 1]: keep tokens at least this share as probable as the most probable one
+    presence_penalty: float = 0.0  # off the logit of each token of the output, once
+    frequency_penalty: float = 0.0  # the same, as often as the token is there
+    repetition_penalty: float = 1.0  # divides positive logits of prompt and output tokens, multiplies others
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit); each id once
+    logprobs: int | None = None  # of the tokens drawn, and so many most probable ones; None = of none
+    prompt_logprobs: int | None = None  # of the prompt's tokens; then its whole prompt is computed
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log probabilities of consecutive tokens, packed: float32 natural logarithms, never positive.
+
+    They are the model's own: of the logits before bias, penalties, temperature and filters. At each place
+    also the `num_top` most probable tokens, most probable first; the token itself need not be among them.
+    """
+
+    num_top: int
+    chosen: array[float]  # (tokens,)
+    top_ids: array[int]  # (tokens * num_top,), a token's next to each other
+    top: array[float]  # the same shape
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Logprobs]) -> Logprobs | None:
+        """These one after another, of one `num_top`; None of nothing."""
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        chosen, top_ids, top = array("f"), array("i"), array("f")
+        for part in parts:
+            chosen += part.chosen
+            top_ids += part.top_ids
+            top += part.top
+        return cls(parts[0].num_top, chosen, top_ids, top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +145,9 @@ class Delta:
     token_ids: tuple[int, ...]
     cached_tokens: int  # prompt tokens taken from the cache at first admission: the engine's count
     finish_reason: FinishReason | None = None
+    logprobs: Logprobs | None = None  # one per token of `token_ids`, where they were asked for
+    # Of the prompt's tokens but the first, where asked for: with the first delta of the whole generation.
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ Torch-free, so that the scheduler, the engine and the simulated runner import wi
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
-from cache.messages import SamplingParams
+from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
 
 
@@ -26,6 +28,7 @@ class RunnerInfo:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    has_logits: bool = True  # False: its tokens come from nowhere; what is about logits cannot be honoured
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class ScheduledSequence:
     num_prompt_tokens: int
     sampling: SamplingParams
     seed: int
+    scores_prompt: bool = False  # log probabilities of the prompt's tokens are wanted, too
 
     @property
     def samples(self) -> bool:
@@ -51,12 +55,19 @@ class ScheduledSequence:
         return self.start + self.num_new_tokens == len(self.token_ids)
 
 
+_NONE: Mapping[int, Logprobs] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """`next_tokens[i]` belongs to sequence i of the step; None where it did not sample."""
 
     next_tokens: tuple[int | None, ...]
     elapsed_s: float  # the forward's duration, for the step-time fit
+    # By sequence of the step, where its sampling parameters ask for them.
+    logprobs: Mapping[int, Logprobs] = field(default=_NONE)  # of its next token
+    # Of the prompt tokens at [start + 1, start + 1 + len): a chunk's rows tell of the tokens that follow.
+    prompt_logprobs: Mapping[int, Logprobs] = field(default=_NONE)
 
 
 class Runner(Protocol):
