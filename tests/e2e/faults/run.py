@@ -26,7 +26,7 @@ from tests.e2e.faults.cluster import stop_clusters
 
 DEFAULT_MINUTES = 3.0
 # These are tried on one cluster, one after the other; the rest in the order of their names.
-_FIRST = ("replica_deaths", "routers", "control_plane")
+_FIRST = ("replica_deaths", "routers", "controller")
 _PACKAGE = "tests.e2e.faults.promises"
 
 

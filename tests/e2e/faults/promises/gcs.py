@@ -1,7 +1,7 @@
-"""Serve's controller killed, and Ray's GCS: requests do not pass through them, so they flow on.
+"""Ray's GCS killed: requests do not pass through it, so they flow on, and it comes back.
 
-The GCS dies on two local nodes with its state in a real Redis, and is restarted by a supervisor, as an
-operator would have it. Without Redis nothing is promised: what happens then is measured.
+It dies on two local nodes with its state in a real Redis, and is restarted by a supervisor, as an operator
+would have it. Without Redis nothing is promised: what happens then is measured, where time is given for it.
 """
 
 from __future__ import annotations
@@ -19,60 +19,39 @@ from tests.e2e.faults import checks, fleet, processes
 from tests.e2e.faults.checks import Row
 from tests.e2e.faults.cluster import Cluster, Spec, cluster
 from tests.e2e.faults.injections import kill
-from tests.e2e.faults.traffic import ClosedLoop, Outcome, Traffic, cycle
+from tests.e2e.faults.promises.controller import load
+from tests.e2e.faults.traffic import Outcome
 from tests.servers import processes_below
 
-SHARE = 2.0
+SHARE = 1.3
 
-CLIENTS = 16
-LOAD = 0.3  # of two replicas' capacity: the machine has two nodes to run besides
 WARM_UP_S = 4.0
 BACK_LIMIT_S = 120.0
-GCS_WINDOW_S = 150.0  # promised; shorter where less time is given
+WINDOW_S = 150.0  # promised; shorter where less time is given
 WITHOUT_REDIS_S = 90.0
 WITHOUT_REDIS_FROM_S = 240.0  # given so much time, what happens without Redis is measured too
 TWO_NODES = "tests.e2e.faults.two_nodes"
 
 
 async def run(duration_s: float) -> list[Row]:
-    """duration_s: of load, a third of it around the controller's death."""
-    rows = await _controller(duration_s / 3)
-    window_s = min(GCS_WINDOW_S, duration_s * 2 / 3)
+    """duration_s: of load around the death."""
+    window_s = min(WINDOW_S, duration_s)
     promise = f"GCS killed, state in Redis, two nodes, {window_s:.0f} s: client errors"
     if shutil.which("redis-server") is None:
-        rows.append(checks.not_run(promise, "0 errors", "redis-server is not installed"))
+        rows = [checks.not_run(promise, "0 errors", "redis-server is not installed")]
     else:
-        rows += await _gcs_with_redis(promise, window_s)
+        rows = await _with_redis(promise, window_s)
     if duration_s >= WITHOUT_REDIS_FROM_S:
-        rows.append(await _gcs_without_redis())
+        rows.append(await _without_redis())
     return rows
 
 
-async def _controller(window_s: float) -> list[Row]:
-    async with cluster(fleet.spec()) as running, _load(running) as traffic:
-        await asyncio.sleep(WARM_UP_S)
-        first = running.pid_of(processes.CONTROLLER)
-        killed_s = await kill(first)
-        back_s = await _controller_is_back(running, first, killed_s)
-        replica = (await running.replicas()).popitem()[1]
-        await kill(replica)  # the new one must notice, and act
-        replaced_s = await running.until_ready()
-        await asyncio.sleep(max(0.0, killed_s + window_s - time.monotonic()))
-        traffic.stop()
-    return [
-        checks.zero_errors("Serve's controller killed, then a replica: client errors", traffic.outcomes),
-        checks.no_truncated_stream("streams that end early in silence", traffic.outcomes),
-        checks.at_most("the controller answers again", back_s, BACK_LIMIT_S),
-        checks.at_most("and has replaced a replica killed then", replaced_s, BACK_LIMIT_S),
-    ]
-
-
-async def _gcs_with_redis(promise: str, window_s: float) -> list[Row]:
-    async with cluster(_two_nodes()) as running, _load(running) as traffic:
+async def _with_redis(promise: str, window_s: float) -> list[Row]:
+    async with cluster(_two_nodes()) as running, load(running) as traffic:
         await asyncio.sleep(WARM_UP_S)
         first = running.pid_of(processes.GCS)
         killed_s = await kill(first)
-        back_s = await _gcs_is_back(running, first, killed_s)
+        back_s = await _is_back(running, first, killed_s)
         await asyncio.sleep(max(0.0, killed_s + window_s - time.monotonic()))
         replica = (await running.replicas()).popitem()[1]
         await kill(replica)
@@ -86,13 +65,13 @@ async def _gcs_with_redis(promise: str, window_s: float) -> list[Row]:
     ]
 
 
-async def _gcs_without_redis() -> Row:
+async def _without_redis() -> Row:
     """How long requests are answered with the GCS gone for good."""
     spec = fleet.spec()
     seen = "nothing asked"
     try:
         async with cluster(spec) as running:
-            async with _load(running) as traffic:
+            async with load(running) as traffic:
                 await asyncio.sleep(WARM_UP_S)
                 killed_s = await kill(running.pid_of(processes.GCS))
                 await asyncio.sleep(WITHOUT_REDIS_S)
@@ -130,26 +109,7 @@ def _two_nodes() -> Spec:
     return replace(fleet.spec(), module=TWO_NODES, proxy_location="HeadOnly")
 
 
-def _load(running: Cluster) -> Traffic:
-    rate = LOAD * fleet.requests_per_s(2)
-    return ClosedLoop(running.url, cycle(fleet.questions()), num_clients=CLIENTS, rate_per_s=rate)
-
-
-async def _controller_is_back(running: Cluster, killed: int, killed_s: float) -> float:
-    """Seconds until another one runs and says how the application is."""
-    async with asyncio.timeout(BACK_LIMIT_S * 2):
-        while True:
-            others = [each.pid for each in running.processes(processes.CONTROLLER) if each.pid != killed]
-            if others:
-                try:
-                    if (await running.applications())["status"] == "RUNNING":
-                        return time.monotonic() - killed_s
-                except (httpx.HTTPError, KeyError):
-                    pass
-            await asyncio.sleep(0.2)
-
-
-async def _gcs_is_back(running: Cluster, killed: int, killed_s: float) -> float:
+async def _is_back(running: Cluster, killed: int, killed_s: float) -> float:
     """Seconds until another one runs and Serve's controller, found through it, answers."""
     async with asyncio.timeout(BACK_LIMIT_S * 2):
         while True:
