@@ -1,0 +1,100 @@
+"""Sends questions and reads the answers: `Asker` blocks (locust's users), `AsyncAsker` does not.
+
+Both end in an `Answer`, whatever the server does: only a programming error raises. Knows httpx.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from loadtest.client.answer import Answer, AnswerReader, Failure
+from loadtest.client.endpoint import Endpoint
+from loadtest.client.question import Question
+
+TIMEOUT_S = 300.0  # between two pieces of an answer
+CONNECT_TIMEOUT_S = 30.0
+
+
+class Asker:
+    """One user's connection, kept open between questions."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
+        self._endpoint = endpoint
+        self._client = httpx.Client(timeout=_timeouts(timeout_s))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, question: Question) -> Answer:
+        reader = AnswerReader(time.perf_counter(), num_choices=question.num_choices)
+        try:
+            with self._client.stream("POST", **_request(self._endpoint, question)) as answer:
+                reader.began(answer.status_code, answer.headers)
+                for piece in answer.iter_raw():
+                    reader.feed(piece, time.perf_counter())
+        except httpx.HTTPError as error:
+            return reader.broke(_failure(error), _problem(error), time.perf_counter())
+        return reader.finished(time.perf_counter())
+
+
+class AsyncAsker:
+    """Any number of questions at a time, over as many connections as it takes."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
+        self._endpoint = endpoint
+        # No limit: a client that queues for its own connections measures itself.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(timeout=_timeouts(timeout_s), limits=limits)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def ask(self, question: Question) -> Answer:
+        reader = AnswerReader(time.perf_counter(), num_choices=question.num_choices)
+        try:
+            async with self._client.stream("POST", **_request(self._endpoint, question)) as answer:
+                reader.began(answer.status_code, answer.headers)
+                async for piece in answer.aiter_raw():
+                    reader.feed(piece, time.perf_counter())
+        except httpx.HTTPError as error:
+            return reader.broke(_failure(error), _problem(error), time.perf_counter())
+        return reader.finished(time.perf_counter())
+
+
+def _request(endpoint: Endpoint, question: Question) -> dict[str, Any]:
+    """httpx's arguments."""
+    headers = {
+        **endpoint.headers(question),
+        "content-type": "application/json",
+        "accept": "text/event-stream",
+        "accept-encoding": "identity",  # a compressed stream would come when its compressor likes
+    }
+    return {
+        "url": endpoint.url + question.path,
+        "headers": headers,
+        "content": msgspec.json.encode(endpoint.body(question)),
+    }
+
+
+def _timeouts(timeout_s: float) -> httpx.Timeout:
+    return httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+
+
+def _failure(error: httpx.HTTPError) -> Failure:
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return Failure.UNREACHABLE
+    return Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.CUT
+
+
+def _problem(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,65 @@
+"""Where requests go: an OpenAI-compatible server's address, its key, and the model it serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from loadtest.client.errors import KeyNeeded, Unreachable
+from loadtest.client.question import Question
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+SESSION_HEADER = "x-session-id"
+_LOOK_TIMEOUT_S = 30.0
+_REFUSED = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server. `url` without the `/v1`."""
+
+    url: str
+    model: str
+    key: str | None = None
+
+    @classmethod
+    def find(cls, url: str, *, key: str | None = None, model: str | None = None) -> Endpoint:
+        """Ask the server which model it serves, unless told; its first if it has several.
+
+        url: with or without `/v1`. key: None = the environment's. Raises Unreachable or KeyNeeded.
+        """
+        url = url.rstrip("/").removesuffix("/v1")
+        key = key or os.environ.get(KEY_VARIABLE) or None
+        served = _first_model(url, key)
+        return cls(url, model or served, key)
+
+    def headers(self, question: Question) -> dict[str, str]:
+        headers = dict(question.headers)
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        if question.session is not None:
+            headers[SESSION_HEADER] = question.session
+        return headers
+
+    def body(self, question: Question) -> Mapping[str, Any]:
+        return {"model": self.model, **question.body}
+
+
+def _first_model(url: str, key: str | None) -> str:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=_LOOK_TIMEOUT_S)
+        if answer.status_code in _REFUSED:
+            raise KeyNeeded(url, KEY_VARIABLE)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        raise Unreachable(url, f"/v1/models answered {error.response.status_code}") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unreachable(url, str(error) or type(error).__name__) from None
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise Unreachable(url, "/v1/models lists no model") from None
