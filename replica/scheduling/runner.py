@@ -55,7 +55,12 @@ class ScheduledSequence:
         return self.start + self.num_new_tokens == len(self.token_ids)
 
 
-_NONE: Mapping[int, Logprobs] = MappingProxyType({})
+_NOBODY: Mapping[int, Logprobs] = MappingProxyType({})
+
+
+def _nobody() -> Mapping[int, Logprobs]:
+    """A factory, because Python 3.11 takes a mapping proxy, which it cannot hash, for a mutable default."""
+    return _NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,9 @@ class StepResult:
     next_tokens: tuple[int | None, ...]
     elapsed_s: float  # the forward's duration, for the step-time fit
     # By sequence of the step, where its sampling parameters ask for them.
-    logprobs: Mapping[int, Logprobs] = field(default=_NONE)  # of its next token
+    logprobs: Mapping[int, Logprobs] = field(default_factory=_nobody)  # of its next token
     # Of the prompt tokens at [start + 1, start + 1 + len): a chunk's rows tell of the tokens that follow.
-    prompt_logprobs: Mapping[int, Logprobs] = field(default=_NONE)
+    prompt_logprobs: Mapping[int, Logprobs] = field(default_factory=_nobody)
 
 
 class Runner(Protocol):
