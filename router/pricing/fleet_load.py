@@ -7,12 +7,12 @@ Owner: the router's event loop; not thread-safe. Time comes in by the clock.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable
 
-from cache.events import Load, StepTimeModel
+from cache.events import Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
+from router.pricing.fleet_speeds import FleetSpeeds
 from router.pricing.load_view import LoadView
 from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
 from router.pricing.residence import Residence
@@ -39,23 +39,22 @@ class FleetLoad:
         self._seen_by: dict[RequestId, ReplicaId] = {}  # in-flight requests an engine has named
         self._num_chosen = 0
         self._expires_at = -math.inf  # no reservation is too old before
-        self._unmeasured: set[ReplicaId] = set()  # those without a fit of their own
+        self._speeds = FleetSpeeds()
 
     def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         now = self._clock()
         replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed, self.residence)
         self._replicas[replica_id] = replica
         self._note_state(replica.state())
-        self._unmeasured.add(replica_id)
-        self._assume(now)  # a newcomer is like the others, and may outnumber those that speak for it
+        self._price(self._speeds.add(replica_id, now), now)
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Its requests stay in flight until they are released or routed elsewhere."""
         if self._replicas.pop(replica_id, None) is not None:
             del self._states[replica_id]
             self._shut.discard(replica_id)
-            self._unmeasured.discard(replica_id)
-            self._assume(self._clock())
+            now = self._clock()
+            self._price(self._speeds.remove(replica_id, now), now)
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -79,8 +78,10 @@ class FleetLoad:
             self._seen_by[request_id] = replica_id
             placed.drop(request_id)
         now, replica = self._clock(), self._replicas[replica_id]
-        replica.report(load, now)
-        self._note_measured(replica, now)
+        is_idle = not (load.num_running or load.num_waiting or replica.num_in_flight)
+        moved = self._speeds.heard(replica_id, load.step_time, is_idle=is_idle, now=now)
+        replica.report(load, self._speeds[replica_id], now)
+        self._price([other for other in moved if other != replica_id], now)
 
     def delay(self, replica_id: ReplicaId, until: float) -> None:
         """It starts nothing new before then, whatever it says. Nothing happens if it has gone."""
@@ -158,7 +159,10 @@ class FleetLoad:
         (self._shut.add if state.is_shut else self._shut.discard)(state.replica_id)
 
     def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
-        self._replicas[replica_id].reserve(reservation, self._clock())
+        now, replica = self._clock(), self._replicas[replica_id]
+        if self._speeds.sent(replica_id, reservation.uncached_tokens, reservation.cached_tokens):
+            replica.price_by(self._speeds[replica_id], now)
+        replica.reserve(reservation, now)
         self._enter(reservation.request_id, replica_id)
 
     def _enter(self, request_id: RequestId, replica_id: ReplicaId) -> None:
@@ -169,34 +173,7 @@ class FleetLoad:
     def _leave(self, request_id: RequestId) -> None:
         self._placed.pop(request_id).leave()
 
-    def _note_measured(self, replica: ReplicaLoad, now: float) -> None:
-        was_measured = replica.replica_id not in self._unmeasured
-        if was_measured is not (replica.measured is not None):
-            (self._unmeasured.add if was_measured else self._unmeasured.discard)(replica.replica_id)
-            self._assume(now)
-        elif not was_measured:
-            replica.assume(self._typical(), now)
-
-    def _assume(self, now: float) -> None:
-        """Who has measured itself has changed: the others are taken to be like those."""
-        if self._unmeasured:
-            typical = self._typical()
-            for replica_id in self._unmeasured:
-                self._replicas[replica_id].assume(typical, now)
-
-    def _typical(self) -> StepTimeModel | None:
-        """The median of the measured; None while they are fewer than half.
-
-        One early fit should not speak for a fleet that is still starting; later, a replica that is new, or
-        never gets a sound fit, should not keep everybody's cost in tokens.
-        """
-        measured = [r.measured for r in self._replicas.values() if r.measured is not None]
-        return _median(measured) if measured and 2 * len(measured) >= len(self._replicas) else None
-
-
-def _median(models: Iterable[StepTimeModel]) -> StepTimeModel:
-    """Term by term."""
-    terms = zip(
-        *((m.base_s, m.per_token_s, m.per_attention_s, m.per_sequence_s) for m in models), strict=True
-    )
-    return StepTimeModel(*map(statistics.median, terms))
+    def _price(self, replica_ids: Iterable[ReplicaId], now: float) -> None:
+        """These are of another speed than before."""
+        for replica_id in replica_ids:
+            self._replicas[replica_id].price_by(self._speeds[replica_id], now)

@@ -112,8 +112,7 @@ class ReplicaLoad:
         self._last_chosen = 0
         self._num_in_flight = 0  # of this router
         self._load = Load(free_blocks=info.num_blocks, total_blocks=info.num_blocks)
-        self._measured: StepTimeModel | None = None
-        self._assumed: StepTimeModel | None = None
+        self._step_time: StepTimeModel | None = None  # what it is priced by
         self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
         self._decode_s = 0.0  # what those add to each step
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
@@ -144,27 +143,29 @@ class ReplicaLoad:
         """When the oldest reservation the engine has not seen was made; inf: there is none."""
         return next(iter(self._unseen.values())).made_at if self._unseen else math.inf
 
-    @property
-    def measured(self) -> StepTimeModel | None:
-        """The engine's own fit; None until it has one."""
-        return self._measured
+    def report(self, load: Load, model: StepTimeModel | None, now: float) -> None:
+        """The engine's own account replaces ours; reservations it does not name stay on top of it.
 
-    def report(self, load: Load, now: float) -> None:
-        """The engine's own account replaces ours; reservations it does not name stay on top of it."""
+        model: what it is priced by from now on; None while nobody can tell how fast it is.
+        """
         self.silent_at = now + self._silent_after_s
         self._reported_at = now
         self._load = load
-        self._measured = _sane(load.step_time)
+        self._step_time = model
         for request_id in load.admitted:
             self._forget(request_id)
-        self._reprice(now)
+        self._derive()
+        self._busy_until = now + self._work_s()
+        self._remake()
 
-    def assume(self, model: StepTimeModel | None, now: float) -> None:
-        """Until it has measured itself, it is taken to be as fast as that; None: unknown."""
-        if model != self._assumed:
-            self._assumed = model
-            if self._measured is None:
-                self._reprice(now)
+    def price_by(self, model: StepTimeModel | None, now: float) -> None:
+        """It is taken to be as fast as that from now on, also for what it has still to do."""
+        left_s, before_s = max(0.0, self._busy_until - now), self._work_s()
+        self._step_time = model
+        self._derive()
+        left = left_s / before_s if before_s else 1.0  # all of it, where nobody could tell how long it takes
+        self._busy_until = now + left * self._work_s()
+        self._remake()
 
     def reserve(self, reservation: Reservation, now: float) -> None:
         self._unseen[reservation.request_id] = reservation
@@ -250,19 +251,17 @@ class ReplicaLoad:
             return max(self._busy_until, self._late_until, self._reported_at + place_s)
         return max(self._busy_until, self._late_until)
 
-    @property
-    def _step_time(self) -> StepTimeModel | None:
-        return self._measured or self._assumed
-
-    def _reprice(self, now: float) -> None:
-        """Everything that follows from report and speed; done now, so that decisions find it ready."""
+    def _derive(self) -> None:
+        """What follows from report and speed."""
         load, model = self._load, self._step_time
         self._room = prefill_room(self.info.max_batched_tokens, load.num_running)
         if model is not None:
             self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
-        self._busy_until = now + self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
         self._forget_state()
-        self._remake()
+
+    def _work_s(self) -> float:
+        """Seconds to prefill what was queued when it last reported, and what it has not seen."""
+        return self._queued_s() + sum(map(self._prefill_s, self._unseen.values()))
 
     def _forget(self, request_id: RequestId) -> Reservation | None:
         reservation = self._unseen.pop(request_id, None)
@@ -313,11 +312,3 @@ class ReplicaLoad:
 def _is_full(load: Load, info: ReplicaInfo, num_requests: int) -> bool:
     """It would refuse one more request."""
     return load.num_waiting >= max(1, info.max_waiting) or num_requests >= info.max_running + info.max_waiting
-
-
-def _sane(model: StepTimeModel | None) -> StepTimeModel | None:
-    """The model if its terms are finite and not negative: a bad fit must not price work below zero."""
-    if model is None:
-        return None
-    terms = (model.base_s, model.per_token_s, model.per_attention_s, model.per_sequence_s)
-    return model if all(math.isfinite(term) and term >= 0 for term in terms) and any(terms) else None

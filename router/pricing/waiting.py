@@ -32,12 +32,16 @@ def start_s(state: ReplicaState, now: float, residence: Residence, *, max_wait_s
 
 
 def _blocks_s(state: ReplicaState, residence: Residence) -> float:
-    """Seconds until the prompts that wait fit into blocks: of those that do not, as many have to end."""
+    """Seconds until the prompts that wait fit into blocks: of those that do not, as many have to end.
+
+    Free blocks into which running answers will grow are not for them: the engine lets nobody in there.
+    """
     load, num_waiting = state.load, state.num_waiting
     needed = state.queued_tokens / state.info.fingerprint.block_size
-    if not num_waiting or not load.total_blocks or needed <= load.free_blocks:
+    room = max(0, load.free_blocks - load.growth_blocks)
+    if not num_waiting or not load.total_blocks or needed <= room:
         return 0.0
-    return residence.until_ended_s(num_waiting * (1.0 - load.free_blocks / needed), load.num_running)
+    return residence.until_ended_s(num_waiting * (1.0 - room / needed), load.num_running)
 
 
 def level_s(starts_s: Sequence[float], held_s: float) -> float:

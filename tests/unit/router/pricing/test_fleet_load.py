@@ -208,14 +208,21 @@ def test_a_replica_without_a_fit_is_taken_to_be_like_the_median_of_the_others(fl
     slower = StepTimeModel(0.03, 0.0003, 0.0, 0.003)
     fleet.loads.report(B, load(step_time=slower))
     fleet.loads.add_replica(replica_id(2), info())
-    halfway = fleet.loads.view(replica_id(2)).step_time
-    assert halfway is not None
-    assert halfway.step_s(100, 0.0, 1) == pytest.approx(0.02 + 100 * 0.0002 + 0.002)
+    assert fleet.loads.view(replica_id(2)).step_time == STEP_TIME  # of two, the faster
     fleet.loads.reserve(replica_id(2), fleet.book(X, uncached=512))
-    assert fleet.loads.view(replica_id(2)).backlog_s == pytest.approx(0.02 + 512 * 0.0002 + 0.002)
+    assert fleet.loads.view(replica_id(2)).backlog_s == pytest.approx(0.01 + 512 * 0.0001 + 0.001)
     own = StepTimeModel(0.5, 0.0, 0.0, 0.0)
     fleet.loads.report(replica_id(2), load(step_time=own))
     assert fleet.loads.view(replica_id(2)).step_time == own
+
+
+def test_another_speed_is_that_of_what_is_left_to_do(fleet: Fleet) -> None:
+    """Others' fits may change a replica's price between its reports: what it has done since stays done."""
+    fleet.loads.report(A, load(queued_uncached_tokens=1000, num_waiting=1))
+    whole_s = fleet.view().backlog_s
+    fleet.clock.advance(0.25 * whole_s)
+    fleet.loads[A].price_by(StepTimeModel(0.02, 0.0002, 0.0, 0.002), fleet.clock())
+    assert fleet.view().backlog_s == pytest.approx(2 * 0.75 * whole_s)
 
 
 def test_what_was_booked_is_priced_when_a_speed_can_be_assumed() -> None:
