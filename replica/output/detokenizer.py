@@ -88,6 +88,15 @@ class Detokenizer:
             self._finish(FinishReason.LENGTH, may_stop)
         return self._finish_reason
 
+    def end(self) -> FinishReason:
+        """The text is complete, for a reason that is not to be seen in it. The reason then."""
+        if self._finish_reason is None:
+            self._finish(FinishReason.STOP, may_stop=True)
+        elif self._finish_reason is FinishReason.LENGTH:  # complete with the very last token
+            self._finish_reason = FinishReason.STOP
+        assert self._finish_reason is not None
+        return self._finish_reason
+
     def take(self) -> str:
         """Text that may be shown and was not taken before. Never ends in half a character."""
         if self._undecoded:

@@ -1,24 +1,34 @@
 """From logits to tokens. The draw at (seed, position) is a pure function of the row's logits.
 
-Knows logits and sampling parameters; knows neither text nor stopping. Vectorised over the batch;
-no generator, no state: the randomness of token `t` is a hash of (seed, position, t).
+Knows logits and sampling parameters; knows neither text nor stopping. Vectorised over the batch. What a
+`Sampler` keeps from step to step is work saved, never state: parameters as tensors for as long as the batch
+has the same members, and the counts of penalised tokens, which the token ids alone would give as well.
+
+    logits --> log probabilities                                        the model's own, before everything
+           --> bias, penalties, tokens held back, mask                  which also move a greedy maximum
+           --> temperature --> min-p, top-k, top-p --> noise --> token  or the largest, for greedy rows
 
 The draw is the Gumbel-max trick: the token with the largest `logit / temperature + noise(seed,
 position, token)` has exactly the softmax's distribution. Compared with inverting a cumulative sum, it
 needs no sorted order and no total, so the last-bit differences that another batch shape makes in the
 logits change the drawn token only where two scores agree to those very bits: with a cumulative sum
 every one of the vocabulary's boundaries could tip, and a swap of two equal probabilities would move them.
-A filter (top-k, top-p) keeps a *set*, given as a threshold on logits, for the same reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from cache.messages import SamplingParams
+from cache.messages import Logprobs, SamplingParams
+from replica.output.filters import Filters
+from replica.output.logprobs import token_logprobs
+from replica.output.noise import draw_keys, gumbel_noise, seed_keys
+from replica.output.penalties import PenalisedRow, PenaltyTable, is_penalised
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is a maximum in float32
 
@@ -29,10 +39,7 @@ MAX_SLICE_ELEMENTS = 1 << 22
 ARGMAX_CHUNK = 64
 FEWEST_CHUNKED = 1 << 15  # of fewer logits the place is found before two stages have begun
 
-# top-p looks at this many of the largest logits first; only flat distributions need the full sort.
-NUCLEUS_CANDIDATES = 1024
-
-_MASK_64 = (1 << 64) - 1
+_NO_MASKS: Mapping[int, torch.Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +50,213 @@ class DrawRow:
     seed: int
     position: int  # index the drawn token will have in the sequence
     num_output_tokens: int  # drawn before this one
+    # All before this one. The same object in every step of a request: penalties know their row by it.
+    token_ids: array[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What came of a batch of rows."""
+
+    tokens: list[int | None]  # one per row; None where nothing was to be drawn
+    logprobs: dict[int, Logprobs]  # by row, where they were asked for
 
 
 class InvalidLogits(RuntimeError):
     """The model returned NaN: the step's requests fail instead of answering noise."""
 
 
-def sample(
-    logits: torch.Tensor, rows: Sequence[DrawRow | None], eos_token_ids: frozenset[int]
-) -> list[int | None]:
-    """One token per row. logits: (rows, vocabulary), any float type; not changed.
+class Sampler:
+    """Draws for one runner. One thread at a time."""
 
-    A row that is None draws nothing and is only checked: the prompt's chunk it ends is about to be cached.
-    Raises InvalidLogits for NaN. Blocks until the device has finished.
-    """
-    assert logits.shape[0] == len(rows)
-    if not rows:
-        return []
-    logits = _without_early_stops(logits, rows, eos_token_ids)
-    places = [i for i, row in enumerate(rows) if row and row.sampling.temperature >= GREEDY_TEMPERATURE]
-    best, tokens = _largest(logits)  # the maximum also carries NaN, so it is checked without another pass
-    if places:
-        index = torch.tensor(places, device=logits.device)
-        drawing = [row for row in (rows[i] for i in places) if row is not None]
-        tokens = tokens.index_copy(0, index, _draw(logits[index], drawing))
-    results = torch.stack([tokens, torch.isnan(best).to(tokens.dtype)]).tolist()  # one transfer for both
-    if any(results[1]):
-        raise InvalidLogits(f"NaN in the logits of {sum(results[1])} of {len(rows)} sequences")
-    return [None if row is None else int(token) for row, token in zip(rows, results[0], strict=True)]
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._plan: _Plan | None = None
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[DrawRow | None],
+        *,
+        masks: Mapping[int, torch.Tensor] = _NO_MASKS,
+    ) -> Drawn:
+        """One token per row. logits: (rows, vocabulary), any float type; not changed.
+
+        A row that is None draws nothing and is only checked: the chunk it ends is about to be cached.
+        masks: by row, the only tokens it may draw, as bits: ((vocabulary + 31) // 32,) int32, lowest first.
+        Raises InvalidLogits for NaN. Blocks until the device has finished.
+        """
+        assert logits.shape[0] == len(rows)
+        if not rows:
+            return Drawn([], {})
+        plan = self._planned(rows, logits)
+        own, logits = logits, plan.shaped(logits, masks)
+        best, tokens = _largest(logits)  # the maximum also carries NaN, so it is checked without another pass
+        tokens = plan.drawn(logits, tokens, rows)
+        results = torch.stack([tokens, torch.isnan(best).to(tokens.dtype)]).tolist()  # one transfer for both
+        if any(results[1]):
+            raise InvalidLogits(f"NaN in the logits of {sum(results[1])} of {len(rows)} sequences")
+        found = [None if row is None else token for row, token in zip(rows, results[0], strict=True)]
+        return Drawn(found, plan.logprobs(own, tokens))
+
+    def _planned(self, rows: Sequence[DrawRow | None], logits: torch.Tensor) -> _Plan:
+        """The last step's plan where it has the same rows to draw in the same way; else one of its own."""
+        members = [None if row is None else _member(row) for row in rows]
+        plan = self._plan
+        if plan is None or plan.members != members or plan.vocabulary != logits.shape[1]:
+            plan = _Plan(members, rows, logits, self._eos_token_ids, earlier=plan)
+            self._plan = plan
+        return plan
 
 
 def takes_largest(row: DrawRow, eos_token_ids: frozenset[int]) -> bool:
     """Whether the row's token is simply the one with the largest logit, so that no other logit matters."""
-    return row.sampling.temperature < GREEDY_TEMPERATURE and not _held_back(row, eos_token_ids)
+    sampling = row.sampling
+    return (
+        sampling.temperature < GREEDY_TEMPERATURE
+        and sampling.logprobs is None
+        and not sampling.logit_bias
+        and not is_penalised(sampling)
+        and not _held_back(row, eos_token_ids)
+    )
+
+
+# What a row's place in a plan rests on: its parameters, its seed, its tokens, each the same object; and
+# whether stopping is still to be held back. A plan holds what is named here, so no id is given out twice.
+_Member = tuple[int, int, int, bool]
+
+
+def _member(row: DrawRow) -> _Member:
+    sampling = row.sampling
+    return id(sampling), row.seed, id(row.token_ids), row.num_output_tokens < sampling.min_tokens
+
+
+class _Plan:
+    """How one batch of rows is drawn, as tensors: all that does not change from step to step."""
+
+    def __init__(
+        self,
+        members: list[_Member | None],
+        rows: Sequence[DrawRow | None],
+        logits: torch.Tensor,
+        eos_token_ids: frozenset[int],
+        earlier: _Plan | None,
+    ) -> None:
+        self.members = members
+        self.vocabulary = logits.shape[1]
+        self._rows = list(rows)  # holds what `members` names
+        self._device = logits.device
+        present = [(index, row) for index, row in enumerate(rows) if row is not None]
+        self._bias = self._biases(present)
+        self._stops = self._early_stops(present, eos_token_ids)
+        self._penalties = self._penalty_table(present, earlier)
+        drawing = [(i, row) for i, row in present if row.sampling.temperature >= GREEDY_TEMPERATURE]
+        self._drawing = [index for index, _ in drawing]
+        if drawing:
+            sampling = [row.sampling for _, row in drawing]
+            self._draw_index = self._tensor(self._drawing, torch.int64)
+            self._temperatures = self._tensor([each.temperature for each in sampling], torch.float32)[:, None]
+            self._filters = Filters.of(sampling, self.vocabulary, self._device)
+            self._seeds = seed_keys(row.seed for _, row in drawing)
+        asking = [(i, row.sampling.logprobs) for i, row in present if row.sampling.logprobs is not None]
+        self._asking = [index for index, _ in asking]
+        self._num_top = [num_top for _, num_top in asking if num_top is not None]
+        self._asking_index = self._tensor(self._asking, torch.int64) if asking else None
+
+    # -- in every step ------------------------------------------------------------------------------
+
+    def shaped(self, logits: torch.Tensor, masks: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Logits with all that moves them before a draw; the same tensor where nothing does."""
+        if self._bias is None and self._stops is None and self._penalties is None and not masks:
+            return logits
+        shaped = logits.float()
+        if shaped is logits:
+            shaped = logits.clone()
+        shaped = shaped.contiguous()
+        flat = shaped.view(-1)
+        if self._bias is not None:
+            places, values = self._bias
+            flat[places] += values
+        if self._penalties is not None:
+            self._penalties.follow()
+            self._penalties.apply_(shaped)
+        if self._stops is not None:
+            flat[self._stops] = float("-inf")
+        for row, mask in masks.items():
+            shaped[row].masked_fill_(~_unpacked(mask.to(self._device), self.vocabulary), float("-inf"))
+        return shaped
+
+    def drawn(
+        self, logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[DrawRow | None]
+    ) -> torch.Tensor:
+        """Each row's token: drawn where the temperature says so, else its largest; (rows,) int64."""
+        if not self._drawing:
+            return largest
+        positions = [row.position for row in (rows[index] for index in self._drawing) if row is not None]
+        keys = draw_keys(self._seeds, np.array(positions, dtype=np.int64))
+        chosen = logits if len(self._drawing) == len(rows) else logits[self._draw_index]
+        size, count = max(1, MAX_SLICE_ELEMENTS // self.vocabulary), len(self._drawing)
+        parts = [
+            self._draw(chosen[part], keys[part], part)
+            for part in (slice(at, at + size) for at in range(0, count, size))
+        ]
+        return largest.index_copy(0, self._draw_index, parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _draw(self, logits: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
+        scores = self._filters.rows(part).apply(logits.float() / self._temperatures[part])
+        return (scores + gumbel_noise(keys, self.vocabulary, self._device)).argmax(dim=-1)
+
+    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> dict[int, Logprobs]:
+        """By row. logits: as the model gave them. tokens: (rows,)."""
+        if self._asking_index is None:
+            return {}
+        those = logits if len(self._asking) == len(logits) else logits[self._asking_index]
+        found = token_logprobs(those, tokens[self._asking_index], self._num_top)
+        return dict(zip(self._asking, found, strict=True))
+
+    # -- when it is made ----------------------------------------------------------------------------
+
+    def _biases(self, rows: Sequence[tuple[int, DrawRow]]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Places in the flattened logits, and what is added there."""
+        biased = [
+            (index * self.vocabulary + token_id, bias)
+            for index, row in rows
+            for token_id, bias in row.sampling.logit_bias
+            if 0 <= token_id < self.vocabulary
+        ]
+        if not biased:
+            return None
+        places, values = zip(*biased, strict=True)
+        return self._tensor(places, torch.int64), self._tensor(values, torch.float32)
+
+    def _early_stops(
+        self, rows: Sequence[tuple[int, DrawRow]], eos_token_ids: frozenset[int]
+    ) -> torch.Tensor | None:
+        """Places in the flattened logits of what rows below their `min_tokens` must not draw."""
+        places = [
+            index * self.vocabulary + token_id
+            for index, row in rows
+            for token_id in sorted(_held_back(row, eos_token_ids))
+            if 0 <= token_id < self.vocabulary
+        ]
+        return self._tensor(places, torch.int64) if places else None
+
+    def _penalty_table(
+        self, rows: Sequence[tuple[int, DrawRow]], earlier: _Plan | None
+    ) -> PenaltyTable | None:
+        penalised = []
+        for index, row in rows:
+            if is_penalised(row.sampling):
+                assert row.token_ids, "penalties are over tokens, and none were given"
+                num_prompt_tokens = row.position - row.num_output_tokens
+                penalised.append(PenalisedRow(index, row.sampling, row.token_ids, num_prompt_tokens))
+        if not penalised:
+            return None
+        before = earlier._penalties if earlier is not None else None
+        return PenaltyTable(penalised, self.vocabulary, self._device, before)
+
+    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
 
 
 def _held_back(row: DrawRow, eos: frozenset[int]) -> set[int]:
@@ -88,25 +269,10 @@ def _held_back(row: DrawRow, eos: frozenset[int]) -> set[int]:
     return set(row.sampling.stop_token_ids) | (frozenset() if row.sampling.ignore_eos else eos)
 
 
-def _without_early_stops(
-    logits: torch.Tensor, rows: Sequence[DrawRow | None], eos: frozenset[int]
-) -> torch.Tensor:
-    """Rows below their `min_tokens` cannot draw what would stop them."""
-    row_index: list[int] = []
-    token_ids: list[int] = []
-    for index, row in enumerate(rows):
-        if row is None:
-            continue
-        stops = {token for token in _held_back(row, eos) if 0 <= token < logits.shape[1]}
-        row_index += [index] * len(stops)
-        token_ids += sorted(stops)
-    if not row_index:
-        return logits
-    places = (
-        torch.tensor(row_index, device=logits.device),
-        torch.tensor(token_ids, device=logits.device),
-    )
-    return logits.index_put(places, torch.tensor(float("-inf"), dtype=logits.dtype, device=logits.device))
+def _unpacked(mask: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """A packed mask's bits, (vocabulary,) bool."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return ((mask[:, None] >> bits) & 1).bool().flatten()[:vocabulary]
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,106 +289,3 @@ def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     chunk = chunks.amax(dim=-1).argmax(dim=-1, keepdim=True)
     best, place = chunks.take_along_dim(chunk[..., None], dim=1).squeeze(1).max(dim=-1)
     return best, chunk.squeeze(1) * ARGMAX_CHUNK + place
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[DrawRow]) -> torch.Tensor:
-    """Sampled tokens, (rows,) int64."""
-    size = max(1, MAX_SLICE_ELEMENTS // logits.shape[1])
-    parts = [_draw_slice(logits[at : at + size], rows[at : at + size]) for at in range(0, len(rows), size)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _draw_slice(logits: torch.Tensor, rows: Sequence[DrawRow]) -> torch.Tensor:
-    device = logits.device
-    temperatures = torch.tensor(
-        [row.sampling.temperature for row in rows], dtype=torch.float32, device=device
-    )
-    scores = logits.float() / temperatures[:, None]
-    scores = _keep_top_k(scores, [row.sampling.top_k for row in rows])
-    scores = _keep_top_p(scores, [row.sampling.top_p for row in rows])
-    keys = [_draw_key(row.seed, row.position) for row in rows]
-    return (scores + gumbel_noise(keys, scores.shape[1], device)).argmax(dim=-1)
-
-
-# -- filters: each keeps the tokens at or above a row's threshold; ties at the threshold all stay ----
-
-
-def _keep_top_k(scores: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """Keep each row's `top_k` largest (0 = all)."""
-    vocabulary = scores.shape[1]
-    limits = [k if 0 < k < vocabulary else vocabulary for k in top_k]
-    if min(limits) == vocabulary:
-        return scores
-    widest = max(k for k in limits if k < vocabulary)
-    largest = scores.topk(widest, dim=-1).values
-    rank = torch.tensor([min(k, widest) - 1 for k in limits], device=scores.device)
-    thresholds = largest.gather(1, rank[:, None])
-    unlimited = torch.tensor([k == vocabulary for k in limits], device=scores.device)[:, None]
-    return scores.masked_fill((scores < thresholds) & ~unlimited, float("-inf"))
-
-
-def _keep_top_p(scores: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """Keep each row's smallest set of most probable tokens whose probabilities reach `top_p`."""
-    if min(top_p) >= 1.0:
-        return scores
-    wanted = torch.tensor(top_p, dtype=torch.float32, device=scores.device)[:, None]
-    total = scores.logsumexp(dim=-1, keepdim=True)
-    count = min(NUCLEUS_CANDIDATES, scores.shape[1])
-    largest = scores.topk(count, dim=-1).values
-    mass = (largest - total).exp().cumsum(dim=-1)
-    if count < scores.shape[1] and bool(((mass[:, -1:] < wanted) & (wanted < 1.0)).any()):
-        largest = scores.sort(dim=-1, descending=True).values
-        mass = (largest - total).exp().cumsum(dim=-1)
-    # The last token kept is the first at which the mass reaches the wanted one.
-    last = (mass < wanted).sum(dim=-1, keepdim=True).clamp(max=mass.shape[1] - 1)
-    thresholds = largest.gather(1, last)
-    return scores.masked_fill((scores < thresholds) & (wanted < 1.0), float("-inf"))
-
-
-# -- noise ------------------------------------------------------------------------------------------
-
-
-def gumbel_noise(keys: Sequence[tuple[int, int]], vocabulary: int, device: torch.device) -> torch.Tensor:
-    """Standard Gumbel noise, (rows, vocabulary) float32: a pure function of (row's key, token id).
-
-    A 32-bit integer hash of the token id, keyed before and between its rounds; the same integers on
-    every device, whatever the batch.
-    """
-    first = torch.tensor([key[0] for key in keys], dtype=torch.int32, device=device)[:, None]
-    second = torch.tensor([key[1] for key in keys], dtype=torch.int32, device=device)[:, None]
-    bits = torch.arange(vocabulary, dtype=torch.int32, device=device)[None] * _signed(0x9E3779B9) ^ first
-    _mix(bits, 16, 0x7FEB352D)
-    _mix(bits, 15, 0x846CA68B)
-    bits.bitwise_xor_(second)
-    _mix(bits, 16, 0x21F0AAAD)
-    _mix(bits, 15, 0x735A2D97)
-    bits.bitwise_xor_(_shifted(bits, 15)).bitwise_and_(0x7FFFFFFF)
-    # The winner is the smallest exponential: taken from numbers near 0, where float32 is finest.
-    uniform = bits.float().add_(0.5).mul_(2.0**-31)  # (0, 1]; 1 gives an infinite wait, which never wins
-    return uniform.neg_().log1p_().neg_().log_().neg_()
-
-
-def _mix(bits: torch.Tensor, shift: int, factor: int) -> None:
-    bits.bitwise_xor_(_shifted(bits, shift)).mul_(_signed(factor))
-
-
-def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
-    """Logical right shift of int32 (torch's is arithmetic)."""
-    return (bits >> shift).bitwise_and_((1 << (32 - shift)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 32) if value >= 1 << 31 else value
-
-
-def _draw_key(seed: int, position: int) -> tuple[int, int]:
-    """64 well-mixed bits of (seed, position) as two int32 (splitmix64's finalizer, twice)."""
-    mixed = _splitmix(_splitmix(seed & _MASK_64) ^ (position & _MASK_64))
-    return _signed(mixed & 0xFFFFFFFF), _signed(mixed >> 32)
-
-
-def _splitmix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)

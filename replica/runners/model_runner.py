@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -39,8 +40,9 @@ from replica.models.model_source import (
     load_model,
     weight_bytes,
 )
-from replica.output.sampler import DrawRow, sample, takes_largest
+from replica.output.sampler import Drawn, DrawRow, Sampler, takes_largest
 from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
+from replica.structures.matcher import StructureMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class ModelRunner:
         self._takes_rows = bool(model._supports_logits_to_keep())
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, ScreenedHead) else None
+        self._sampler = Sampler(info.eos_token_ids)
 
     @classmethod
     def load(
@@ -164,11 +167,13 @@ class ModelRunner:
         self._set_torch_threads()
         with torch.inference_mode():
             batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
-            drawn = self._draw(batch, [_draw_row(sequences[i]) for i in batch.order])
+            ordered = [sequences[i] for i in batch.order]
+            drawn = self._draw(batch, [_draw_row(sequence) for sequence in ordered], _structures(ordered))
         next_tokens: list[int | None] = [None] * len(sequences)
-        for index, token_id in zip(batch.order, drawn, strict=True):
+        for index, token_id in zip(batch.order, drawn.tokens, strict=True):
             next_tokens[index] = token_id
-        return StepResult(tuple(next_tokens), self._clock() - started_s)
+        logprobs = {batch.order[row]: found for row, found in drawn.logprobs.items()}
+        return StepResult(tuple(next_tokens), self._clock() - started_s, logprobs)
 
     def warm_up(self) -> float:
         """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""
@@ -187,19 +192,28 @@ class ModelRunner:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def _draw(self, batch: StepBatch, rows: list[DrawRow | None]) -> list[int | None]:
-        """Run the forward and draw from it, in the order of the batch."""
-        eos = self._info.eos_token_ids
+    def _draw(
+        self, batch: StepBatch, rows: list[DrawRow | None], structures: Mapping[int, StructureMatcher]
+    ) -> Drawn:
+        """Run the forward and draw from it, in the order of the batch. structures: by row."""
         if self._head is not None:
-            asked = _rows_asked(rows, eos)
+            asked = _rows_asked(rows, self._info.eos_token_ids, structures)
             answered = None
             if self._head.screens(asked, len(rows)):
                 answered = self._head.answer(asked, lambda: self._forward(batch))
             if answered is not None:
-                in_full = sample(answered.logits, [rows[row] for row in answered.computed], eos)
-                tokens = answered.tokens | dict(zip(answered.computed, in_full, strict=True))
-                return [tokens.get(row) for row in range(len(rows))]
-        return sample(self._forward(batch), rows, eos)
+                masks = _masks(
+                    {p: structures[row] for p, row in enumerate(answered.computed) if row in structures}
+                )
+                in_full = self._sampler.sample(
+                    answered.logits, [rows[row] for row in answered.computed], masks=masks
+                )
+                tokens = answered.tokens | dict(zip(answered.computed, in_full.tokens, strict=True))
+                logprobs = {answered.computed[place]: found for place, found in in_full.logprobs.items()}
+                return Drawn([tokens.get(row) for row in range(len(rows))], logprobs)
+        logits = self._forward(batch)
+        # Now: on a GPU the forward has only been queued, and is computed meanwhile.
+        return self._sampler.sample(logits, rows, masks=_masks(structures))
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch.
@@ -291,14 +305,39 @@ def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:
     if not sequence.samples:
         return None
     position = len(sequence.token_ids)
-    return DrawRow(sequence.sampling, sequence.seed, position, position - sequence.num_prompt_tokens)
+    num_output_tokens = position - sequence.num_prompt_tokens
+    return DrawRow(sequence.sampling, sequence.seed, position, num_output_tokens, sequence.token_ids)
 
 
-def _rows_asked(rows: list[DrawRow | None], eos_token_ids: frozenset[int]) -> RowsAsked:
-    drawing = [(index, row) for index, row in enumerate(rows) if row is not None]
-    largest = tuple(index for index, row in drawing if takes_largest(row, eos_token_ids))
-    others = tuple(index for index, row in drawing if not takes_largest(row, eos_token_ids))
-    return RowsAsked(largest, others)
+def _rows_asked(
+    rows: list[DrawRow | None], eos_token_ids: frozenset[int], structures: Container[int]
+) -> RowsAsked:
+    largest: list[int] = []
+    others: list[int] = []
+    for index, row in enumerate(rows):
+        if row is not None:
+            is_largest = index not in structures and takes_largest(row, eos_token_ids)
+            (largest if is_largest else others).append(index)
+    return RowsAsked(tuple(largest), tuple(others))
+
+
+def _structures(sequences: Sequence[ScheduledSequence]) -> dict[int, StructureMatcher]:
+    """By row, of those that draw a token."""
+    return {
+        row: sequence.structure
+        for row, sequence in enumerate(sequences)
+        if sequence.structure is not None and sequence.samples
+    }
+
+
+def _masks(structures: Mapping[int, StructureMatcher]) -> dict[int, torch.Tensor]:
+    """What may come next, by row: bits, the lowest first."""
+    masks = {}
+    for row, structure in structures.items():
+        words = np.zeros(structure.num_words, dtype=np.int32)
+        structure.fill(words)
+        masks[row] = torch.from_numpy(words)
+    return masks
 
 
 # -- choices made at load ---------------------------------------------------------------------------

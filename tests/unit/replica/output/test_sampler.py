@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,10 +16,17 @@ from hypothesis import strategies as st
 
 from cache.messages import SamplingParams
 from replica.output import sampler
-from replica.output.sampler import DrawRow, InvalidLogits, gumbel_noise, sample
+from replica.output.filters import NUCLEUS_CANDIDATES, Filters
+from replica.output.noise import draw_keys, gumbel_noise, seed_keys
+from replica.output.sampler import DrawRow, InvalidLogits, Sampler
 
 CPU = torch.device("cpu")
 NO_EOS: frozenset[int] = frozenset()
+
+
+def sample(logits: torch.Tensor, rows: Sequence[DrawRow | None], eos: frozenset[int]) -> list[int | None]:
+    """One step of a sampler that has seen nothing before."""
+    return Sampler(eos).sample(logits, rows).tokens
 
 
 def row(seed: int = 0, position: int = 5, num_output_tokens: int = 0, **sampling: Any) -> DrawRow:
@@ -178,7 +187,7 @@ def test_a_wide_vocabulary_is_drawn_evenly() -> None:
 
 
 def test_noise_is_finite_from_below_and_pure() -> None:
-    keys = [(index, -index) for index in range(50)]
+    keys = draw_keys(seed_keys(range(50)), np.arange(50))
     noise = gumbel_noise(keys, 5000, CPU)
     assert not torch.isnan(noise).any()
     assert not torch.isposinf(noise).any()  # would win against any logit
@@ -251,7 +260,8 @@ def naive_filter(scores: list[float], top_k: int, top_p: float) -> set[int]:
 
 
 def kept_sets(scores: torch.Tensor, top_k: list[int], top_p: list[float]) -> list[set[int]]:
-    filtered = sampler._keep_top_p(sampler._keep_top_k(scores, top_k), top_p)
+    limits = [SamplingParams(9, top_k=k, top_p=p) for k, p in zip(top_k, top_p, strict=True)]
+    filtered = Filters.of(limits, scores.shape[1], CPU).apply(scores)
     return [set(each.isfinite().nonzero().flatten().tolist()) for each in filtered]
 
 
@@ -287,13 +297,13 @@ def _mass_at(values: list[float], top_k: int, edge: float) -> float:
 
 def test_top_p_over_more_tokens_than_are_looked_at_first() -> None:
     """Nearly flat: the nucleus is wider than NUCLEUS_CANDIDATES."""
-    vocabulary = sampler.NUCLEUS_CANDIDATES * 3
+    vocabulary = NUCLEUS_CANDIDATES * 3
     scores = torch.linspace(0.0, 0.5, vocabulary).repeat(3, 1)
     kept = kept_sets(scores, [0, 0, 0], [0.9, 0.001, 1.0])
     for top_p, got in zip((0.9, 0.001, 1.0), kept, strict=True):
         wanted = naive_filter(scores[0].tolist(), 0, top_p)
         assert abs(len(got) - len(wanted)) <= 2  # float32's cumulative sum over thousands
-    assert len(kept[0]) > sampler.NUCLEUS_CANDIDATES
+    assert len(kept[0]) > NUCLEUS_CANDIDATES
 
 
 def test_rows_do_not_share_their_filters() -> None:
