@@ -11,6 +11,7 @@
     │   ├── QueueFull          too many wait there already: another replica may have room
     │   ├── PromptTooLong      no replica of this model could take it
     │   ├── DeadlineExceeded   the request's own time ran out, waiting or running
+    │   ├── StructureRefused   what its output has to be is too complex, or cannot be followed here
     │   ├── PinsFull           a prefix to be held does not fit beside those that are
     │   ├── HandedOver         the replica is leaving: nothing is wrong with it or with the request
     │   └── ForwardFailed      the step it was part of raised; its blocks are freed, the replica lives
@@ -136,6 +137,14 @@ class ForwardFailed(RequestRefused):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the model's forward failed: {reason}")
+        self.reason = reason
+
+
+class StructureRefused(RequestRefused):
+    """The structure of its output cannot be followed, or no further. `reason` never quotes it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the output's structure is refused: {reason}")
         self.reason = reason
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from cache.fingerprint import Fingerprint, HashAlgorithm, SaltMode
+from cache.structure import Structure
 from cache.types import BlockHash, PinId, ReplicaId, RequestId
 
 
@@ -123,6 +124,7 @@ class GenerateRequest:
     deadline_s: float | None = None  # seconds left when sent; clocks differ between nodes
     traceparent: str = ""  # W3C trace context of the call that sends it; "" = nobody traces
     pin: PinLease | None = None  # None: generate; else hold the prompt's full blocks, and generate nothing
+    structure: Structure | None = None  # what the output has to be; never part of a block's hash
 
     def retried(self, token_ids: array[int], sent_chars: int, dead: ReplicaId) -> GenerateRequest:
         """The next attempt, after replica `dead` was lost having produced `token_ids` in all."""

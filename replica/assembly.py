@@ -20,7 +20,9 @@ from replica.engine.engine_core import EngineCore
 from replica.models.model_source import ResolvedModel, load_tokenizer, resolve
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner
-from replica.scheduling.runner import Runner
+from replica.scheduling.runner import Runner, RunnerInfo
+from replica.structures.compiler import NoStructures, StructureCompiler, Structures
+from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Assembly:
     tokenizer: Any  # transformers' own
     decoder: TokenDecoder
     runner: Runner
+    structures: Structures
     fingerprint: Fingerprint
 
     def core(
@@ -61,6 +64,7 @@ class Assembly:
             self.config,
             BlockHasher(self.fingerprint),
             decoder=self.decoder,
+            structures=self.structures,
             sink=sink,
             clock=clock,
         )
@@ -77,7 +81,8 @@ def assemble(config: ReplicaConfig) -> Assembly:
     fingerprint = replica_fingerprint(
         config, model, kv_dtype=runner.info.kv_dtype, chat_template=getattr(tokenizer, "chat_template", None)
     )
-    return Assembly(config, model, tokenizer, TokenizerDecoder(tokenizer), runner, fingerprint)
+    structures = _structures(tokenizer, runner.info)
+    return Assembly(config, model, tokenizer, TokenizerDecoder(tokenizer), runner, structures, fingerprint)
 
 
 def replica_fingerprint(
@@ -92,6 +97,17 @@ def replica_fingerprint(
         block_size=config.block_size,
         hash_algorithm=config.hash_algorithm,
     )
+
+
+def _structures(tokenizer: Any, info: RunnerInfo) -> Structures:
+    try:
+        vocabulary = StructureVocabulary(
+            tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
+        )
+    except TokenizerUnsuited as error:
+        logger.warning("no structured output with this tokenizer", extra={"reason": str(error)})
+        return NoStructures("this model's tokenizer does not say what its tokens stand for")
+    return StructureCompiler(vocabulary)
 
 
 def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:

@@ -49,6 +49,7 @@ def running_node(
     with contextlib.ExitStack() as undo:
         assembly = assemble(config)
         undo.callback(assembly.runner.close)
+        undo.callback(assembly.structures.close)
         assembly = replace(assembly, runner=wrap(assembly.runner))
         epoch = new_epoch()
         events = EventLog(epoch)

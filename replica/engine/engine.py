@@ -36,6 +36,7 @@ from replica.engine.stream import DeltaStream, Parcel, deliver
 from replica.engine.watchdog import Watchdog
 from replica.errors import EngineStopped, RequestRefused
 from replica.scheduling.request import Request
+from replica.structures.matcher import StructureMatcher
 
 __all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
 
@@ -71,6 +72,7 @@ class _Submit:
 
 
 @dataclass(frozen=True, slots=True)
+    structure: StructureMatcher | None  # the request's, compiled
 class _Cancel:
     request_id: RequestId
     stream: DeltaStream  # tells this request from another that was refused for bearing the same id
@@ -222,9 +224,10 @@ class Engine:
         Raises RequestRefused in one of its kinds. Closing or cancelling the generator cancels the
         request: its blocks are free after the step in progress.
         """
-        stream = DeltaStream(asyncio.get_running_loop())
+        stream, arrival_s = DeltaStream(asyncio.get_running_loop()), self._clock()
+        structure = await self._compiled(request)
         self._announce(request)
-        if not self._post(_Submit(request, stream, self._clock())):
+        if not self._post(_Submit(request, stream, arrival_s, structure)):
             self._withdraw(request.request_id)
             raise EngineStopped(self._stop_reason or "it is closing")
         try:
@@ -262,6 +265,13 @@ class Engine:
         if self._door is not None:
             self._door.arrived(
                 Arrival(
+    async def _compiled(self, request: GenerateRequest) -> StructureMatcher | None:
+        """Where its output begins in its structure: compiled here, since a step waits for nobody's."""
+        if request.structure is None:
+            return None
+        minimum = request.sampling.min_tokens
+        return await self._core.structures.begin_soon(request.structure, min_tokens=minimum)
+
                     request.request_id,
                     len(request.token_ids),
                     hints(request.block_hashes),
@@ -353,7 +363,9 @@ class Engine:
         try:
             if self._hands_over or (self._is_draining and message.request.pin is not None):
                 raise HandedOver
-            request = self._core.submit(message.request, arrival_s=message.arrival_s)
+            request = self._core.submit(
+                message.request, arrival_s=message.arrival_s, structure=message.structure
+            )
         except RequestRefused as error:
             self._withdraw(message.request.request_id)
             self._send(message.stream, error)

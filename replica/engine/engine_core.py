@@ -11,11 +11,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache.block_hash import BlockHasher
 from cache.engine_report import EngineReport
-from cache.errors import RequestRefused, ServingError
+from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
 from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
 from cache.messages import FinishReason, GenerateRequest
@@ -30,6 +30,8 @@ from replica.scheduling.request import Request, check_request, copy_tokens
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
 from replica.scheduling.scheduler import Scheduler
 from replica.scheduling.step_time import StepTimeFit, step_work
+from replica.structures.compiler import NoStructures, Structures
+from replica.structures.matcher import StructureMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +83,20 @@ class EngineCore:
         hasher: BlockHasher,
         *,
         decoder: TokenDecoder | None = None,
+        structures: Structures | None = None,
         sink: BlockEventSink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """decoder: None for an engine whose text nobody reads; then stop strings never match."""
+        """decoder: None for an engine whose text nobody reads; then stop strings never match.
+
+        structures: None for one whose tokens stand for nothing; then no structure is followed.
+        """
         info = runner.info
         self.max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
         self._runner = runner
         self._info = info
         self._decoder = decoder if decoder is not None else NoText()
+        self.structures = structures or NoStructures("this engine does not know what its tokens stand for")
         self._clock = clock
         self._cache = KVCacheManager(
             info.num_blocks,
@@ -133,16 +140,29 @@ class EngineCore:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, *, arrival_s: float | None = None) -> Request:
+    def submit(
+        self,
+        request: GenerateRequest,
+        *,
+        arrival_s: float | None = None,
+        structure: StructureMatcher | None = None,
+    ) -> Request:
         """Take a request in; it starts with one of the next steps.
 
         arrival_s: when its deadline began to run, on this engine's clock; None = now.
-        Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull, PinsFull) and keeps
-        nothing.
+        structure: the request's, compiled; None = compile it now, while nothing else is done.
+        Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull, PinsFull,
+        StructureRefused) and keeps nothing.
         """
         check_request(request, self._info.vocab_size)
         if request.pin is not None:
             self.pins.check(request)
+        if structure is None and request.structure is not None:
+            structure = self.structures.begin(request.structure, min_tokens=request.sampling.min_tokens)
+        drawn_by, ended_by = request.sampling, request.sampling
+        if structure is not None:
+            # Its mask says when the text may end; and where it may, an end that is drawn is one.
+            drawn_by, ended_by = replace(drawn_by, min_tokens=0), replace(ended_by, ignore_eos=False)
         num_prompt = request.num_prompt_tokens
         max_output = max(1, min(request.sampling.max_tokens, self.max_model_len - num_prompt))
         self._scheduler.check_room(
@@ -159,7 +179,7 @@ class EngineCore:
             token_ids=token_ids,
             num_prompt_tokens=num_prompt,
             max_output_tokens=max_output,
-            sampling=request.sampling,
+            sampling=drawn_by,
             seed=request.seed,
             arrival_s=arrival_s,
             expires_s=None if request.deadline_s is None else arrival_s + request.deadline_s,
@@ -171,7 +191,7 @@ class EngineCore:
             ),
             detokenizer=Detokenizer(
                 self._decoder,
-                request.sampling,
+                ended_by,
                 self._info.eos_token_ids,
                 max_tokens=max_output,
                 sent_chars=request.sent_chars,
@@ -179,6 +199,7 @@ class EngineCore:
             num_earlier_tokens=len(token_ids) - num_prompt,
             traceparent=request.traceparent,
             lease=request.pin,
+            structure=structure,
         )
         is_held = taken.lease is not None and self.pins.take(taken)
         self._scheduler.submit(taken)
@@ -282,12 +303,18 @@ class EngineCore:
     # -- parts of the above -----------------------------------------------------------------------
 
     def _replay(self, request: Request) -> None:
-        """Bring a continued stream's detokenizer to where the earlier attempt was.
+        """Bring a continued stream's text and structure to where the earlier attempt was.
 
         The earlier attempt may have died after its last token and before saying so: then it ends here.
+        Raises StructureRefused for tokens that leave the structure, and keeps nothing.
         """
         for token_id in request.token_ids[request.num_prompt_tokens :]:
-            if (reason := request.detokenizer.push(token_id)) is not None:
+            try:
+                reason = _take_token(request, token_id)
+            except StructureRefused:
+                self._scheduler.cancel(request.request_id)
+                raise
+            if reason is not None:
                 request.cached_tokens = 0
                 self._end_at_submission(request, reason)
                 return
@@ -304,7 +331,13 @@ class EngineCore:
         if request.lease is not None:
             return self._held(request)
         self._output_tokens += 1
-        if (reason := request.detokenizer.push(token_id)) is not None:
+        try:
+            reason = _take_token(request, token_id)
+        except StructureRefused as error:
+            self._scheduler.cancel(request.request_id)
+            self._note_end(request, Ending.FAILED)
+            return Progress(request, error=error)
+        if reason is not None:
             self._end(request, reason)
         return Progress(request, token_id)
 
@@ -374,6 +407,18 @@ class EngineCore:
             sequences=work.sequences,
             elapsed_s=result.elapsed_s,
         )
+
+
+def _take_token(request: Request, token_id: int) -> FinishReason | None:
+    """The request has this token: why it is the last one, or None. Raises StructureRefused."""
+    reason, structure = request.detokenizer.push(token_id), request.structure
+    if structure is None:
+        return reason
+    if reason is not FinishReason.STOP:  # by an end or a stop, which need not be part of the structure
+        structure.advance(token_id)
+    if (failure := structure.failure) is not None:
+        raise StructureRefused(failure)
+    return request.detokenizer.end() if structure.is_over else reason
 
 
 def _completion(request: Request) -> Completion:

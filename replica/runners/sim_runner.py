@@ -13,10 +13,13 @@ import time
 from array import array
 from collections.abc import Callable
 
+import numpy as np
+
 from cache.messages import SamplingParams
 from replica.config import SimConfig
 from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
 from replica.scheduling.step_time import step_work
+from replica.structures.matcher import StructureMatcher
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: odd, so that multiplying loses nothing
@@ -101,7 +104,10 @@ class SimRunner:
             pages[table[position // size] * size + position % size] = state
         if not sequence.samples:
             return None
-        return _draw(state, sequence.sampling, sequence.seed) % self._config.vocab_size
+        drawn = _draw(state, sequence.sampling, sequence.seed)
+        if sequence.structure is not None:
+            return _allowed(sequence.structure, drawn, self._config.vocab_size)
+        return drawn % self._config.vocab_size
 
 
 def _mix(value: int) -> int:
@@ -113,6 +119,14 @@ def _draw(state: int, sampling: SamplingParams, seed: int) -> int:
     """Greedy depends on the context alone, sampling on the seed as well; the position is in the context."""
     noise = 0 if sampling.temperature == 0 else _mix(seed & _MASK)
     return _mix(state ^ noise) >> 11
+
+
+def _allowed(structure: StructureMatcher, drawn: int, vocab_size: int) -> int:
+    """One of the tokens that may come next."""
+    words = np.zeros(structure.num_words, dtype=np.int32)
+    structure.fill(words)
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size].nonzero()[0]
+    return int(allowed[drawn % len(allowed)]) if len(allowed) else 0
 
 
 def _never_late() -> float:

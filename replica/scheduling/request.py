@@ -15,6 +15,7 @@ from cache.messages import FinishReason, GenerateRequest, PinLease, SamplingPara
 from cache.types import RequestId, pack_tokens
 from replica.errors import InvalidRequest
 from replica.output.detokenizer import Detokenizer
+from replica.structures.matcher import StructureMatcher
 
 
 class RequestState(Enum):
@@ -54,6 +55,7 @@ class Request:
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
+    structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
 
     @property
     def num_uncomputed(self) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
+from replica.structures.matcher import StructureMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class ScheduledSequence:
     sampling: SamplingParams
     seed: int
     scores_prompt: bool = False  # log probabilities of the prompt's tokens are wanted, too
+    structure: StructureMatcher | None = None  # says what its next token may be
 
     @property
     def samples(self) -> bool:

@@ -385,6 +385,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
         num_prompt_tokens=request.num_prompt_tokens,
         sampling=request.sampling,
         seed=request.seed,
+        structure=request.structure,
     )
 
 

@@ -1,0 +1,141 @@
+"""From structures to matchers, off the engine's thread: compiled once, kept for the next request.
+
+Knows grammars, limits and threads; knows neither requests nor steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from cache.errors import QueueFull, StructureRefused
+from cache.structure import GrammarLimits, Structure
+from replica.structures.matcher import StructureMatcher
+from replica.structures.vocabulary import StructureVocabulary
+
+MAX_KEPT = 64  # compiled structures; with the states its text has visited one may reach 30 MB
+MAX_PENDING = 64  # structures to compile: more are refused as busy
+COMPILE_LIMIT_S = 5.0
+NUM_THREADS = 2  # so that one structure that takes long does not keep everybody's from being compiled
+
+
+class Structures(Protocol):
+    """What an engine follows structures with."""
+
+    def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+        """A matcher at its beginning. Any thread; blocks while it is compiled.
+
+        Raises StructureRefused, or QueueFull where too many are being compiled.
+        """
+
+    async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+        """The same without blocking the event loop."""
+
+    def close(self) -> None:
+        """Compile nothing any more. Idempotent."""
+
+
+class NoStructures:
+    """`Structures` of an engine that cannot tell what its tokens stand for."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+        raise StructureRefused(self._reason)
+
+    async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+        raise StructureRefused(self._reason)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class StructureCompiler:
+    """`Structures` over a vocabulary. Its futures are shared: one compilation however many ask for it."""
+
+    def __init__(
+        self,
+        vocabulary: StructureVocabulary,
+        *,
+        max_kept: int = MAX_KEPT,
+        limit_s: float = COMPILE_LIMIT_S,
+        build: Callable[[StructureVocabulary, Structure], StructureMatcher] | None = None,
+    ) -> None:
+        """build: instead of the real compilation, for tests. It raises StructureRefused."""
+        self._vocabulary = vocabulary
+        self._max_kept = max_kept
+        self._limit_s = limit_s
+        self._build = build or compile_structure
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
+        self._lock = threading.Lock()  # guards both below
+        self._compiled: OrderedDict[Structure, Future[StructureMatcher]] = OrderedDict()
+        self._num_pending = 0
+
+    def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+        try:
+            return self._compiled_soon(structure).result(self._limit_s).begun(min_tokens)
+        except TimeoutError:
+            raise self._took_too_long() from None
+
+    async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+        compiled = self._compiled_soon(structure)
+        if not compiled.done():
+            # Shielded: others may be waiting for the same one.
+            try:
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(compiled)), self._limit_s)
+            except TimeoutError:
+                raise self._took_too_long() from None
+        return compiled.result().begun(min_tokens)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compiled_soon(self, structure: Structure) -> Future[StructureMatcher]:
+        """The future of its compilation, refusals kept like results. Raises QueueFull."""
+        with self._lock:
+            if (known := self._compiled.get(structure)) is not None:
+                self._compiled.move_to_end(structure)
+                return known
+            if self._num_pending >= MAX_PENDING:
+                raise QueueFull(self._num_pending, MAX_PENDING)
+            self._num_pending += 1
+            compiled = self._threads.submit(self._build, self._vocabulary, structure)
+            self._compiled[structure] = compiled
+            while len(self._compiled) > self._max_kept:
+                self._compiled.popitem(last=False)
+        compiled.add_done_callback(self._note_done)
+        return compiled
+
+    def _note_done(self, _compiled: Future[StructureMatcher]) -> None:
+        with self._lock:
+            self._num_pending -= 1
+
+    def _took_too_long(self) -> StructureRefused:
+        return StructureRefused(f"it takes longer to compile than the limit of {self._limit_s:g} s")
+
+
+def compile_structure(vocabulary: StructureVocabulary, structure: Structure) -> StructureMatcher:
+    """Compile it and try its first mask: some limits show only there. Raises StructureRefused."""
+    try:
+        grammar = structure.grammar()
+    except ValueError as error:
+        raise StructureRefused("it is not JSON") from error
+    limits = LLParserLimits(verbose_errors=False, **asdict(GrammarLimits()))
+    compiled = StructureMatcher(LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits), vocabulary)
+    tried = compiled.begun(0)
+    words = np.zeros(vocabulary.num_words, dtype=np.int32)
+    tried.fill(words)
+    if (failure := tried.failure) is not None:
+        raise StructureRefused(failure)
+    if not words.any():
+        raise StructureRefused("no text has it")
+    return compiled

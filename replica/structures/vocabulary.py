@@ -1,0 +1,63 @@
+"""The model's tokens as the bytes they stand for: what a grammar is followed over.
+
+Knows tokenizers and llguidance's view of them; knows no grammar and no request.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+from llguidance import LLTokenizer
+
+REPLACEMENT = "\ufffd"
+CHECKED_TOKENS = 1024  # spread over the vocabulary: a rule for bytes that is wrong is wrong everywhere
+
+
+class TokenizerUnsuited(Exception):
+    """What this tokenizer's tokens stand for cannot be told for sure: nothing may be promised of its text."""
+
+
+class StructureVocabulary:
+    """Immutable; any thread."""
+
+    def __init__(self, tokenizer: Any, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """tokenizer: of transformers. vocab_size: logits in a row, which may be more than there are tokens.
+
+        Takes about a second for 150,000 tokens. Raises TokenizerUnsuited.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise TokenizerUnsuited("it is not one of the tokenizers library")
+        backend = copy.copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+        # Where nothing ends a text, an id beyond the logits does: only the structure's own end is left.
+        ends = sorted(eos_token_ids) or [vocab_size]
+        try:
+            self.tokens = LLTokenizer(
+                backend.to_str(), n_vocab=vocab_size + (not eos_token_ids), eos_token=ends
+            )
+        except ValueError as error:
+            raise TokenizerUnsuited(str(error)) from error
+        self.vocab_size = vocab_size
+        self.num_words = -(-self.tokens.vocab_size // 32)
+        # A mask of everything but what ends a text, lowest bit first.
+        self.without_ends = np.full(self.num_words, -1, dtype=np.int32)
+        for token_id in eos_token_ids:
+            self.without_ends.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+        self._check(backend, min(vocab_size, backend.get_vocab_size()), eos_token_ids)
+
+    def _check(self, backend: Any, num_tokens: int, eos_token_ids: frozenset[int]) -> None:
+        """Compare the bytes with what the tokenizer itself makes of a token inside a text."""
+        start = backend.encode("x", add_special_tokens=False).ids
+        start_text = backend.decode(start, skip_special_tokens=True)
+        for token_id in range(0, num_tokens, max(1, num_tokens // CHECKED_TOKENS)):
+            if token_id in eos_token_ids or self.tokens.is_special_token(token_id):
+                continue
+            whole = backend.decode([*start, token_id], skip_special_tokens=True)
+            text = whole.removeprefix(start_text)
+            stands_for = self.tokens.decode_bytes([token_id]).decode("utf-8", "replace")
+            if REPLACEMENT not in text and REPLACEMENT not in stands_for and text != stands_for:
+                raise TokenizerUnsuited(f"token {token_id} decodes otherwise than its bytes say")
