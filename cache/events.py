@@ -29,7 +29,7 @@ from cache.errors import WireError
 from cache.types import BlockHash, HashHint, RequestId
 from cache.wire import WireFormat, within
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_BATCH_BYTES = 8 << 20
 MAX_SNAPSHOT_BYTES = 256 << 20  # 32 M hashes
 MAX_ADMITTED_PER_BATCH = 65_536
@@ -85,6 +85,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_running: NonNegative = 0
     context_tokens: NonNegative = 0  # of all running sequences
     free_blocks: NonNegative = 0  # blocks not referenced by a running sequence or a held prefix
+    # Of the free ones, those that running sequences are expected to take yet; 0 while nobody waits.
+    growth_blocks: NonNegative = 0
     total_blocks: NonNegative = 0
     is_draining: bool = False
     step_time: StepTimeModel | None = None  # None until the fit has enough samples

@@ -17,6 +17,7 @@ registered them; `release` and `abort_step` take back promises that will not be 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,6 +45,7 @@ class SequenceBlocks:
     block_table: list[int] = field(default_factory=list)  # block ids in token order; only grows
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks hashed so far
     num_offered: int = 0  # leading blocks of the table registered so far, or refused
+    looks_up: bool = True  # False: everything of it is to be computed, whatever the cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class KVCacheManager:
         adapter_digest: str = "",
         extra_keys: ExtraKeys | None = None,
         block_hashes: Sequence[BlockHash] = (),
+        looks_up: bool = True,
     ) -> SequenceBlocks:
         """A sequence that holds no blocks yet.
 
@@ -112,9 +115,9 @@ class KVCacheManager:
         from the one before; else all are recomputed.
         """
         if not self.prefix_caching:
-            return SequenceBlocks(token_ids, _NO_HASH, extra_keys or {})
+            return SequenceBlocks(token_ids, _NO_HASH, extra_keys or {}, looks_up=False)
         root = self._hasher.root(adapter, adapter_digest, salt)
-        sequence = SequenceBlocks(token_ids, root, extra_keys or {})
+        sequence = SequenceBlocks(token_ids, root, extra_keys or {}, looks_up=looks_up)
         if block_hashes and self._are_ours(sequence, block_hashes):
             sequence.block_hashes.extend(block_hashes)
         return sequence
@@ -123,9 +126,9 @@ class KVCacheManager:
         """Longest cached prefix of the sequence, capped so that at least one token is computed.
 
         Changes nothing but the sequence's lazily computed hashes. O(blocks matched).
-        With `prefix_caching=False`: an empty hit, and nothing is hashed.
+        Of one that does not look up, as none does with `prefix_caching=False`: an empty hit.
         """
-        if not self.prefix_caching:
+        if not sequence.looks_up:
             return PrefixHit((), 0, 0)
         limit = (len(sequence.token_ids) - 1) // self.block_size
         block_ids: list[int] = []
@@ -181,6 +184,14 @@ class KVCacheManager:
         if num_new > 0:
             sequence.block_table.extend(block.block_id for block in self.pool.allocate(num_new))
         self._register_full(sequence, num_tokens)
+
+    def num_own(self, sequence: SequenceBlocks) -> int:
+        """Blocks of it that nobody else holds, as far as halving its table finds them: shared ones lead it,
+        and where a twin's copies lie between ours, it is an estimate. O(log blocks).
+        """
+        blocks, table = self.pool.blocks, sequence.block_table
+        first_own = bisect_left(table, True, key=lambda block_id: blocks[block_id].ref_count == 1)
+        return len(table) - first_own
 
     def is_awaited(self, sequence: SequenceBlocks) -> bool:
         """Whether another sequence of this step reads blocks that this one is about to compute."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
-from cache.kv_cache_manager import KVCacheManager
+from cache.kv_cache_manager import KVCacheManager, PrefixHit
 from cache.types import BlockHash, RequestId
 from replica.errors import (
     DeadlineExceeded,
@@ -24,9 +24,15 @@ from replica.errors import (
     TooLargeForCache,
     WaitTooLong,
 )
+from replica.scheduling.answer_lengths import AnswerLengths
+from replica.scheduling.headroom import Growth, peak_blocks
 from replica.scheduling.queue_time import queue_s
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
+
+# Of all blocks, left free when somebody is let in beside others: answers are not quite as expected.
+# Without it ten times as many are thrown out, with twice as much answers come no faster (docs/design/016).
+SPARE = 1 / 32
 
 
 class Scheduler:
@@ -69,9 +75,10 @@ class Scheduler:
         # Blocks that were in nobody's hands when a request came, and that it will have computed: its twins,
         # though they wait, will find them. By whoever came first.
         self._promised: dict[BlockHash, Request] = {}
-        # Who did not fit into how many free blocks: matching a long prompt anew in every step, with as
-        # many blocks free as before, would cost more than a rare better hit gains.
-        self._misfit: tuple[Request, int] | None = None
+        # Who did not fit into how many free blocks, beside how many others: matching a long prompt anew in
+        # every step, with nothing changed, would cost more than a rare better hit gains.
+        self._misfit: tuple[Request, int, int] | None = None
+        self._answers = AnswerLengths()
         self._has_preempted = False  # in the step being computed
         self.num_preemptions = 0  # since the start
 
@@ -116,11 +123,17 @@ class Scheduler:
         assert not self._step, "cancel between steps, not inside one"
         request = self._by_id.get(request_id)
         if request is not None:
-            self.finish(request)
+            self._remove(request)
         return request
 
     def finish(self, request: Request) -> None:
-        """Take a request out for good: finished, failed, expired or cancelled."""
+        """Take a request out that has ended by itself."""
+        if request.lease is None:
+            self._answers.observe(request.num_output_tokens)
+        self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        """Take a request out for good, wherever it is: finished, failed, expired or cancelled."""
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
         elif request.state is RequestState.WAITING:
@@ -137,7 +150,7 @@ class Scheduler:
         now_s = self._clock()
         late = [r for r in self if r.expires_s is not None and now_s >= r.expires_s]
         for request in late:
-            self.finish(request)
+            self._remove(request)
         return [(r, _deadline_exceeded(r, now_s)) for r in late]
 
     # -- one step ---------------------------------------------------------------------------------
@@ -214,7 +227,7 @@ class Scheduler:
         step, self._step = self._step, []
         self._cache.abort_step()
         for request, _ in step:
-            self.finish(request)
+            self._remove(request)
         return [request for request, _ in step]
 
     def _expected_hit(self, request: Request) -> int:
@@ -223,6 +236,8 @@ class Scheduler:
         Without the latter a crowd of twins looks like as many whole prompts, and routers take the next one
         elsewhere. Of hashes that nobody has sent, only those already worked out count.
         """
+        if not request.blocks.looks_up:
+            return 0
         hit = self._cache.match(request.blocks).num_tokens
         hashes = request.blocks.block_hashes
         index, last = hit // self._block_size, (len(request.token_ids) - 1) // self._block_size
@@ -266,21 +281,50 @@ class Scheduler:
         budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
         while self._waiting and budget > 0 and len(self._running) < self._max_running:
             request = self._waiting[0]
-            if self._misfit is not None and self._misfit == (request, self._cache.num_free):
+            misfit = (request, self._cache.num_free, len(self._running))
+            if self._misfit == misfit:
                 return
             hit = self._cache.match(request.blocks)
-            num_uncached = len(request.token_ids) - hit.num_tokens
-            num_tokens = min(num_uncached, budget)
-            # One that was preempted comes back only when all it has so far fits; with less it would
-            # be the first to be thrown out again.
-            must_fit = num_uncached if request.num_preemptions else num_tokens
-            if self._cache.blocks_needed(request.blocks, hit, must_fit) > self._cache.num_free:
-                self._misfit = request, self._cache.num_free
+            if not self._has_room(request, hit):
+                self._misfit = misfit
                 return
+            num_tokens = min(len(request.token_ids) - hit.num_tokens, budget)
             self._cache.admit(request.blocks, hit, num_tokens)
             self._start(self._waiting.popleft(), hit.num_tokens)
             self._step.append((request, num_tokens))
             budget -= num_tokens
+
+    def _has_room(self, request: Request, hit: PrefixHit) -> bool:
+        """Whether all it has so far fits, and its answer beside those of everybody who runs, as expected.
+
+        Who is let in with less is the first to be thrown out again, computed anew, and thrown out again.
+        Alone it fits: that was checked when it was submitted, and is what guarantees progress.
+        """
+        needed = self._cache.blocks_needed(request.blocks, hit, len(request.token_ids) - hit.num_tokens)
+        if needed > self._cache.num_free or not self._running:
+            return needed <= self._cache.num_free
+        growths = [self._growth(running) for running in self._running]
+        growths.append(Growth(needed, self._answer_blocks(request), hit.num_idle))
+        return peak_blocks(growths) + int(SPARE * self._num_blocks) <= self._cache.num_free
+
+    def _growth(self, request: Request) -> Growth:
+        held = len(request.blocks.block_table)
+        return Growth(
+            certain=max(0, self._cache.new_blocks(len(request.token_ids)) - held),
+            expected=self._answer_blocks(request),
+            own=self._cache.num_own(request.blocks),
+        )
+
+    def _answer_blocks(self, request: Request) -> int:
+        """Blocks that it will still take beyond those of the tokens it has.
+
+        As if it had filled the last of these: what is expected then changes with its blocks alone, and
+        nobody need be asked again in a step that takes none.
+        """
+        blocks = max(len(request.blocks.block_table), self._cache.new_blocks(len(request.token_ids)))
+        so_far = blocks * self._block_size - request.num_prompt_tokens
+        more = self._answers.expected(so_far, request.max_output_tokens) - so_far
+        return max(0, math.ceil(more / self._block_size))
 
     def _start(self, request: Request, hit_tokens: int) -> None:
         request.state = RequestState.RUNNING
@@ -331,6 +375,7 @@ class Scheduler:
             num_running=len(self._running),
             context_tokens=self.context_tokens,
             free_blocks=self._cache.num_free,
+            growth_blocks=peak_blocks(map(self._growth, self._running)) if self._waiting else 0,
             total_blocks=self._num_blocks,
             step_time=step_time,
             admitted=admitted,
@@ -385,6 +430,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
         num_prompt_tokens=request.num_prompt_tokens,
         sampling=request.sampling,
         seed=request.seed,
+        logprobs=request.logprobs,
         structure=request.structure,
     )
 

@@ -42,6 +42,7 @@ LOADS = st.builds(
     num_running=COUNT,
     context_tokens=COUNT,
     free_blocks=COUNT,
+    growth_blocks=COUNT,
     total_blocks=COUNT,
     is_draining=st.booleans(),
     step_time=st.none() | st.builds(StepTimeModel, SECONDS, SECONDS, SECONDS, SECONDS),

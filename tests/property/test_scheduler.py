@@ -45,6 +45,7 @@ class Workload:
     cancels: dict[str, int] = field(default_factory=dict)  # step before which a request is cancelled
     settings: dict[str, Any] = field(default_factory=dict)
     raise_every_steps: int | None = None
+    taught: int = 0  # length of the answers that it has seen before: longer ones then come as a surprise
 
 
 @st.composite
@@ -78,6 +79,7 @@ def workloads(draw: st.DrawFn, *, faults: bool) -> Workload:
             "prefix_caching": draw(st.booleans()),
         },
         raise_every_steps=draw(st.sampled_from([None, 2, 5])) if faults else None,
+        taught=draw(st.integers(0, 20)),
     )
 
 
@@ -86,7 +88,10 @@ def build(workload: Workload) -> tuple[EngineCore, RecordingRunner]:
     sim = SimConfig(raise_every_steps=workload.raise_every_steps, vocab_size=4)
     config = sim_config(NUM_BLOCKS, sim=sim, **workload.settings)
     runner = RecordingRunner(config.sim, clock)
-    return sim_core(NUM_BLOCKS, runner=runner, clock=clock, sim=sim, **workload.settings), runner
+    core = sim_core(NUM_BLOCKS, runner=runner, clock=clock, sim=sim, **workload.settings)
+    if workload.taught and workload.raise_every_steps is None:
+        core.complete([make_request("before", [3], max_tokens=workload.taught)])
+    return core, runner
 
 
 def drive(core: EngineCore, workload: Workload) -> dict[str, tuple[int, ...] | Exception | None]:
@@ -100,7 +105,13 @@ def drive(core: EngineCore, workload: Workload) -> dict[str, tuple[int, ...] | E
         for request_id, at in workload.cancels.items():
             if at == step and core.cancel(RequestId(request_id)) is not None:
                 ended[request_id] = None
-        for progress in core.step():
+        oldest = next(iter(core.requests()), None)
+        preempted = oldest.num_preemptions if oldest else 0
+        moved = core.step()
+        if oldest is not None:  # nobody starves: it moves forward in every step, or ends
+            assert oldest.num_preemptions == preempted
+            assert oldest.state is not RequestState.WAITING
+        for progress in moved:
             if progress.is_last:
                 done = progress.request
                 assert done.request_id not in ended

@@ -38,19 +38,19 @@ def hints(*names: int) -> tuple[HashHint, ...]:
 
 def a_batch(**changes: Any) -> EventBatch:
     fields: dict[str, Any] = {
-        "version": 2, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
+        "version": 3, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
         "digest": Digest(2, 1), "load": LOAD,
     }  # fmt: skip
     return EventBatch(**{**fields, **changes})
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
-    fields: dict[str, Any] = {"version": 2, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
+    fields: dict[str, Any] = {"version": 3, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
     return Snapshot(**{**fields, **changes})
 
 
 def an_update(**changes: Any) -> LoadUpdate:
-    fields: dict[str, Any] = {"version": 2, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
+    fields: dict[str, Any] = {"version": 3, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
     return LoadUpdate(**{**fields, **changes})
 
 
@@ -77,8 +77,8 @@ def spoilt(wire: bytes, spoil: Callable[[dict[str, Any]], object]) -> bytes:
         (lambda value: value.update(stored=[7, 7]), "listed twice"),
         (lambda value: value.update(removed=[7, 7]), "listed twice"),
         (lambda value: value.update(sent_s=math.inf), "sent_s is not finite"),
-        (lambda value: value.update(version=3), "event batch of format version 3, not 2"),
-        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 2"),
+        (lambda value: value.update(version=4), "event batch of format version 4, not 3"),
+        (lambda value: value.update(version=4, news=[]), "event batch of format version 4, not 3"),
         (lambda value: value.update(type="snapshot"), "type"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_malformed_batch_is_refused_by_name(spoil: Callable[[dict[str, Any]], 
     [
         (lambda value: value.update(digest=[3, 1]), "malformed snapshot: 16 bytes for 3 hashes"),
         (lambda value: value.pop("digest"), "digest"),
-        (lambda value: value.update(version=0), "snapshot of format version 0, not 2"),
+        (lambda value: value.update(version=0), "snapshot of format version 0, not 3"),
         (lambda value: value["load"].update(admitted=["r"] * 65_537), "admitted"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_snapshot_is_two_frames_of_whole_hashes() -> None:
     [
         (lambda value: value.update(number=-1), r"\$\.number"),
         (lambda value: value.update(stored=[]), "stored"),
-        (lambda value: value.update(version=3), "load update of format version 3, not 2"),
+        (lambda value: value.update(version=4), "load update of format version 4, not 3"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
     ],
 )
@@ -194,7 +194,7 @@ def test_batches_are_net_and_numbered() -> None:
         log.stored(a_hash(name))
     log.removed(a_hash(3))
     first = log.flush(LOAD)
-    assert first == EventBatch(2, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
+    assert first == EventBatch(3, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
     log.removed(a_hash(2))
     log.stored(a_hash(2))
     assert not log.has_changes
@@ -208,11 +208,11 @@ def test_batches_are_net_and_numbered() -> None:
 def test_a_snapshot_shows_what_was_flushed() -> None:
     log = EventLog(epoch=9)
     log.stored(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(2, 9, 0, array("Q"), LOAD, Digest())
+    assert log.snapshot(LOAD) == Snapshot(3, 9, 0, array("Q"), LOAD, Digest())
     log.flush(LOAD)
     log.stored(a_hash(2))
     log.removed(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(2, 9, 1, array("Q", [1]), LOAD, Digest(1, 1))
+    assert log.snapshot(LOAD) == Snapshot(3, 9, 1, array("Q", [1]), LOAD, Digest(1, 1))
     batch = log.flush(LOAD)
     assert (batch.stored, batch.removed) == (hints(2), hints(1))
 

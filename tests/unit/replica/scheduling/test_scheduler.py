@@ -54,6 +54,11 @@ def run(core: EngineCore, limit: int = 500) -> None:
         assert limit, "no progress"
 
 
+def expect_short_answers(core: EngineCore) -> None:
+    """So that longer ones, of which nobody knew, throw each other out."""
+    core.complete([make_request(f"short{i}", [90 + i], max_tokens=4) for i in range(4)])
+
+
 def test_decodes_are_never_starved_by_a_long_prompt() -> None:
     """The prompt gets what the decodes leave of the budget, step after step."""
     tape = Tape()
@@ -127,12 +132,47 @@ def test_preempted_request_has_the_output_of_an_undisturbed_one() -> None:
     """Newest first out, state cleared, and back with a prefix hit on its own blocks."""
     requests = [make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=16) for i in range(3)]
     tight = sim_core(num_blocks=10)
+    expect_short_answers(tight)
     completions = tight.complete(requests)
     assert sum(c.num_preemptions for c in completions) == tight.stats().preemptions > 0
     assert completions[0].num_preemptions == 0  # the oldest never
     for request, completion in zip(requests, completions, strict=True):
         assert completion.token_ids == sim_core().complete([request])[0].token_ids
         assert completion.cached_tokens == 0  # what it hit when it came back is not the client's hit
+
+
+def test_nobody_is_let_in_for_whose_answer_there_is_no_room() -> None:
+    """Three of them have prompts that fit, and answers of which one at a time does: nobody is thrown out."""
+    requests = [make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=16) for i in range(3)]
+    core = sim_core(num_blocks=10)
+    for request in requests:
+        core.submit(request)
+    core.step()
+    assert (core.load().num_running, core.load().num_waiting) == (1, 2)
+    run(core)
+    assert core.stats().preemptions == 0
+
+
+def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
+    """Whoever says nothing of its answer's length does not get the pool for itself."""
+    core = sim_core(num_blocks=14)
+    expect_short_answers(core)
+    for i in range(3):
+        core.submit(make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=40))
+    core.step()
+    assert core.load().num_running == 3
+
+
+def test_who_waits_hears_that_free_blocks_are_spoken_for() -> None:
+    """Routers are told: of the seven free blocks the running answer takes four, whoever waits needs six."""
+    core = sim_core(num_blocks=10)
+    core.submit(make_request("runs", range(10), max_tokens=16))
+    core.step()
+    assert core.load().growth_blocks == 0  # nobody asks
+    core.submit(make_request("waits", range(50, 60), max_tokens=16))
+    core.step()
+    load = core.load()
+    assert (load.num_waiting, load.free_blocks, load.growth_blocks) == (1, 7, 4)
 
 
 def test_half_prefilled_requests_that_fill_the_pool_do_not_lock_up() -> None:
