@@ -42,8 +42,10 @@ class EventParser:
 
     def feed(self, piece: bytes) -> list[Event]:
         """The events that this piece completes. Raises EventTooLong."""
-        if self._had_cr and piece:
-            piece, self._had_cr = piece.removeprefix(b"\n"), False
+        if not piece:
+            return []
+        if self._had_cr:
+            piece = piece.removeprefix(b"\n")
         searched = len(self._pending)
         self._pending += piece
         events: list[Event] = []

@@ -1,0 +1,168 @@
+"""Locust users for the workloads that prefix caching lives on, against any OpenAI-compatible server.
+
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                       # locust's web page
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 Chat Agent --headless -u 8 -t 1m
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --processes 4 --headless -u 64 -t 5m
+
+A closed loop: a user asks, reads to the end, thinks, asks again, so a slow server is asked less.
+docs/benchmarking.md says what that hides, and `python -m loadtest replay` does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from locust import constant, events
+from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
+
+from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
+from loadtest.client.errors import ClientError
+from loadtest.users.counts import Counts
+from loadtest.users.llm_user import COUNTS, LlmUser, Setting
+
+DEFAULT_HOST = "http://127.0.0.1:8000"
+_REPORT_KEY = "llm_counts"
+_total = Counts()  # of all workers
+
+
+class LongDocuments(LlmUser):
+    """Several questions about one long document that others read too."""
+
+    scenario_name = "long_documents"
+    wait_time = constant(1)
+
+
+class Chat(LlmUser):
+    """Chats behind a few system prompts, with the model's own answers in their history."""
+
+    scenario_name = "chat"
+    wait_time = constant(1)
+    weight = 3
+
+
+class FewShot(LlmUser):
+    """New cases behind the same three or five examples."""
+
+    scenario_name = "few_shot"
+    wait_time = constant(1)
+
+
+class SelfConsistency(LlmUser):
+    """Several samples of one question, and a vote."""
+
+    scenario_name = "self_consistency"
+    wait_time = constant(1)
+
+
+class TreeOfThought(LlmUser):
+    """Branches, scores, prunes."""
+
+    scenario_name = "tree_of_thought"
+    wait_time = constant(1)
+
+
+class Retrieval(LlmUser):
+    """Passages of 512 tokens, a few of them in every other prompt."""
+
+    scenario_name = "retrieval"
+    wait_time = constant(1)
+
+
+class Agent(LlmUser):
+    """Tool calls in quick succession."""
+
+    scenario_name = "agent"
+    wait_time = constant(1)
+
+
+class NoSharing(LlmUser):
+    """Adverse: nothing is shared."""
+
+    scenario_name = "no_sharing"
+    wait_time = constant(1)
+
+
+class HotSystemPrompt(LlmUser):
+    """Adverse: one long system prompt that nearly everybody has."""
+
+    scenario_name = "hot_system_prompt"
+    wait_time = constant(1)
+
+
+class DecodeHeavy(LlmUser):
+    """Adverse: short prompts, long answers."""
+
+    scenario_name = "decode_heavy"
+    wait_time = constant(1)
+
+
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def _options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument  # a group's would not know secrets
+    add("--api-key", default="", is_secret=True, help=f"API key (default: ${KEY_VARIABLE})")
+    add("--model-name", default="", help="model to ask for (default: the first that the server lists)")
+    add("--timeout-s", type=float, default=300.0, help="between two pieces of an answer")
+    add("--scale", type=float, default=1.0, help="of prompts' and answers' lengths: 0.1 for tiny models")
+    add("--pauses", type=float, default=1.0, help="of pauses inside sessions: 0 for none")
+    add("--seed", type=int, default=0, help="of everything drawn: equal seeds ask equal questions")
+
+
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def _find_server(environment: Environment, **_: Any) -> None:
+    """Before anybody asks: a wrong address or key is one line and status 1, not a table of failures."""
+    if environment.web_ui is None and environment.parsed_options is not None:
+        try:
+            _connect(environment)
+        except ClientError as error:
+            raise SystemExit(f"locustfile: {error}") from None
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]
+def _begin(environment: Environment, **_: Any) -> None:
+    """In the web page the address may have been changed since; what is wrong is among its failures."""
+    _total.take()
+    COUNTS.take()
+    try:
+        _connect(environment)
+    except ClientError as error:
+        LlmUser.setting = None
+        environment.stats.log_error("CONNECT", environment.host or DEFAULT_HOST, str(error))
+
+
+def _connect(environment: Environment) -> None:
+    options = environment.parsed_options
+    assert options is not None, "locust sets them before any event"
+    if isinstance(environment.runner, MasterRunner):
+        return  # it asks nobody
+    LlmUser.setting = Setting(
+        endpoint=Endpoint.find(
+            environment.host or DEFAULT_HOST, key=options.api_key or None, model=options.model_name or None
+        ),
+        timeout_s=options.timeout_s,
+        scale=options.scale,
+        pauses=options.pauses,
+        seed=options.seed,
+        worker=environment.runner.worker_index if isinstance(environment.runner, WorkerRunner) else 0,
+    )
+
+
+@events.report_to_master.add_listener  # type: ignore[untyped-decorator]
+def _send(client_id: str, data: dict[str, Any]) -> None:
+    data[_REPORT_KEY] = COUNTS.take()
+
+
+@events.worker_report.add_listener  # type: ignore[untyped-decorator]
+def _receive(client_id: str, data: dict[str, Any]) -> None:
+    _total.merge(data.get(_REPORT_KEY) or {})
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def _say(environment: Environment, **_: Any) -> None:
+    """Cached tokens, replicas and ends, below locust's own tables."""
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    _total.merge(COUNTS.take())
+    if _total.by_scenario:
+        print("\n" + "\n".join(_total.lines()) + "\n")  # noqa: T201  # as locust prints its tables

@@ -1,0 +1,1 @@
+"""Scenarios as locust's users. Knows locust; everything below it does not."""

@@ -1,0 +1,112 @@
+"""Locust against simulated replicas: every kind of user, headless in several processes, and the web page."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.ports import free_base
+from loadtest.scenarios.catalogue import SCENARIOS
+from replica.config import SimConfig
+from tests.http_server import HttpServer, engine_server
+
+ROOT = Path(__file__).parents[2]
+LOCUST = (sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest/locustfile.py"))
+SMALL = ("--scale", "0.1", "--pauses", "0.1")
+RUN_S = 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    replica = {"runner": "simulated", "sim": SimConfig(num_blocks=4096), "max_wait_s": None}
+    with engine_server(num_replicas=2, replica=replica, expose_routing=True, max_wait_s=None) as running:
+        yield running
+
+
+def locust(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LOCUST, *arguments],
+        cwd=folder,  # the file finds what it imports from anywhere
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OPENAI_API_KEY": ""},
+        timeout=120,
+        **options,
+    )
+
+
+def test_every_user_headless_for_twenty_seconds_without_a_failure(server: HttpServer, tmp_path: Path) -> None:
+    """In two processes, so that what workers count reaches the master."""
+    users = ("--headless", "-u", "20", "-r", "20", "-t", f"{RUN_S}s", "--processes", "2")
+    ended = locust(*users, *SMALL, "--host", server.url, "--csv", "run", "--only-summary", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    with (tmp_path / "run_stats.csv").open() as file:
+        rows = {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
+    for name in SCENARIOS:
+        for kind in ("POST", "TTFT"):
+            assert int(rows[kind, name]["Request Count"]) > 0, f"nobody finished {name}"
+            assert int(rows[kind, name]["Failure Count"]) == 0
+    total = int(rows["", "Aggregated"]["Request Count"])
+    assert total == sum(int(row["Request Count"]) for (kind, _), row in rows.items() if kind == "POST")
+    for name in SCENARIOS:
+        assert f"\n{name} " in ended.stdout  # our own table
+    assert "replica-0" in ended.stdout
+    assert "replica-1" in ended.stdout
+
+
+def test_a_server_that_is_not_there_is_one_line_and_no_table(tmp_path: Path) -> None:
+    ended = locust("--headless", "-t", "5s", "--host", "http://127.0.0.1:1", folder=tmp_path)
+    assert ended.returncode != 0
+    assert "no OpenAI-compatible server answers at http://127.0.0.1:1" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Aggregated" not in ended.stdout
+
+
+def test_the_web_page_starts_a_run_and_shows_times_to_the_first_token(
+    server: HttpServer, tmp_path: Path
+) -> None:
+    port = free_base()
+    where = ("--web-host", "127.0.0.1", "--web-port", str(port), "--host", server.url)
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*LOCUST, *where, *SMALL, "NoSharing"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as page:
+            _until(lambda: _answers(page), process, tmp_path / "log")
+            started = page.post("/swarm", data={"user_count": "2", "spawn_rate": "2", "host": server.url})
+            assert started.json()["success"]
+            _until(lambda: ("TTFT", "no_sharing") in _rows(page), process, tmp_path / "log")
+            assert page.get("/stats/requests").json()["errors"] == []
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def _answers(page: httpx.Client) -> bool:
+    try:
+        return page.get("/").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
+def _rows(page: httpx.Client) -> set[tuple[str, str]]:
+    return {(row["method"], row["name"]) for row in page.get("/stats/requests").json()["stats"]}
+
+
+def _until(happened: Any, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
