@@ -434,12 +434,14 @@ class Engine:
                 self._send_unsent(live)
 
     def _send_unsent(self, live: _Live) -> None:
-        request = live.request
+        request, log = live.request, live.request.logprobs
         delta = Delta(
             text=request.detokenizer.take(),
             token_ids=tuple(live.unsent),
             cached_tokens=request.cached_tokens or 0,
             finish_reason=request.finish_reason,
+            logprobs=None if log is None else log.take_drawn(len(live.unsent)),
+            prompt_logprobs=None if log is None else log.take_prompt(),
         )
         live.unsent.clear()
         self._send(live.stream, delta)

@@ -18,7 +18,7 @@ from cache.engine_report import EngineReport
 from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
 from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
-from cache.messages import FinishReason, GenerateRequest
+from cache.messages import FinishReason, GenerateRequest, Logprobs
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.engine.engine_meter import Ending, EngineMeter
@@ -26,8 +26,10 @@ from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed
 from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
+from replica.output.logprob_log import LogprobLog
 from replica.scheduling.request import Request, check_request, copy_tokens
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
+from replica.scheduling.sampling_rules import check_sampling
 from replica.scheduling.scheduler import Scheduler
 from replica.scheduling.step_time import StepTimeFit, step_work
 from replica.structures.compiler import NoStructures, Structures
@@ -59,6 +61,8 @@ class Completion:
     cached_tokens: int
     finish_reason: FinishReason
     num_preemptions: int
+    logprobs: Logprobs | None = None  # of the output tokens drawn here
+    prompt_logprobs: Logprobs | None = None  # of the prompt's tokens but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,7 @@ class EngineCore:
         StructureRefused) and keeps nothing.
         """
         check_request(request, self._info.vocab_size)
+        check_sampling(request.sampling, self._info)
         if request.pin is not None:
             self.pins.check(request)
         if structure is None and request.structure is not None:
@@ -188,6 +193,7 @@ class EngineCore:
                 salt=request.cache_salt,
                 adapter=request.adapter,
                 block_hashes=request.block_hashes,
+                looks_up=request.sampling.prompt_logprobs is None,
             ),
             detokenizer=Detokenizer(
                 self._decoder,
@@ -199,6 +205,7 @@ class EngineCore:
             num_earlier_tokens=len(token_ids) - num_prompt,
             traceparent=request.traceparent,
             lease=request.pin,
+            logprobs=_logprob_log(request),
             structure=structure,
         )
         is_held = taken.lease is not None and self.pins.take(taken)
@@ -243,6 +250,7 @@ class EngineCore:
         except Exception as error:
             return progress + self._fail_step(error, len(sequences))
         self._measure(sequences, result)
+        _keep_logprobs(sequences, result)
         now_s = self._clock()
         return progress + [self._advance(request, now_s) for request in self._scheduler.update(result)]
 
@@ -421,8 +429,29 @@ def _take_token(request: Request, token_id: int) -> FinishReason | None:
     return request.detokenizer.end() if structure.is_over else reason
 
 
+def _logprob_log(request: GenerateRequest) -> LogprobLog | None:
+    """None if nobody asked. What an earlier attempt has sent of the prompt's, it has sent."""
+    sampling = request.sampling
+    is_first = len(request.token_ids) == request.num_prompt_tokens
+    wants_prompt = sampling.prompt_logprobs is not None and is_first
+    if sampling.logprobs is None and not wants_prompt:
+        return None
+    return LogprobLog(request.num_prompt_tokens - 1 if wants_prompt else 0)
+
+
+def _keep_logprobs(sequences: list[ScheduledSequence], result: StepResult) -> None:
+    """What the step found, put where it waits to be sent."""
+    for index, found in result.logprobs.items():
+        if (log := sequences[index].logprobs) is not None:
+            log.add_drawn(found)
+    for index, found in result.prompt_logprobs.items():
+        if (log := sequences[index].logprobs) is not None:
+            log.add_prompt(sequences[index].start, found)
+
+
 def _completion(request: Request) -> Completion:
     assert request.finish_reason is not None
+    log, num_tokens = request.logprobs, request.num_output_tokens
     return Completion(
         request_id=request.request_id,
         token_ids=tuple(request.token_ids[request.num_prompt_tokens :]),
@@ -430,4 +459,6 @@ def _completion(request: Request) -> Completion:
         cached_tokens=request.cached_tokens or 0,
         finish_reason=request.finish_reason,
         num_preemptions=request.num_preemptions,
+        logprobs=None if log is None else log.take_drawn(num_tokens),
+        prompt_logprobs=None if log is None else log.take_prompt(),
     )

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from cache.errors import ServingError
-from cache.messages import Delta
+from cache.messages import Delta, Logprobs
 
 
 class DeltaStream:
@@ -63,6 +63,8 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         cached_tokens=last.cached_tokens,
         finish_reason=last.finish_reason,
+        logprobs=Logprobs.joined([delta.logprobs for delta in deltas if delta.logprobs is not None]),
+        prompt_logprobs=deltas[0].prompt_logprobs,
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from cache.errors import ConfigError
-from cache.messages import SamplingParams
+from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
 from replica.attention import kv_pages
 from replica.attention.backend import choose_backend
@@ -41,6 +41,7 @@ from replica.models.model_source import (
     weight_bytes,
 )
 from replica.output.sampler import Drawn, DrawRow, Sampler, takes_largest
+from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
 from replica.structures.matcher import StructureMatcher
 
@@ -87,6 +88,7 @@ class ModelRunner:
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, ScreenedHead) else None
         self._sampler = Sampler(info.eos_token_ids)
+        self._scorer = PromptScorer(model, takes_rows=self._takes_rows)
 
     @classmethod
     def load(
@@ -168,12 +170,19 @@ class ModelRunner:
         with torch.inference_mode():
             batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
             ordered = [sequences[i] for i in batch.order]
-            drawn = self._draw(batch, [_draw_row(sequence) for sequence in ordered], _structures(ordered))
+            rows, structures = [_draw_row(sequence) for sequence in ordered], _structures(ordered)
+            prompt_logprobs: dict[int, Logprobs] = {}
+            if chunks := wanted(sequences, batch.order):
+                with self._scorer.keeping():
+                    drawn = self._draw(batch, rows, structures)
+                prompt_logprobs = self._scorer.score(batch, chunks)
+            else:
+                drawn = self._draw(batch, rows, structures)
         next_tokens: list[int | None] = [None] * len(sequences)
         for index, token_id in zip(batch.order, drawn.tokens, strict=True):
             next_tokens[index] = token_id
         logprobs = {batch.order[row]: found for row, found in drawn.logprobs.items()}
-        return StepResult(tuple(next_tokens), self._clock() - started_s, logprobs)
+        return StepResult(tuple(next_tokens), self._clock() - started_s, logprobs, prompt_logprobs)
 
     def warm_up(self) -> float:
         """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""

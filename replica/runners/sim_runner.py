@@ -65,6 +65,7 @@ class SimRunner:
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
             eos_token_ids=eos_token_ids,
+            has_logits=False,
         )
 
     @property

@@ -5,7 +5,6 @@ Mutable; owned by the engine thread. Knows token ids and counts; knows neither t
 
 from __future__ import annotations
 
-import math
 from array import array
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +14,7 @@ from cache.messages import FinishReason, GenerateRequest, PinLease, SamplingPara
 from cache.types import RequestId, pack_tokens
 from replica.errors import InvalidRequest
 from replica.output.detokenizer import Detokenizer
+from replica.output.logprob_log import LogprobLog
 from replica.structures.matcher import StructureMatcher
 
 
@@ -55,6 +55,7 @@ class Request:
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
+    logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked
     structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
 
     @property
@@ -82,7 +83,7 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
 
     The router's edge validates what clients send; this guards the batch against everything else.
     """
-    tokens, sampling = request.token_ids, request.sampling
+    tokens = request.token_ids
     if not tokens:
         raise InvalidRequest("token_ids", "the prompt is empty")
     if not 1 <= request.num_prompt_tokens <= len(tokens):
@@ -93,20 +94,6 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         raise InvalidRequest("token_ids", f"ids must be between 0 and {vocab_size - 1}")
     if request.adapter:
         raise InvalidRequest("adapter", f"this replica serves no adapter named {request.adapter!r}")
-    if sampling.max_tokens < 1:
-        raise InvalidRequest("max_tokens", f"{sampling.max_tokens} is less than 1")
-    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
-        raise InvalidRequest(
-            "min_tokens", f"{sampling.min_tokens} is not between 0 and max_tokens = {sampling.max_tokens}"
-        )
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise InvalidRequest("temperature", f"{sampling.temperature} is not a finite number >= 0")
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest("top_p", f"{sampling.top_p} is not in (0, 1]")
-    if sampling.top_k < 0:
-        raise InvalidRequest("top_k", f"{sampling.top_k} is negative")
-    if any(not stop for stop in sampling.stop):
-        raise InvalidRequest("stop", "a stop string is empty")
     if request.sent_chars < 0:
         raise InvalidRequest("sent_chars", f"{request.sent_chars} is negative")
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
+from replica.output.logprob_log import LogprobLog
 from replica.structures.matcher import StructureMatcher
 
 
@@ -44,7 +45,7 @@ class ScheduledSequence:
     num_prompt_tokens: int
     sampling: SamplingParams
     seed: int
-    scores_prompt: bool = False  # log probabilities of the prompt's tokens are wanted, too
+    logprobs: LogprobLog | None = None  # where the engine puts what was asked for of them; None = nothing
     structure: StructureMatcher | None = None  # says what its next token may be
 
     @property
