@@ -5,9 +5,11 @@
 DEPLOY ?= deploy.yaml
 PORT   ?=
 BIN    := .venv/bin
+JOBS   ?= 2
+ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement clean
+.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,11 +24,22 @@ demo: .venv/serve.installed ## against a running server: round robin beside pref
 ask: .venv/serve.installed ## two questions about one long table, offline, without Ray
 	@exec $(BIN)/python -m replica ask
 
-test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -m "not long and not gpu" $(ARGS)
+# Clusters of real processes need the machine to themselves; everything else runs in JOBS processes. With ARGS
+# (as in ARGS="-k admission") one of the two may have nothing to run, which pytest reports as 5.
+NOTHING_TO_RUN := $(if $(ARGS),|| [ $$? -eq 5 ])
+PYTEST := OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
+
+test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite (JOBS=2)
+	$(PYTEST) -m "not long and not gpu" -n $(JOBS) --dist loadfile tests --ignore tests/e2e $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "not long and not gpu" tests/e2e $(ARGS) $(NOTHING_TO_RUN)
 
 test-long: .venv/dev.installed ## the suites that take minutes: more examples, kills
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -m "long and not gpu" $(ARGS)
+	$(PYTEST) -m "long and not gpu" $(ARGS)
+
+explore: .venv/dev.installed ## the property tests ROUNDS times, each with other random examples (ROUNDS=10)
+	for round in $$(seq $(ROUNDS)); do \
+	  WARMPATH_EXPLORE=1 $(PYTEST) -q -m "not long and not gpu" -n $(JOBS) tests/property $(ARGS) || exit 1; \
+	done
 
 test-gpu: .venv/dev.installed ## the exactness tests on CUDA
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)

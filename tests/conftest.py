@@ -16,5 +16,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, and nothing about the law it checks.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run, so that a change is judged by what it changes; `make explore` looks for new ones.
+settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repeat")
