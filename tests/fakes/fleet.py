@@ -101,6 +101,18 @@ class Fleet:
         replica = self.replicas[replica_id]
         _runner(replica)._sleep = lambda seconds: replica.clock.sleep(factor * seconds)
 
+    def beat(self, replica_id: ReplicaId, every_s: float, end_s: float) -> None:
+        """Between steps it says from now on what its load is, as often as that, until then."""
+
+        def say() -> None:
+            replica = self.replicas[replica_id]
+            if not replica.is_stepping:
+                self.routing.on_load(replica_id, replica.core.load())
+            if self.now < end_s:
+                self._at(self.now + every_s, say)
+
+        self._at(self.now + every_s, say)
+
     def run(self) -> None:
         """Until nothing is left to do."""
         while self._agenda:
