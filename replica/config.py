@@ -82,7 +82,10 @@ class ReplicaConfig:
     max_pinned_fraction: float = 0.5
     kv_events: bool = True  # False: publish load alone; routers then imitate this cache from what they send
     hash_algorithm: HashAlgorithm = HashAlgorithm.XXH3_128
-    stream_interval_s: float = 0.02  # tokens are coalesced this long after the first
+    # After its first token a stream comes in pieces, as large as they can be with no more than this between
+    # them: a piece costs as much whatever is in it, and 25 a second read as smoothly as 50. Where two steps
+    # take longer than this, every token is a piece. 0 = everywhere.
+    stream_interval_s: float = 0.04
     event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster
     event_port: int = 0  # base port of PUB and snapshot sockets; 0 = free ones
     heartbeat_interval_s: float = 0.5  # an idle replica still says it is there

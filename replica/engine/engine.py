@@ -43,6 +43,9 @@ __all__ = ["Completion", "Engine", "EngineCore", "EngineStats", "Progress"]
 # With work to do, routers hear of the load at the first step's end after this: never more than 20 ms late
 # where steps take 10.
 LOAD_INTERVAL_S = 0.01
+# While every sequence only decodes, the load hardly changes, and what enters the cache is wanted when an
+# answer has ended: telling of each step would cost a Router more than passing the answers on.
+DECODE_LOAD_INTERVAL_S = 0.05
 # A step over long contexts, on a busy machine, takes several times as long as a full one did at the start.
 FULL_STEPS = 8
 OUTSIDE_STEP_LIMIT_S = 8.0  # for what takes no time: beyond it the engine thread is stuck there
@@ -69,10 +72,10 @@ class _Submit:
     request: GenerateRequest
     stream: DeltaStream
     arrival_s: float
+    structure: StructureMatcher | None  # the request's, compiled
 
 
 @dataclass(frozen=True, slots=True)
-    structure: StructureMatcher | None  # the request's, compiled
 class _Cancel:
     request_id: RequestId
     stream: DeltaStream  # tells this request from another that was refused for bearing the same id
@@ -159,6 +162,7 @@ class Engine:
         self._is_draining = False
         self._hands_over = False  # whatever is here or comes is for another replica
         self._published_s = -float("inf")
+        self._published_tokens = 0  # prompt tokens that routers were told are left to compute
         self._reported_s = -float("inf")
         self._num_reports = 0
         self._reported_pins = 0  # version of what the last report told of pins
@@ -261,10 +265,6 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _announce(self, request: GenerateRequest) -> None:
-        if self._door is not None:
-            self._door.arrived(
-                Arrival(
     async def _compiled(self, request: GenerateRequest) -> StructureMatcher | None:
         """Where its output begins in its structure: compiled here, since a step waits for nobody's."""
         if request.structure is None:
@@ -272,6 +272,10 @@ class Engine:
         minimum = request.sampling.min_tokens
         return await self._core.structures.begin_soon(request.structure, min_tokens=minimum)
 
+    def _announce(self, request: GenerateRequest) -> None:
+        if self._door is not None:
+            self._door.arrived(
+                Arrival(
                     request.request_id,
                     len(request.token_ids),
                     hints(request.block_hashes),
@@ -403,10 +407,11 @@ class Engine:
         if self._core.has_work:
             # One list() of a dictionary: the watchdog's thread sees it whole.
             self._watchdog.begin("step", self._step_limit_s, lambda: list(self._live))
+            began_s = self._clock()
             progress = self._core.step()
             for entry in progress:
                 self._record(entry)
-            self._send_due()
+            self._send_due(self._clock() - began_s)
             self._load = self._load_now()
         self._stats = self._core.stats()
 
@@ -425,11 +430,15 @@ class Engine:
         del self._live[progress.request.request_id]
         self._has_news = True
 
-    def _send_due(self) -> None:
-        """Send what has waited long enough: also of requests that this step did not move."""
+    def _send_due(self, step_s: float) -> None:
+        """Send what may not wait for another step: also of requests that this step did not move.
+
+        step_s: what a step takes, going by the last one.
+        """
         now_s = self._clock()
+        last_call_s = now_s + step_s - self._config.stream_interval_s
         for live in self._live.values():
-            if live.unsent and (live.sent_s is None or now_s - live.sent_s >= self._config.stream_interval_s):
+            if live.unsent and (live.sent_s is None or live.sent_s <= last_call_s):
                 live.sent_s = now_s
                 self._send_unsent(live)
 
@@ -465,11 +474,11 @@ class Engine:
 
         With work to do the load changes even where the cache does not: that while is short then.
         """
-        now_s = self._clock()
-        has_changes = self._events is not None and self._events.has_changes
+        now_s, only_decodes = self._clock(), self._only_decodes()
+        has_changes = self._events is not None and self._events.has_changes and not only_decodes
         interval_s = self._config.heartbeat_interval_s
         if self._core.has_work:
-            interval_s = min(interval_s, LOAD_INTERVAL_S)
+            interval_s = min(interval_s, DECODE_LOAD_INTERVAL_S if only_decodes else LOAD_INTERVAL_S)
         is_due = now_s - self._published_s >= interval_s
         if not (has_changes or self._admitted or self._has_news or is_due):
             return
@@ -481,6 +490,7 @@ class Engine:
                 self._admitted[MAX_ADMITTED_PER_BATCH:],
             )
             self._load = self._load_now(tuple(admitted))
+            self._published_tokens = self._load.queued_uncached_tokens
             if self._events is None:
                 return
             batch = self._events.flush(self._load)
@@ -488,6 +498,10 @@ class Engine:
                 self._publish(batch)
             if not (self._events.has_changes or self._admitted):
                 return
+
+    def _only_decodes(self) -> bool:
+        """Whether no prompt is left to compute, and routers know it, with the blocks of the last one."""
+        return self._core.has_work and not (self._published_tokens or self._load.queued_uncached_tokens)
 
     def _load_now(self, admitted: tuple[RequestId, ...] = ()) -> Load:
         load = self._core.load(admitted)

@@ -365,14 +365,15 @@ async def test_the_door_hears_of_requests_during_a_step_and_of_refusals() -> Non
     assert porter.told[-1] == "refused closed"
 
 
-async def test_with_work_to_do_every_step_of_ten_milliseconds_is_told_of() -> None:
+async def test_with_prompts_to_compute_every_step_of_ten_milliseconds_is_told_of() -> None:
     """Nothing enters or leaves the cache here, and still routers hear what is left to do."""
     batches: list[EventBatch] = []
-    async with engine(sim=SLOW, batches=batches, block_size=64, heartbeat_interval_s=60.0) as running:
-        await collect(running, make_request("r", [1, 2, 3], max_tokens=12))
+    settings: dict[str, Any] = {"block_size": 128, "max_batched_tokens": 8, "heartbeat_interval_s": 60.0}
+    async with engine(sim=SLOW, batches=batches, **settings) as running:
+        await collect(running, make_request("r", range(96), max_tokens=1))
         assert running.stats().num_steps == 12
-    lengths = [batch.load.context_tokens for batch in batches if batch.load.num_running]
-    assert len(set(lengths)) >= 11
+    queued = [batch.load.queued_uncached_tokens for batch in batches]
+    assert set(queued) >= set(range(8, 97, 8))
     assert all(not batch.stored for batch in batches)
 
 
