@@ -85,7 +85,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_running: NonNegative = 0
     context_tokens: NonNegative = 0  # of all running sequences
     free_blocks: NonNegative = 0  # blocks not referenced by a running sequence or a held prefix
-    # Of the free ones, those that running sequences are expected to take yet; 0 while nobody waits.
+    # Of the free ones, those kept for what running sequences are expected to take; 0 while half are free.
     growth_blocks: NonNegative = 0
     total_blocks: NonNegative = 0
     is_draining: bool = False

@@ -60,6 +60,7 @@ class Scheduler:
         """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait."""
         self._cache = cache
         self._num_blocks = num_blocks
+        self._spare_blocks = int(SPARE * num_blocks)
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._max_batched_tokens = max_batched_tokens
@@ -305,7 +306,7 @@ class Scheduler:
             return needed <= self._cache.num_free
         growths = [self._growth(running) for running in self._running]
         growths.append(Growth(needed, self._answer_blocks(request), hit.num_idle))
-        return peak_blocks(growths) + int(SPARE * self._num_blocks) <= self._cache.num_free
+        return peak_blocks(growths) + self._spare_blocks <= self._cache.num_free
 
     def _growth(self, request: Request) -> Growth:
         held = len(request.blocks.block_table)
@@ -375,11 +376,17 @@ class Scheduler:
             num_running=len(self._running),
             context_tokens=self.context_tokens,
             free_blocks=self._cache.num_free,
-            growth_blocks=peak_blocks(map(self._growth, self._running)) if self._waiting else 0,
+            growth_blocks=self._growth_blocks(),
             total_blocks=self._num_blocks,
             step_time=step_time,
             admitted=admitted,
         )
+
+    def _growth_blocks(self) -> int:
+        """What routers are told; nobody needs to know while half of the blocks are free and nobody waits."""
+        if not self._waiting and self._cache.num_free * 2 > self._num_blocks:
+            return 0
+        return peak_blocks(map(self._growth, self._running)) + self._spare_blocks
 
     @property
     def num_waiting(self) -> int:

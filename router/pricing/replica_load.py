@@ -245,11 +245,25 @@ class ReplicaLoad:
         """When it can start on a newcomer: behind what is queued, and with a place."""
         load = self._load
         num_waiting = load.num_waiting + len(self._unseen)
-        num_short = load.num_running + num_waiting + 1 - self.info.max_running
+        num_short = max(
+            load.num_running + num_waiting + 1 - self.info.max_running, self._num_without_blocks(num_waiting)
+        )
         if num_short > 0:
             place_s = self._residence.until_ended_s(num_short, load.num_running)
             return max(self._busy_until, self._late_until, self._reported_at + place_s)
         return max(self._busy_until, self._late_until)
+
+    def _num_without_blocks(self, num_waiting: int) -> int:
+        """Of those that wait and a newcomer, how many find no blocks until somebody ends.
+
+        Each is taken to need what those who run hold and will hold, in the mean.
+        """
+        load = self._load
+        spoken_for = load.total_blocks - load.free_blocks + load.growth_blocks
+        if not load.num_running or not spoken_for:
+            return 0
+        room = max(0, load.free_blocks - load.growth_blocks)
+        return math.ceil(num_waiting + 1 - room * load.num_running / spoken_for)
 
     def _derive(self) -> None:
         """What follows from report and speed."""

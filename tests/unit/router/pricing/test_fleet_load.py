@@ -190,6 +190,16 @@ def test_used_blocks_include_what_is_on_the_way(fleet: Fleet) -> None:
     assert fleet.view().used_fraction == pytest.approx(0.5)
 
 
+def test_free_blocks_that_answers_grow_into_are_no_room_for_a_newcomer(fleet: Fleet) -> None:
+    """Four hold or will hold 80 of 100 blocks, 20 each: one more fits, the next waits until one has ended."""
+    fleet.loads.residence.observe(8.0)
+    running = {"num_running": 4, "total_blocks": 100, "free_blocks": 60}
+    fleet.loads.report(A, load(**running, growth_blocks=40))
+    assert fleet.view().backlog_s == 0.0
+    fleet.loads.report(A, load(**running, growth_blocks=45))
+    assert fleet.view().backlog_s == pytest.approx(8.0 / 4)
+
+
 @pytest.mark.parametrize(
     "model",
     [StepTimeModel(-0.1, 1e-4, 0.0, 0.0), StepTimeModel(math.nan, 1e-4, 0.0, 0.0), StepTimeModel(0, 0, 0, 0)],
