@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.pricing.speeds import ALIKE, STILL_ALIKE, Speed, is_alike, sound, speeds_of
+from router.pricing.speeds import STILL_ALIKE, Speed, is_alike, sound, speeds_of
 from router.pricing.trial import Trial
 
 LOOK_S = 1.0  # between two looks at who is alike, unless somebody got its first fit or has changed a lot
@@ -89,14 +89,11 @@ class FleetSpeeds:
 
     def _note_fit(self, replica: _Replica, fit: StepTimeModel | None) -> None:
         """Who has become another machine is priced as such at once, not at the next look."""
-        before, replica.fit, self._has_moved = replica.fit, fit, True
+        replica.fit, self._has_moved = fit, True
         if fit is None:
             replica.speed = None
             return
-        seconds = self._work.seconds
-        if before is not None and seconds(fit) * ALIKE >= seconds(before):
-            replica.trial.still_slow()
-        speed = replica.speed
+        speed, seconds = replica.speed, self._work.seconds
         if speed is None or not is_alike(seconds(fit), seconds(speed.model), STILL_ALIKE):
             replica.speed = Speed(fit, frozenset({replica.name}))
 

@@ -115,7 +115,7 @@ def test_another_routers_request_is_the_trial_too() -> None:
     assert fleet.times()[0] == 10.0
 
 
-def test_a_trial_that_finds_it_quick_brings_it_back_and_one_that_does_not_puts_off_the_next() -> None:
+def test_a_trial_brings_back_who_is_quick_and_puts_the_next_one_off_for_who_is_not() -> None:
     fleet = Speeds(10.0, 10.0, 1.0, 1.0)
     for name in (A, B):
         fleet.idle_until(name, 10.0, AFTER_S)
