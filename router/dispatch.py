@@ -28,8 +28,10 @@ from cache.errors import (
     PromptTooLong,
     QueueFull,
     RequestRefused,
+    StructureRefused,
 )
 from cache.messages import Delta, GenerateRequest, PinLease, SamplingParams
+from cache.structure import Structure
 from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
@@ -68,6 +70,7 @@ class Job:
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     pin: PinLease | None = None  # its prompt is to be held, and nothing generated
+    structure: Structure | None = None  # what the answer has to be; None = anything
     excluded: frozenset[ReplicaId] = frozenset()  # not to be sent there, whoever else fails
 
 
@@ -277,6 +280,7 @@ class Generation:
             deadline_s=None if deadline is None else deadline - now,
             traceparent=job.traceparent,
             pin=job.pin,
+            structure=job.structure,
         )
 
     def _take(self, delta: Delta, placement: Placement) -> None:
@@ -325,7 +329,7 @@ class Generation:
         if isinstance(error, ReplicaLost):
             self._deaths += 1
             return "replica_lost" if self._deaths < self._shared.config.max_deaths else None
-        if isinstance(error, PromptTooLong | DeadlineExceeded):
+        if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused):
             return None
         if isinstance(error, ForwardFailed):
             # Once: a request whose tokens make the model fail would make it fail everywhere.

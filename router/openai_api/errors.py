@@ -67,6 +67,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.PrefixNotFound: _Row(404, INVALID_REQUEST, "not_found"),
     errors.ApiError: _Row(400, INVALID_REQUEST, "invalid"),
     shared.PromptTooLong: _Row(400, INVALID_REQUEST, "invalid", "context_length_exceeded"),
+    shared.StructureRefused: _Row(400, INVALID_REQUEST, "invalid", "invalid_value"),
     # Load: try again.
     errors.AllBusy: _BUSY,
     shared.QueueFull: _BUSY,

@@ -82,10 +82,6 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-def _is_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in ("text", "json_object", "json_schema")
-
-
 _BOOLEAN = _one_of(bool, "true or false")
 _STRING = _one_of(str, "a string")
 _OBJECT = _one_of(dict, "an object")
@@ -98,7 +94,6 @@ _LOGPROBS = Domain(
     "an integer between 0 and 20",
     lambda value: isinstance(value, bool) or (_is_integer(value) and 0 <= value <= 20),
 )
-_FORMAT = Domain('an object whose type is "text", "json_object" or "json_schema"', _is_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +166,12 @@ FIELDS: tuple[Field, ...] = (
     _used("tools", "a list of functions with a name each, which the model's chat template can render", CHAT),
     _used("tool_choice", '"none" or "auto"', CHAT),
     _used("parallel_tool_calls", "true or false", CHAT),
+    _used("response_format", 'an object whose type is "text", "json_object" or "json_schema"'),
+    _used("structured_outputs", "an object with exactly one of json, regex, choice, grammar, json_object"),
+    _used("guided_json", "a JSON schema, or a string that holds one"),
+    _used("guided_regex", "a regular expression: a non-empty string"),
+    _used("guided_choice", "a list of at least one non-empty string"),
+    _used("guided_grammar", "a grammar, in Lark's notation or as GBNF: a non-empty string"),
     _ignored("user"),
     _ignored("metadata"),
     _ignored("safety_identifier"),
@@ -195,12 +196,6 @@ FIELDS: tuple[Field, ...] = (
     _refused("bad_words", [], domain=_STRINGS),
     _refused("allowed_token_ids", domain=_list_of(_is_integer, "a list of token ids")),
     _refused("use_beam_search", False, domain=_BOOLEAN),
-    _refused("response_format", {"type": "text"}, domain=_FORMAT),
-    _refused("structured_outputs", domain=_OBJECT),
-    _refused("guided_json"),
-    _refused("guided_regex", domain=_STRING),
-    _refused("guided_choice", domain=_STRINGS),
-    _refused("guided_grammar", domain=_STRING),
     _refused("functions", [], domain=_LIST, endpoints=CHAT),
     _refused("function_call", "none", "auto", endpoints=CHAT),
     _refused("modalities", ["text"], domain=_STRINGS, endpoints=CHAT),

@@ -22,9 +22,18 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
+from cache.structure import Structure
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.fields import Endpoint, accepted_text, refuse_unsupported
+from router.openai_api.structures import (
+    to_format,
+    to_guided_choice,
+    to_guided_grammar,
+    to_guided_json,
+    to_guided_regex,
+    to_structure,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default for /v1/completions
 INT32_MAX = (1 << 31) - 1
@@ -369,6 +378,23 @@ _PROMPT_SCHEMA = {
     "anyOf": [{"type": "string"}, _IDS, {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}}]
 }
 
+_FORMAT_SCHEMA = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {"type": "object"},
+    },
+}
+_STRUCTURE_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+
 Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
 
 
@@ -403,11 +429,40 @@ class RequestBody(BaseModel):
     cache_salt: Annotated[str, BeforeValidator(_to_salt), Field(min_length=1)] | None = None
     prompt_cache_key: Annotated[str, BeforeValidator(_to_cache_key)] | None = None
 
+    response_format: Annotated[
+        Structure | None, BeforeValidator(to_format), WithJsonSchema(_FORMAT_SCHEMA)
+    ] = None
+    structured_outputs: (
+        Annotated[Structure, BeforeValidator(to_structure), WithJsonSchema({"type": "object"})] | None
+    ) = None
+    guided_json: (
+        Annotated[Structure, BeforeValidator(to_guided_json), WithJsonSchema({"type": ["object", "string"]})]
+        | None
+    ) = None
+    guided_regex: (
+        Annotated[Structure, BeforeValidator(to_guided_regex), WithJsonSchema({"type": "string"})] | None
+    ) = None
+    guided_choice: (
+        Annotated[Structure, BeforeValidator(to_guided_choice), WithJsonSchema(_STRINGS)] | None
+    ) = None
+    guided_grammar: (
+        Annotated[Structure, BeforeValidator(to_guided_grammar), WithJsonSchema({"type": "string"})] | None
+    ) = None
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        given = [name for name in _STRUCTURE_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidField(given[1], f"'{given[1]}' cannot be used together with '{given[0]}'.")
         if self.stream_options is not None and not self.stream:
             raise InvalidField("stream_options", "'stream_options' is only allowed when 'stream' is true.")
         return self
+
+    @property
+    def structure(self) -> tuple[str, Structure] | None:
+        """What the answer has to be, with the field that says so; None = anything."""
+        fields = ((name, getattr(self, name)) for name in _STRUCTURE_FIELDS)
+        return next(((name, value) for name, value in fields if value is not None), None)
 
     @property
     def include_usage(self) -> bool:

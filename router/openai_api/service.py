@@ -43,6 +43,7 @@ from router.openai_api.prompt_text import ChatText, PlainText, SaltedText
 from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
 from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
 from router.openai_api.streams import Indexed, merge
+from router.openai_api.structure_check import StructureChecker
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from router.openai_api.tool_calls import PlainReader, Reader, ToolFormat, format_of, reader_for, renders_tools
 from router.placement.routing import Routing
@@ -164,6 +165,7 @@ class Service:
         self._tokenization = Tokenization(config.model_name, encoder, config.limits)
         self._hasher = hasher
         self._chains = ChainCache(hasher)
+        self._structures = StructureChecker(config.limits.max_compile_seconds)
         self._routing = routing
         self._dispatcher = dispatcher
         self._version = version
@@ -198,6 +200,13 @@ class Service:
         arrived_at = self.clock()
         self._check(body, policy)
         tool_format = self._tool_format(body)
+        if tool_format is not None and body.structure is not None:
+            raise UnsupportedParameter(
+                body.structure[0],
+                f"'{body.structure[0]}' is not supported together with 'tools': an answer of that form is no "
+                "call. Leave the tools out, or set 'tool_choice' to \"none\".",
+            )
+        await self._check_structure(body)
         messages = [message.for_template() for message in body.messages]
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
         prompt = await self._timed(self._encoder.encode_chat(Chat(messages, body.tools), salt=salt))
@@ -219,6 +228,7 @@ class Service:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
         self._check(body, policy)
+        await self._check_structure(body)
         unique = self._unique(request_id)
         session_hint = session or body.prompt_cache_key
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
@@ -269,6 +279,12 @@ class Service:
             raise InvalidField(
                 "stop_token_ids", f"'stop_token_ids' must have ids between 0 and {vocab_size - 1}."
             )
+
+    async def _check_structure(self, body: RequestBody) -> None:
+        """Raises InvalidField for one that no replica could follow: nothing is queued for it."""
+        if body.structure is not None:
+            name, structure = body.structure
+            await self._structures.check(structure, name)
 
     def _tool_format(self, body: ChatBody) -> ToolFormat | None:
         """How to read calls in the answer; None: not at all.
@@ -345,6 +361,7 @@ class Service:
             policy=policy,
             text=SaltedText(text, salt) if salt else text,
             traceparent=TRACEPARENT.get(),
+            structure=None if body.structure is None else body.structure[1],
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> PackedHashes:

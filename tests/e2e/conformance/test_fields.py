@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
+import pydantic
 import pytest
 
-from tests.conformance.asking import assert_refused, chat, complete, metric
+from tests.conformance.asking import MESSAGES, assert_refused, chat, complete, metric
 from tests.conformance.rows import row
-from tests.http_server import HttpServer
+from tests.http_server import MODEL, HttpServer
 
 PENALTIES = [("repetition_penalty", 1.0, 1.5), ("presence_penalty", 0, 1.5), ("frequency_penalty", 0.0, 1.5)]
 
@@ -140,18 +142,49 @@ def test_logprobs_of_chats(client: openai.OpenAI) -> None:
 
 
 @row("response_format")
-def test_response_formats_are_refused_by_name(client: openai.OpenAI) -> None:
+def test_a_json_object(client: openai.OpenAI) -> None:
+    """Nonsense, and an object where it is not cut off, as it mostly is."""
     assert chat(client, response_format={"type": "text"}).choices
-    assert_refused(chat, client, "response_format", {"type": "json_object"})
-    schema = {"name": "x", "schema": {"type": "object"}}
-    assert_refused(chat, client, "response_format", {"type": "json_schema", "json_schema": schema})
+    asked = {"response_format": {"type": "json_object"}, "temperature": 2, "max_tokens": 12}
+    for choice in (chat(client, **asked, seed=seed).choices[0] for seed in range(8)):
+        assert choice.message.content.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content), dict)
+
+
+class Invoice(pydantic.BaseModel):
+    number: Annotated[int, pydantic.Field(ge=1000, le=9999)]
+    currency: Literal["EUR", "USD", "JPY"]
+    paid: bool
+    lines: Annotated[list[Annotated[str, pydantic.Field(max_length=8)]], pydantic.Field(max_length=3)]
 
 
 @row("response_format")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="no constrained decoding", strict=True)
-def test_a_json_object(client: openai.OpenAI) -> None:
-    answer = chat(client, response_format={"type": "json_object"}, max_tokens=64)
-    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+def test_an_answer_is_parsed_into_what_it_was_to_be(client: openai.OpenAI) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.parse(
+            model=MODEL, messages=MESSAGES, response_format=Invoice, temperature=1, seed=seed, max_tokens=400
+        )
+        assert isinstance(answer.choices[0].message.parsed, Invoice)
+        assert answer.choices[0].finish_reason == "stop"
+
+
+@row("response_format")
+def test_a_streamed_answer_is_parsed_too(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, response_format=Invoice, temperature=1, seed=5, max_tokens=400
+    ) as stream:
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Invoice)
+
+
+@row("response_format")
+def test_a_schema_that_cannot_be_followed_is_refused_with_its_place(client: openai.OpenAI) -> None:
+    items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    schema = {"name": "x", "strict": True, "schema": {"type": "object", "properties": {"ids": items}}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
+        chat(client, response_format={"type": "json_schema", "json_schema": schema})
+    assert (caught.value.param, caught.value.code) == ("response_format", "invalid_value")
+    assert "#/properties/ids" in caught.value.message
 
 
 @row("echo, suffix, best_of")
@@ -175,9 +208,26 @@ def test_logit_bias_decides(server: HttpServer, client: openai.OpenAI) -> None:
 
 
 @row("structured_outputs")
-def test_structured_outputs_are_refused_by_name(client: openai.OpenAI) -> None:
-    assert_refused(chat, client, "structured_outputs", {"regex": "a+"})
-    assert_refused(chat, client, "guided_json", {"type": "object"})
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"structured_outputs": {"regex": "[a-c]{2}-[0-9]{3}"}}, "[a-c]{2}-[0-9]{3}"),
+        ({"structured_outputs": {"json": {"enum": [7, "seven"]}}}, '7|"seven"'),
+        ({"structured_outputs": {"grammar": 'start: "(" ("a" | "b") ")"'}}, r"\([ab]\)"),
+        ({"guided_choice": ["left", "right"]}, "left|right"),
+        ({"guided_regex": "x{3,5}"}, "x{3,5}"),
+        ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+        ({"guided_grammar": 'root ::= "1" | "2"'}, "1|2"),
+    ],
+    ids=str,
+)
+def test_structured_outputs(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    for answer in (
+        chat(client, extra_body=fields, temperature=1, seed=3, max_tokens=32).choices[0].message.content,
+        complete(client, extra_body=fields, temperature=1, seed=4, max_tokens=32).choices[0].text,
+    ):
+        assert re.fullmatch(pattern, answer)
 
 
 @row("priority")

@@ -21,6 +21,7 @@ from cache.errors import (
     RequestRefused,
     ServingError,
     StaleHit,
+    StructureRefused,
     WireError,
 )
 from tests.error_trees import assert_complete, assert_survives_pickling
@@ -40,6 +41,7 @@ EXAMPLES = [
     ForwardFailed("CUDA error"),
     HandedOver(),
     PinsFull(needed=12, left=3),
+    StructureRefused("its grammar is too complex"),
 ]
 
 

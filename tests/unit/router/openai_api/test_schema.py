@@ -239,7 +239,6 @@ UNDEFINED: list[tuple[Endpoint, str, Any]] = [
         (Endpoint.CHAT, "repetition_penalty", [0, -1]),
         (Endpoint.CHAT, "min_p", [-0.1, 1.1]),
         (Endpoint.CHAT, "logit_bias", [[], {"x": 1}, {"5": 101}, {"5": None}]),
-        (Endpoint.CHAT, "response_format", ["json", {}, {"type": "xml"}]),
         (Endpoint.COMPLETIONS, "echo", [1]),
         (Endpoint.COMPLETIONS, "best_of", [0]),
     )
@@ -284,8 +283,6 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Fie
         ("repetition_penalty", 1.0, True),
         ("repetition_penalty", 1.1, False),
         ("presence_penalty", 0.0, True),
-        ("response_format", {"type": "text"}, True),
-        ("response_format", {"type": "json_object"}, False),
         ("min_p", 0.1, False),
         ("echo", True, False),
         ("best_of", 2, False),

@@ -1,0 +1,160 @@
+"""Whether a structure can be followed at all, before anything is queued for it: tried over single bytes.
+
+A replica follows it over its model's tokens, and may still find it too complex there; whatever is wrong with
+the structure itself shows here. Knows llguidance; knows neither fields nor replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from cache.structure import GrammarLimits, Structure, StructureKind
+from router.errors import InvalidField
+from router.openai_api.structures import Part, inner_parts
+
+MAX_REMEMBERED = 1024  # verdicts: a digest and a sentence each, and the structure, 64 KiB at most
+MAX_REMEMBERED_BYTES = 16 << 20  # of their structures
+NUM_THREADS = 2  # one structure that takes long does not keep everybody's waiting
+PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branches first meet
+MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
+
+# What llguidance says, and what is said of it: its own words may quote the structure.
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"too (big|large|complex)|limit|current row has", "it is too complex"),
+    (r"unsatisfiable|is empty", "no value can have it"),
+    (r"unknown format", "its 'format' is not known"),
+    (r"invalid type", "its 'type' is none of JSON Schema's"),
+    (
+        r"look-around|look-ahead|look-behind",
+        "a regular expression in it looks around, which is not supported",
+    ),
+    (r"backreference", "a regular expression in it has back-references, which are not supported"),
+    (r"regex", "a regular expression in it cannot be read"),
+    (r"pointer|resource|\$ref|anchor|retriev", "a '$ref' in it leads nowhere"),
+    (r"must be|expected", "a keyword in it has a value of the wrong type"),
+)
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+_IN_GRAMMAR = re.compile(r"at (\d+)\((\d+)\): (?!invalid regex)")
+_KEYWORD = re.compile(r"[$A-Za-z]{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a structure cannot be followed, in words that quote nothing of it but names of keywords."""
+
+    reason: str
+    pointer: str | None = None  # to the smallest part of a schema that is refused for it
+
+
+class StructureChecker:
+    """Asks once for each structure. Owner: the router's event loop."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
+        self._verdicts: OrderedDict[Structure, Future[Refusal | None]] = OrderedDict()
+        self._num_bytes = 0
+
+    async def check(self, structure: Structure, param: str) -> None:
+        """Raises InvalidField, naming `param`, the place and the reason; or the limit it goes beyond."""
+        verdict = self._asked(structure)
+        try:
+            refusal = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(verdict)), self._limit_s)
+        except TimeoutError:
+            raise InvalidField(
+                param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
+            ) from None
+        if refusal is not None:
+            where = "" if refusal.pointer is None else f" at {refusal.pointer}"
+            raise InvalidField(param, f"'{param}' cannot be followed{where}: {refusal.reason}.")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _asked(self, structure: Structure) -> Future[Refusal | None]:
+        known = self._verdicts.get(structure)
+        if known is not None:
+            self._verdicts.move_to_end(structure)
+            return known
+        verdict = self._verdicts[structure] = self._threads.submit(judge, structure)
+        self._num_bytes += len(structure.source)
+        while len(self._verdicts) > MAX_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
+            forgotten, _ = self._verdicts.popitem(last=False)
+            self._num_bytes -= len(forgotten.source)
+        return verdict
+
+
+def judge(structure: Structure) -> Refusal | None:
+    """None for what can be followed. Takes about a millisecond; a hard one as long as the limits allow."""
+    said = _tried(structure)
+    if said is None:
+        return None
+    pointer = _place(structure, said) if structure.kind is StructureKind.JSON_SCHEMA else None
+    return Refusal(_reason(said), pointer)
+
+
+def _tried(structure: Structure) -> str | None:
+    """What llguidance says against it, compiling it and following a few bytes."""
+    limits = LLParserLimits(verbose_errors=False, **asdict(GrammarLimits()))
+    matcher = LLMatcher(_BYTES, structure.grammar(), log_level=0, limits=limits)
+    for _ in range(PROBED_BYTES):
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            return matcher.get_error() or "it cannot be compiled"
+        following = _following(mask)
+        if following is None or not matcher.consume_token(following):
+            break
+    return matcher.get_error() or None
+
+
+def _following(mask: bytes) -> int | None:
+    """A byte that may come next, one that begins something if there is one; None at the end."""
+    allowed = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+    return next((byte for byte in b'"{[' if byte in allowed), allowed[0] if allowed else None)
+
+
+def _place(structure: Structure, said: str) -> str:
+    """The smallest part of a schema against which the same is said."""
+    root = json.loads(structure.source)
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    place, num_tries = Part(root, (), 0), 0
+    while True:
+        for inner in inner_parts(place):
+            num_tries += 1
+            if num_tries > MAX_TRIES:
+                return place.shown()
+            alone = {**shared, **inner.schema} if isinstance(inner.schema, dict) else inner.schema
+            if _tried(Structure(StructureKind.JSON_SCHEMA, json.dumps(alone), structure.is_lenient)) == said:
+                place = inner
+                break
+        else:
+            return place.shown()
+
+
+def _reason(said: str) -> str:
+    if (found := _UNIMPLEMENTED.search(said)) is not None:
+        names = [
+            name for name in (part.strip(' "') for part in found[1].split(",")) if _KEYWORD.fullmatch(name)
+        ]
+        return (
+            f"{', '.join(repr(name) for name in names)} cannot be enforced"
+            if names
+            else "it cannot be enforced"
+        )
+    if (found := _IN_GRAMMAR.match(said)) is not None:
+        return f"line {found[1]}, column {found[2]} cannot be compiled"
+    lowered = said.lower()
+    return next(
+        (reason for pattern, reason in _REASONS if re.search(pattern, lowered)), "it cannot be compiled"
+    )
+
+
+_BYTES = LLTokenizer("byte")

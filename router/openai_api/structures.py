@@ -1,0 +1,215 @@
+"""What a body says of the form of its answer, as one `Structure`: the API's names for it, and older ones.
+
+Knows the fields, their types and limits; `structure_check.py` finds out whether a grammar can be followed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+from pydantic import ValidationInfo
+from pydantic_core import from_json
+
+from cache.structure import Structure, StructureKind
+from router.errors import InvalidField, UnsupportedParameter
+from router.limits import Limits
+
+ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
+
+_FORMATS = ("text", "json_object", "json_schema")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+# Where JSON Schema has schemas in schemas.
+_IN_OBJECTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_DIRECTLY = (
+    *("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems"),
+    *("not", "if", "then", "else", "contains", "propertyNames"),
+)
+
+
+def to_format(value: object, info: ValidationInfo) -> Structure | None:
+    """`response_format`; None where the text is free. Raises InvalidField."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in _FORMATS:
+        quoted = ", ".join(f'"{each}"' for each in _FORMATS)
+        raise InvalidField(
+            "response_format", f"'response_format' must be an object whose type is one of {quoted}."
+        )
+    if kind != "json_schema":
+        return ANY_OBJECT if kind == "json_object" else None
+    at = "response_format.json_schema"
+    named = value.get("json_schema")
+    if not isinstance(named, dict):
+        raise InvalidField(at, f"'{at}' must be an object with a 'name' and a 'schema'.")
+    name, strict = named.get("name"), named.get("strict")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidField(
+            f"{at}.name", f"'{at}.name' must have 1 to 64 letters, digits, underscores or dashes."
+        )
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidField(f"{at}.strict", f"'{at}.strict' must be true or false.")
+    return _schema(named.get("schema"), f"{at}.schema", info, is_lenient=not strict)
+
+
+def to_structure(value: object, info: ValidationInfo) -> Structure:
+    """`structured_outputs`: an object that names one kind. Raises InvalidField or UnsupportedParameter."""
+    at = "structured_outputs"
+    given = {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else {}
+    if given.get("json_object") is False:
+        del given["json_object"]
+    other = next((key for key in given if key not in _KINDS), None)
+    if other in ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_fallback"):
+        raise UnsupportedParameter(f"{at}.{other}", f"'{at}.{other}' is not supported by this server.")
+    if len(given) != 1 or other is not None:
+        raise InvalidField(at, f"'{at}' must be an object with exactly one of {', '.join(_KINDS)}.")
+    kind, content = next(iter(given.items()))
+    return _KINDS_READ[kind](content, f"{at}.{kind}", info)
+
+
+def to_guided_json(value: object, info: ValidationInfo) -> Structure:
+    """Raises InvalidField."""
+    return _json(value, "guided_json", info)
+
+
+def to_guided_regex(value: object, info: ValidationInfo) -> Structure:
+    """Raises InvalidField."""
+    return _regex(value, "guided_regex", info)
+
+
+def to_guided_choice(value: object, info: ValidationInfo) -> Structure:
+    """Raises InvalidField."""
+    return _choice(value, "guided_choice", info)
+
+
+def to_guided_grammar(value: object, info: ValidationInfo) -> Structure:
+    """Raises InvalidField."""
+    return _grammar(value, "guided_grammar", info)
+
+
+def _json(value: object, at: str, info: ValidationInfo) -> Structure:
+    """A schema, or one in a string."""
+    if isinstance(value, str):
+        _check_size(value, at, info)
+        try:
+            value = from_json(value, allow_inf_nan=False)
+        except ValueError:
+            raise InvalidField(at, f"'{at}' must be a JSON schema, or a string that holds one.") from None
+    return _schema(value, at, info, is_lenient=False)
+
+
+def _schema(value: object, at: str, info: ValidationInfo, *, is_lenient: bool) -> Structure:
+    if not isinstance(value, dict):
+        raise InvalidField(at, f"'{at}' must be a JSON schema: an object.")
+    source = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    _check_size(source, at, info)
+    limit = _limits(info).max_schema_depth
+    deepest = next((part for part in parts(value) if part.depth > limit), None)
+    if deepest is not None:
+        raise InvalidField(
+            at, f"'{at}' must nest schemas at most {limit} deep; at {deepest.shown()} it goes deeper."
+        )
+    return Structure(StructureKind.JSON_SCHEMA, source, is_lenient)
+
+
+def _regex(value: object, at: str, info: ValidationInfo) -> Structure:
+    if not isinstance(value, str) or not value:
+        raise InvalidField(at, f"'{at}' must be a regular expression: a non-empty string.")
+    _check_size(value, at, info)
+    return Structure(StructureKind.REGEX, value)
+
+
+def _choice(value: object, at: str, info: ValidationInfo) -> Structure:
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+        raise InvalidField(at, f"'{at}' must be a list of at least one non-empty string.")
+    source = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(value))
+    _check_size(source, at, info)
+    return Structure(StructureKind.GRAMMAR, source)
+
+
+def _grammar(value: object, at: str, info: ValidationInfo) -> Structure:
+    """Lark, or GBNF."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidField(
+            at, f"'{at}' must be a grammar, in Lark's notation or as GBNF: a non-empty string."
+        )
+    _check_size(value, at, info)
+    try:
+        return Structure(StructureKind.GRAMMAR, any_to_lark(value))
+    except Exception:  # whatever a converter of text trips over; its messages quote the text
+        raise InvalidField(at, f"'{at}' cannot be read as a grammar in Lark's notation or as GBNF.") from None
+
+
+def _object(value: object, at: str, _info: ValidationInfo) -> Structure:
+    if value is not True:
+        raise InvalidField(at, f"'{at}' must be true or false.")
+    return ANY_OBJECT
+
+
+_KINDS_READ = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar, "json_object": _object}
+
+
+def _check_size(source: str, at: str, info: ValidationInfo) -> None:
+    limit, size = _limits(info).max_structure_bytes, len(source.encode("utf-8", "surrogatepass"))
+    if size > limit:
+        raise InvalidField(at, f"'{at}' must have at most {limit} bytes, this one has {size}.")
+
+
+def _limits(info: ValidationInfo) -> Limits:
+    return info.context if isinstance(info.context, Limits) else Limits()
+
+
+# -- parts of a schema --------------------------------------------------------------------------------
+
+
+class Part:
+    """A schema inside a schema, and where."""
+
+    __slots__ = ("depth", "pointer", "schema")
+
+    def __init__(self, schema: object, pointer: tuple[str, ...], depth: int) -> None:
+        self.schema = schema
+        self.pointer = pointer
+        self.depth = depth  # schemas around it
+
+    def shown(self) -> str:
+        """As a JSON pointer, of a length to be read."""
+        escaped = [each.replace("~", "~0").replace("/", "~1") for each in self.pointer]
+        text = "".join(char if char.isprintable() else "?" for char in "/".join(["#", *escaped]))
+        return text if len(text) <= MAX_POINTER_CHARS else "..." + text[-MAX_POINTER_CHARS:]
+
+
+MAX_POINTER_CHARS = 200
+
+
+def parts(schema: object) -> Iterator[Part]:
+    """The schema and all in it, outermost first. No recursion: it may be as deep as a body may."""
+    waiting = [Part(schema, (), 0)]
+    for part in waiting:
+        yield part
+        waiting += inner_parts(part)
+
+
+def inner_parts(part: Part) -> Iterator[Part]:
+    """The schemas directly in it."""
+    if not isinstance(part.schema, Mapping):
+        return
+    for keyword, value in part.schema.items():
+        for path, inner in _inner(str(keyword), value):
+            yield Part(inner, (*part.pointer, *path), part.depth + 1)
+
+
+def _inner(keyword: str, value: Any) -> Iterator[tuple[tuple[str, ...], object]]:
+    if keyword in _IN_OBJECTS and isinstance(value, dict):
+        for name, inner in value.items():
+            yield (keyword, name), inner
+    elif isinstance(value, list) and (keyword in _IN_LISTS or keyword == "items"):
+        for index, inner in enumerate(value):
+            yield (keyword, str(index)), inner
+    elif keyword in _DIRECTLY and isinstance(value, dict):
+        yield (keyword,), value
