@@ -3,6 +3,7 @@
 A promise is a module below `promises/` with
 
     SHARE: float                                          of the time, beside the others'; 1 if it is absent
+    BY_NAME: bool                                         tried only when it is named; False if it is absent
     async def run(duration_s: float) -> list[Row]: ...    duration_s: of load; starting things comes on top
 """
 
@@ -36,6 +37,11 @@ def modules() -> dict[str, ModuleType]:
     names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
     names.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     return {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
+
+
+def usual() -> list[str]:
+    """Those that are tried when none is named."""
+    return [name for name, module in modules().items() if not getattr(module, "BY_NAME", False)]
 
 
 async def run_all(names: Iterable[str], duration_s: float, console: Console) -> list[Row]:

@@ -41,7 +41,7 @@ async def run(duration_s: float) -> list[Row]:
     async with cluster(fleet.spec()) as running:
         truth = await undisturbed(running, fleet.questions())
         return [
-            *await _under_load(running, truth, duration_s),
+            *await under_load(running, truth, duration_s),
             *await _past_the_limit(running),
             *await _refused_for_good(running),
         ]
@@ -54,7 +54,8 @@ async def undisturbed(running: Cluster, questions: list[Question]) -> dict[Quest
     return {question: outcome.text for question, outcome in found.items()}
 
 
-async def _under_load(running: Cluster, truth: Mapping[Question, str], duration_s: float) -> list[Row]:
+async def under_load(running: Cluster, truth: Mapping[Question, str], duration_s: float) -> list[Row]:
+    """Replicas killed one after the other for that long, and what the clients saw."""
     rate = 0.6 * fleet.requests_per_s(2)
     draw = random.Random(1)
     deaths: list[Death] = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.e2e.faults import checks, fleet
 from tests.e2e.faults.checks import Row
-from tests.e2e.faults.cluster import cluster
+from tests.e2e.faults.cluster import Spec, cluster
 from tests.e2e.faults.injections import kill
 from tests.e2e.faults.traffic import ClosedLoop, Outcome, cycle
 
@@ -19,8 +19,13 @@ LEAST_WINDOW_S = 8.0  # of requests that a hit share is taken over
 
 async def run(duration_s: float) -> list[Row]:
     """duration_s: of load, two thirds of it before and after the kill."""
+    return await one_of_two_killed(fleet.spec(), duration_s)
+
+
+async def one_of_two_killed(spec: Spec, duration_s: float) -> list[Row]:
+    """With this deployment; as `run`."""
     window_s = max(LEAST_WINDOW_S, (duration_s - RECOVERY_S) / 2)
-    async with cluster(fleet.spec()) as running:
+    async with cluster(spec) as running:
         rate = 0.6 * fleet.requests_per_s(2)
         load = ClosedLoop(running.url, cycle(fleet.questions()), num_clients=CLIENTS, rate_per_s=rate)
         async with load as traffic:
