@@ -6,6 +6,7 @@ Wires arguments, sessions, progress and the report together. Knows no measuremen
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -16,23 +17,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.arguments import positive
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.overhead import report
-from benchmarks.overhead.cells import Plan, Prompt, cells_of
+from benchmarks.overhead.cells import Path, Plan, Prompt, cells_of
 from benchmarks.overhead.modes import Mode, available_modes
+from benchmarks.overhead.records import OtherConditions, Records
 from benchmarks.overhead.results import rows_of
-from benchmarks.overhead.samples import Idle, Run, Tokenizing
 from benchmarks.overhead.session import Order
 
-ROOT = Path(__file__).parents[2]
+ROOT = FilePath(__file__).parents[2]
 CONCURRENCIES = (1, 8, 32, 64)
 PACKAGES = ("ray", "uvicorn", "uvloop")
 
@@ -49,9 +51,10 @@ How it is measured:
   Replicas run the real engine over a runner that sleeps: every step takes as long, so time to first token
   and pieces per stream are the same on both paths but for what is between. A closed loop of so many
   requests at a time; both paths take turns. "direct" is the Router's own handle call made from here,
-  without a Router: HTTP minus that is what proxy and Router add. CPU time is that of the server's processes
-  (/proc), without the clients, less what they use with nobody asking; a replica's share is what HTTP takes
-  more of it. "all" is proxy, Router and replicas together, engine included.
+  without a Router: HTTP minus that is what proxy and Router add. CPU time is that of the server's processes,
+  without the clients, less what they use with nobody asking; a replica's share is what HTTP takes more of
+  it. "all" is proxy, Router and replicas together, engine included. What idle servers use, and what a Router
+  does for calls that go past it (it hears of the engines' load), is in no "added" and is listed below.
   Small prompts are one short message. 8k ones are a conversation everybody has seen and a next turn that
   nobody has: its tokens are what is "not in the segment cache", and what tokenizing them takes is allowed
   on top of the target. Milliseconds throughout.
@@ -59,7 +62,8 @@ How it is measured:
 """
 EPILOG = """\
 examples:
-  make bench-overhead                                              everything, some five minutes
+  make bench-overhead                                              everything, some twelve minutes
+  make bench-overhead ARGS="--resume /tmp/run.jsonl"               the same, to be gone on with if cut off
   make bench-overhead ARGS="--quick"                               one mode, few requests: half a minute
   python -m benchmarks.overhead --modes fast --prompts small --concurrency 1 --json out.json
 """
@@ -76,42 +80,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         modes = modes[-1:]
     plan = _plan(options)
     interval_s = None if options.interval_ms is None else options.interval_ms / 1000
-    began_s = time.monotonic()
-    seen: dict[str, list[Any]] = {"run": [], "idle": [], "tokenizing": []}
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    try:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("starting", total=len(modes) * len(plan.cells) * plan.repeats * 2)
-            for mode in modes:
-                order = Order(mode, plan, options.step_ms / 1000, options.replicas, interval_s)
-                for kind, content in _seen_by(order):
-                    if kind == "doing":
-                        progress.update(task, description=f"{mode}: {content}")
-                    else:
-                        seen[kind].append(content)
-                        progress.advance(task, kind == "run")
-    except SessionFailed as error:
-        Console(stderr=True).print(f"[bold red]bench-overhead:[/] {error}", soft_wrap=True, markup=True)
-        return 1
-    rows = rows_of(seen["run"], seen["idle"], seen["tokenizing"])
+    began_s, load_before = time.monotonic(), os.getloadavg()[0]
     conditions = {
         "machine": _describe(),
-        "took_s": round(time.monotonic() - began_s),
         "step_ms": options.step_ms,
         "replicas": options.replicas,
         "interval_ms": options.interval_ms,
-        "idle_cpu_share": {each.mode: each.cpu_share for each in seen["idle"]},
-        "tokenizing_ms": {each.prompt: 1000 * each.new_s for each in seen["tokenizing"]},
-        "load_average": os.getloadavg(),
+        "repeats": plan.repeats,
+    }
+    complaints = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        records = Records.open(options.resume, conditions, plan)
+    except (OtherConditions, ValueError) as error:
+        complaints.print(f"[bold red]bench-overhead:[/] {escape(str(error))}")
+        return 2
+    orders = [
+        Order(mode, replace(plan, cells=cells), options.step_ms / 1000, options.replicas, interval_s)
+        for mode in modes
+        if (cells := records.left(mode, plan))
+    ]
+    failed = []
+    with contextlib.closing(records), _progress(orders) as show:
+        for order in orders:
+            try:
+                for kind, content in _told_by(order):
+                    if kind != "doing":
+                        records.add(kind, content)
+                    show(order.mode, kind, content)
+            except SessionFailed as error:  # the other modes have numbers of their own
+                failed.append(error)
+    rows = rows_of(records.runs, records.idle, records.tokenizing)
+    conditions |= {
+        "took_s": round(time.monotonic() - began_s),
+        "idle_cpu_share": {each.mode: each.cpu_share for each in records.idle},
+        "tokenizing_ms": {each.prompt: 1000 * each.new_s for each in records.tokenizing},
+        "load_average": (load_before, os.getloadavg()[0]),
     }
     console = Console(highlight=False, width=report.WIDTH)
     console.print(report.table(rows))
     console.print(conditions["machine"])
     console.print(
         f"milliseconds; {options.replicas} replicas, {options.step_ms:g} ms a step; "
-        f"{conditions['took_s']} s, load average at the end {os.getloadavg()[0]:.1f}"
+        f"{conditions['took_s']} s, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
-    for line in report.summary(rows):
+    for line in [*report.background(rows, records.idle), *report.summary(rows)]:
         console.print(line)
     if options.json is not None:
         report.write_json(options.json, rows, conditions)
@@ -119,7 +131,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.markdown.write_text(report.markdown(rows))
     if options.plot is not None:
         report.plot(options.plot, rows)
-    return 0
+    for failure in failed:
+        complaints.print(f"[bold red]bench-overhead:[/] {escape(str(failure))}")
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _progress(orders: Sequence[Order]) -> Iterator[Callable[[Mode, str, Any], None]]:
+    """A bar over all runs, which moves with what sessions tell."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    num_runs = sum(len(order.plan.cells) * order.plan.repeats * len(Path) for order in orders)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting", total=num_runs)
+
+        def show(mode: Mode, kind: str, content: Any) -> None:
+            if kind == "doing":
+                progress.update(task, description=f"{mode}: {content}")
+            else:
+                progress.advance(task, kind == "run")
+
+        yield show
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -131,8 +162,8 @@ def _plan(options: argparse.Namespace) -> Plan:
             cells_of(tuple(Prompt), CONCURRENCIES),
             repeats=options.repeats,
             requests=60,
-            streams=4,
-            idle_s=3.0,
+            streams=12,
+            idle_s=4.0,
         )
     if options.prompts or options.concurrency:
         asked = tuple(Prompt(name) for name in options.prompts) if options.prompts else tuple(Prompt)
@@ -141,15 +172,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     return plan
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "run": lambda content: msgspec.convert(content, Run),
-    "idle": lambda content: msgspec.convert(content, Idle),
-    "tokenizing": lambda content: msgspec.convert(content, Tokenizing),
-    "doing": str,
-}
-
-
-def _seen_by(order: Order) -> Iterator[tuple[str, Any]]:
+def _told_by(order: Order) -> Iterator[tuple[str, Any]]:
     """What a session tells, as it tells it. Raises SessionFailed; ends the session however this ends."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -168,7 +191,7 @@ def _seen_by(order: Order) -> Iterator[tuple[str, Any]]:
                 kind, content = json.loads(line)
                 if kind == "failed":
                     raise SessionFailed(f"{order.mode}: {content}")
-                yield kind, _READERS[kind](content)
+                yield kind, content
             if process.wait() != 0:
                 errors.seek(0)
                 tail = errors.read()[-2000:].decode(errors="replace")
@@ -218,9 +241,17 @@ def _parser() -> argparse.ArgumentParser:
         "--interval-ms", type=float, help="between two pieces of a stream (default: as shipped)"
     )
     parser.add_argument("--replicas", type=positive, default=2, help="behind the Router (default: 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for the docs")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw streams' CPU (needs matplotlib)")
+    parser.add_argument(
+        "--resume",
+        type=FilePath,
+        metavar="FILE",
+        help="keep what is seen there, and measure only what it lacks; made where it is missing",
+    )
+    parser.add_argument("--json", type=FilePath, metavar="FILE", help="also write every number")
+    parser.add_argument("--markdown", type=FilePath, metavar="FILE", help="also write the table for the docs")
+    parser.add_argument(
+        "--plot", type=FilePath, metavar="FILE", help="also draw streams' CPU (needs matplotlib)"
+    )
     return parser
 
 

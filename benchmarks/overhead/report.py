@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.overhead.cells import ONE_TOKEN, Prompt
 from benchmarks.overhead.modes import Mode
 from benchmarks.overhead.results import Row
-from benchmarks.overhead.samples import Part
+from benchmarks.overhead.samples import Idle, Part
 from benchmarks.rows import Verdict
 
 WIDTH = 100
@@ -94,6 +94,22 @@ def _remark(verdict: Verdict) -> str:
     return f"{verdict.measured.replace(' ms', '')}≤{limit} [{colour}]{word}[/]"
 
 
+def background(rows: Sequence[Row], idle: Iterable[Idle]) -> list[str]:
+    """What is not in "added", a line for each mode: what servers use for nobody, and Routers for hearing."""
+    lines = []
+    for each in idle:
+        heard = [row for row in rows if row.mode is each.mode and row.cell.output_tokens != ONE_TOKEN]
+        used = ", ".join(f"{part} {1000 * each.cpu_share[part]:.0f}" for part in Part)
+        by_cell = ", ".join(
+            f"{row.hearing_cpu_ms:.1f} ({row.cell.prompt}, {row.cell.concurrency})" for row in heard
+        )
+        lines.append(
+            f"{_MODE_WORDS[each.mode]}, not in added: idle, CPU-ms a second: {used}"
+            + (f"; Router hearing of engines, CPU-ms per stream: {by_cell}." if heard else ".")
+        )
+    return lines
+
+
 def summary(rows: Sequence[Row]) -> list[str]:
     """How many targets were reached, and each that was not."""
     judged = [(row, verdict) for row in rows for verdict in row.verdicts]
@@ -117,8 +133,8 @@ def markdown(rows: Sequence[Row]) -> str:
             f"**{TITLES[mode]}: {_kind(kind)}**",
             "",
             "| prompts, at a time | direct p50 | added p10 | p50 | p90 | proxy CPU | Router | replica "
-            "| added | all | pieces | target |",
-            "|---|" + "---:|" * 10 + "---|",
+            "| added | all | pieces | hearing | target |",
+            "|---|" + "---:|" * 11 + "---|",
         ]
         for row in rows:
             if (row.mode, row.cell.output_tokens) == (mode, kind):
@@ -127,14 +143,22 @@ def markdown(rows: Sequence[Row]) -> str:
                     f"{v.target} {v.required}: {v.measured}, {'reached' if v.is_reached else '**missed**'}"
                     for v in row.verdicts
                 )
-                lines.append("| " + " | ".join([*cells[:-1], targets]) + " |")
+                hearing = f"{row.hearing_cpu_ms:.1f}"
+                lines.append("| " + " | ".join([*cells[:-1], hearing, targets]) + " |")
         lines.append("")
     return "\n".join(lines)
 
 
 def write_json(path: Path, rows: Sequence[Row], conditions: dict[str, Any]) -> None:
     """Everything in the table with the targets, and the conditions it was measured under."""
-    listed = [{**asdict(row), "all_added_cpu_ms": row.all_added_cpu_ms} for row in rows]
+    listed = [
+        {
+            **asdict(row),
+            "all_added_cpu_ms": row.all_added_cpu_ms,
+            "hearing_cpu_ms": row.hearing_cpu_ms,
+        }
+        for row in rows
+    ]
     path.write_text(json.dumps({"conditions": conditions, "rows": listed}, indent=2) + "\n")
 
 

@@ -2,7 +2,7 @@
 
 Added is what goes through proxy and Router minus the same requests sent to the replicas directly, process by
 process: the engines' own work is in both, and so is the Router's hearing of their load and caches, which goes
-on whoever calls them. What the servers use with nobody asking is taken off first.
+on whoever calls them and is shown for itself. What the servers use with nobody asking is taken off first.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ class Row:
     @property
     def added_cpu_ms(self) -> Mapping[Part, float]:
         return {part: self.http.cpu_ms[part] - self.direct.cpu_ms[part] for part in Part}
+
+    @property
+    def hearing_cpu_ms(self) -> float:
+        """What the Router uses for a request that goes past it: engines tell it of their work."""
+        return self.direct.cpu_ms[Part.ROUTER]
 
     @property
     def all_added_cpu_ms(self) -> float:

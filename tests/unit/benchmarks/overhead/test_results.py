@@ -51,6 +51,7 @@ def test_what_idle_servers_use_and_what_a_direct_call_takes_is_not_added() -> No
     assert row.http.whole_cpu_ms == pytest.approx(20.0)
     assert row.added_cpu_ms == pytest.approx(cpu(1.0, 7.0, 1.0))
     assert row.all_added_cpu_ms == pytest.approx(9.0)
+    assert row.hearing_cpu_ms == pytest.approx(1.0)
 
 
 def test_repeats_are_one_sample() -> None:
@@ -163,6 +164,15 @@ def test_the_summary_names_what_was_missed() -> None:
     )
     assert missed.endswith("CPU added per stream is 19.0 ms, wanted <= 10 ms.")
     assert report.summary(ROWS[:1])[0].startswith("No targets")
+
+
+def test_what_is_not_added_is_said() -> None:
+    idle, heard = Idle(Mode.FAST, IDLE), run(Path.DIRECT, cpu(0.01, 0.05, 0.13))
+    found = rows(heard, run(Path.HTTP, IDLE))
+    (line,) = report.background(found, [idle])
+    assert "idle, CPU-ms a second: proxy 10, Router 20, replica 30" in line
+    assert line.endswith("per stream: 3.0 (small, 8).")
+    assert report.background([], [idle])[0].endswith("replica 30.")
 
 
 def test_the_documents_table_has_every_row() -> None:
