@@ -1,0 +1,136 @@
+"""What all handlers do with a request: count it once, read its body, and turn whatever ends it early into an
+error object.
+
+Knows HTTP and the service's counters; knows no endpoint's fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from cache.errors import ServingError
+from router.openai_api.body import parse_object, read_limited
+from router.openai_api.errors import answer_to, outcome_of
+from router.openai_api.fields import Endpoint
+from router.openai_api.keys import visit_of
+from router.openai_api.middleware import id_of
+from router.openai_api.replies import error_response, json_response
+from router.openai_api.service import TRACEPARENT, Service
+from router.openai_api.streams import ClientGone
+
+TRACE_HEADER = "traceparent"  # W3C trace context
+_STATUS_CLIENT_GONE = 499  # nobody reads it; it shows in access logs
+
+logger = logging.getLogger(__name__)
+
+
+class PlainRoute(APIRoute):
+    """A route whose handler takes the request alone and answers with a response: FastAPI has nothing to find
+    out for it, and does not look. It is in the OpenAPI document like any other."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return handler
+
+
+class Tally:
+    """One request in the counters and in the log. Several places may see its end: the first word wins."""
+
+    def __init__(self, service: Service, endpoint: Endpoint, request: Request) -> None:
+        self._metrics = service.metrics
+        self._is_logged = service.config.log_requests
+        self._endpoint = endpoint
+        self._clock = service.clock
+        self._request_id = id_of(request)
+        self._key_name = visit_of(request).key.name
+        self._started_at = service.clock()
+        self._ended = False
+        self._span = service.tracing.begin(
+            "ingress",
+            request.headers.get(TRACE_HEADER, ""),
+            attributes={"request_id": self._request_id, "endpoint": endpoint.value},
+        )
+        # For what this task does on the request's behalf: each request is a task of its own.
+        TRACEPARENT.set(self._span.traceparent)
+
+    def end(self, outcome: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._metrics.requests.labels(self._endpoint.value, outcome).inc()
+            elapsed_s = self._clock() - self._started_at
+            self._metrics.request_s.labels(self._endpoint.value).observe(elapsed_s)
+            self._span.tell({"outcome": outcome})
+            self._span.end(None if outcome == "ok" else outcome)
+            if not self._is_logged:
+                return
+            logger.info(
+                "request ended",
+                extra={
+                    "request_id": self._request_id,
+                    "key": self._key_name,
+                    "endpoint": self._endpoint.value,
+                    "outcome": outcome,
+                    "elapsed_s": round(elapsed_s, 4),
+                },
+            )
+
+
+class Handling:
+    """One Router's. Stateless beside the service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limits = service.config.limits
+
+    def tally(self, request: Request, endpoint: Endpoint) -> Tally:
+        """Begins to count a request."""
+        return Tally(self._service, endpoint, request)
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """The body, an object. Raises ApiError."""
+        content = await read_limited(
+            request.stream(), request.headers.get("content-length"), self._limits.max_body_bytes
+        )
+        return parse_object(content, self._limits.max_json_depth)
+
+    async def plainly(
+        self, request: Request, endpoint: Endpoint, handle: Callable[[dict[str, Any]], Awaitable[bytes]]
+    ) -> Response:
+        """Body in; out comes one object, or an error object."""
+        tally = self.tally(request, endpoint)
+        try:
+            content = await handle(await self.read(request))
+        except (Exception, asyncio.CancelledError) as error:
+            return self.refusal(error, request, tally)
+        tally.end("ok")
+        return json_response(content)
+
+    def refusal(self, error: BaseException, request: Request, tally: Tally) -> Response:
+        """The error object for whatever ended a request before its answer began. Lets cancellation pass."""
+        if isinstance(error, ClientGone | ClientDisconnect | asyncio.CancelledError):
+            tally.end("cancelled")
+            if isinstance(error, asyncio.CancelledError):
+                raise error
+            return Response(status_code=_STATUS_CLIENT_GONE)
+        log_failure(error, request)
+        tally.end(outcome_of(error))
+        return error_response(answer_to(error))
+
+
+def log_failure(error: BaseException, request: Request) -> None:
+    """Failures of ours, with their place in the code but without their text: it may quote a prompt."""
+    if answer_to(error).status < 500:
+        return
+    fields = {"request_id": id_of(request), "error_type": type(error).__name__}
+    if isinstance(error, ServingError):
+        logger.warning("request failed", extra=fields)
+        return
+    textless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
+    logger.error("request failed", extra=fields, exc_info=(RuntimeError, textless, error.__traceback__))
