@@ -45,6 +45,8 @@ class SequenceBlocks:
     block_table: list[int] = field(default_factory=list)  # block ids in token order; only grows
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks hashed so far
     num_offered: int = 0  # leading blocks of the table registered so far, or refused
+    # A fork's: the block whose tokens the coming step copies into the table's last one; held until it has.
+    copy_source: int | None = None
     looks_up: bool = True  # False: everything of it is to be computed, whatever the cache holds
 
 
@@ -96,6 +98,7 @@ class KVCacheManager:
         self._hasher = hasher
         # Registered since the last commit, in that order, and who computes it. Each is in use.
         self._uncommitted: dict[KVCacheBlock, SequenceBlocks] = {}
+        self._copying: list[SequenceBlocks] = []  # forks since the last commit
 
     def begin(
         self,
@@ -173,6 +176,32 @@ class KVCacheManager:
         sequence.num_offered = len(shared)
         self._register_full(sequence, hit.num_tokens + num_tokens)
 
+    def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> None:
+        """Let a child begin with the parent's first `num_tokens` tokens: full blocks by reference, the rest
+        in a block of its own, copied from the parent's before the coming step computes (`copy_source`).
+
+            parent  [a][b][c ..]     num_tokens ends in c
+            child   [a][b][d ..]     d: c's tokens up to there, and then the child's
+
+        Nobody writes into a block that another reads: what the child computes next lies in d. Needs no prefix
+        cache. Between steps. Raises NoFreeBlocks and changes nothing when d does not fit.
+        """
+        assert not child.block_table, "forked into a sequence that holds blocks"
+        assert not self._uncommitted, "what this step computes is not there yet: fork after the commit"
+        num_shared, num_copied = divmod(num_tokens, self.block_size)
+        [own] = self.pool.allocate(1)
+        blocks, table = self.pool.blocks, parent.block_table
+        for block_id in table[:num_shared]:
+            self.pool.touch(blocks[block_id])
+        child.block_table += [*table[:num_shared], own.block_id]
+        child.num_offered = min(parent.num_offered, num_shared)
+        if len(child.block_hashes) < child.num_offered:
+            child.block_hashes[:] = parent.block_hashes[: child.num_offered]
+        if num_copied:
+            child.copy_source = table[num_shared]
+            self.pool.touch(blocks[child.copy_source])
+            self._copying.append(child)
+
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Make room for the first `num_tokens` tokens of the sequence in all; register full ones.
 
@@ -216,6 +245,7 @@ class KVCacheManager:
                     del self._uncommitted[block]
                     self.pool.unregister(block)
         self.pool.free(blocks)
+        self._free_source(sequence)
         sequence.block_table.clear()
         sequence.num_offered = 0
 
@@ -246,8 +276,11 @@ class KVCacheManager:
         return self.pins.release(pin_id)
 
     def commit_step(self) -> None:
-        """The step's forward succeeded: what was registered since the last commit is computed."""
+        """The step's forward succeeded: what was registered since the last commit is computed, and copied."""
         self._uncommitted.clear()
+        for child in self._copying:
+            self._free_source(child)
+        self._copying.clear()
 
     def abort_step(self) -> None:
         """The step's forward failed: un-register every block registered since the last commit.
@@ -268,6 +301,11 @@ class KVCacheManager:
         for block in self.pool.free_queue:
             if block.block_hash is not None:
                 self.pool.unregister(block)
+
+    def _free_source(self, child: SequenceBlocks) -> None:
+        if child.copy_source is not None:
+            self.pool.free([self.pool.blocks[child.copy_source]])
+            child.copy_source = None
 
     @property
     def num_free(self) -> int:

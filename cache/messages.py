@@ -99,6 +99,15 @@ class ReleasePin:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSoFar:
+    """What earlier attempts generated of one of several answers."""
+
+    token_ids: array[int]  # its output, packed int32
+    sent_chars: int
+    is_over: bool  # the client has all of it
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One attempt at one generation, as the router sends it to a replica.
 
@@ -125,6 +134,10 @@ class GenerateRequest:
     traceparent: str = ""  # W3C trace context of the call that sends it; "" = nobody traces
     pin: PinLease | None = None  # None: generate; else hold the prompt's full blocks, and generate nothing
     structure: Structure | None = None  # what the output has to be; never part of a block's hash
+    # Answers wanted. With several, `token_ids` is the prompt alone, `sent_chars` is 0, and what earlier
+    # attempts generated is in `answers`: one for each, or () if none of them has begun.
+    n: int = 1
+    answers: tuple[AnswerSoFar, ...] = ()
 
     def retried(self, token_ids: array[int], sent_chars: int, dead: ReplicaId) -> GenerateRequest:
         """The next attempt, after replica `dead` was lost having produced `token_ids` in all."""
@@ -150,6 +163,7 @@ class Delta:
     logprobs: Logprobs | None = None  # one per token of `token_ids`, where they were asked for
     # Of the prompt's tokens but the first, where asked for: with the first delta of the whole generation.
     prompt_logprobs: Logprobs | None = None
+    choice: int = 0  # which of several answers it continues
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +183,7 @@ class ReplicaInfo:
     max_waiting: int = 256  # beyond this the engine refuses: the router does not send it more
     has_prefix_cache: bool = True  # False: it keeps nothing, so there is nothing to match or to predict
     has_kv_events: bool = True  # False: its events carry load alone, and routers imitate its cache
+    has_logits: bool = True  # False: its model is simulated, and nothing about logits can be asked of it
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

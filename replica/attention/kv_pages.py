@@ -76,6 +76,11 @@ class LayerPages:
         self.key_slots.index_copy_(0, batch.slots, key)
         self.value_slots.index_copy_(0, batch.slots, value)
 
+    def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """sources, targets: block ids, (n,); no block is among both."""
+        self.keys.index_copy_(0, targets, self.keys.index_select(0, sources))
+        self.values.index_copy_(0, targets, self.values.index_select(0, sources))
+
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Store the step's new K and V, then attend: (T, heads, value_dim)."""
         batch = self.owner.batch
@@ -105,10 +110,19 @@ class KVPages:
         self.block_size = block_size
         self.backend = backend
         self.batch: StepBatch | None = None
+        self._device = device
         self._modules = list(modules)
         for module, shape in zip(modules, shapes, strict=True):
             pages = LayerPages(self, shape, num_blocks, block_size, dtype, device)
             module.__dict__[ATTRIBUTE] = pages
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks in every layer, between steps. copies: (from, to); no block is among both."""
+        if not copies:
+            return
+        sources, targets = torch.tensor(copies, dtype=torch.int64).to(self._device).unbind(1)
+        for module in self._modules:
+            module.__dict__[ATTRIBUTE].copy_blocks(sources, targets)
 
     def detach(self) -> None:
         """Take the pages off the modules, so that their memory and the backend's is freed. Idempotent."""

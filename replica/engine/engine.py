@@ -15,24 +15,25 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from cache.block_hash import hints
 from cache.engine_report import EngineReport
-from cache.errors import HandedOver, ServingError
+from cache.errors import HandedOver
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
 from cache.messages import Delta, GenerateRequest
 from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival
 from replica.engine.engine_core import Completion, EngineCore, EngineStats, Progress
+from replica.engine.outbox import Outbox
 from replica.engine.request_watch import RequestWatcher
-from replica.engine.stream import DeltaStream, Parcel, deliver
+from replica.engine.stream import DeltaStream
 from replica.engine.watchdog import Watchdog
 from replica.errors import EngineStopped, RequestRefused
 from replica.scheduling.request import Request
@@ -77,8 +78,7 @@ class _Submit:
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    request_id: RequestId
-    stream: DeltaStream  # tells this request from another that was refused for bearing the same id
+    stream: DeltaStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,6 @@ class _Stop:
 
 
 _Message = _Submit | _Cancel | _Unpin | _Drain | _HandOver | _Stop
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request being served: what it has produced and not sent. Engine thread only."""
-
-    request: Request
-    stream: DeltaStream
-    unsent: list[int] = field(default_factory=list)
-    sent_s: float | None = None  # when its last delta left; None before the first
 
 
 class Engine:
@@ -155,8 +145,7 @@ class Engine:
         self._failure: BaseException | None = None  # what killed the engine thread
         self._step_limit_s = config.step_time_limit_s  # written while it warms up
         # Engine thread only, from here on.
-        self._live: dict[RequestId, _Live] = {}
-        self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
+        self._outbox = Outbox(config.stream_interval_s)
         self._admitted: list[RequestId] = []  # taken in since the last batch
         self._has_news = False  # something ended since the last batch
         self._is_draining = False
@@ -228,21 +217,19 @@ class Engine:
         Raises RequestRefused in one of its kinds. Closing or cancelling the generator cancels the
         request: its blocks are free after the step in progress.
         """
-        stream, arrival_s = DeltaStream(asyncio.get_running_loop()), self._clock()
+        num_answers = request.n - sum(answer.is_over for answer in request.answers)
+        stream, arrival_s = DeltaStream(asyncio.get_running_loop(), num_answers), self._clock()
         structure = await self._compiled(request)
         self._announce(request)
         if not self._post(_Submit(request, stream, arrival_s, structure)):
             self._withdraw(request.request_id)
             raise EngineStopped(self._stop_reason or "it is closing")
         try:
-            while True:
-                delta = await stream.next()
-                yield delta
-                if delta.finish_reason is not None:
-                    return
+            while not stream.is_read:
+                yield await stream.next()
         finally:
             if not stream.is_over:
-                self._post(_Cancel(request.request_id, stream))
+                self._post(_Cancel(stream))
 
     async def unpin(self, pin_id: PinId) -> bool:
         """Give back what a pin holds here, after the present step; whether it held something.
@@ -307,7 +294,7 @@ class Engine:
                 self._publish_if_due()  # before the step: routers should know who has arrived
                 self._step()
                 self._report_if_due()  # before the answers: whoever is told of a pin finds it everywhere
-                self._deliver()
+                self._drop(self._outbox.deliver())
                 self._publish_if_due()
         except BaseException as error:
             self._failure = error
@@ -367,20 +354,19 @@ class Engine:
         try:
             if self._hands_over or (self._is_draining and message.request.pin is not None):
                 raise HandedOver
-            request = self._core.submit(
+            requests = self._core.take(
                 message.request, arrival_s=message.arrival_s, structure=message.structure
             )
         except RequestRefused as error:
             self._withdraw(message.request.request_id)
-            self._send(message.stream, error)
+            self._outbox.send(message.stream, error)
             return
-        self._live[request.request_id] = _Live(request, message.stream)
-        self._admitted.append(request.request_id)
+        for request in requests:
+            self._outbox.open(request, message.stream)
+        self._admitted.append(message.request.request_id)
 
     def _cancel(self, message: _Cancel) -> None:
-        live = self._live.get(message.request_id)
-        if live is not None and live.stream is message.stream:
-            self._drop(live)
+        self._drop(self._outbox.close(message.stream))
 
     def _unpin(self, message: _Unpin) -> None:
         was_held = self._core.pins.release(message.pin_id)
@@ -392,82 +378,26 @@ class Engine:
 
     def _give_back(self) -> None:
         self._hands_over = self._is_draining = self._has_news = True
-        for live in list(self._live.values()):
-            if live.unsent:
-                self._send_unsent(live)  # computed already: nobody needs to do it again
-            self._send(live.stream, HandedOver())
-            self._drop(live)
-
-    def _drop(self, live: _Live) -> None:
-        self._core.cancel(live.request.request_id)
-        del self._live[live.request.request_id]
-        self._has_news = True
+        # What is computed already, nobody needs to do again.
+        self._drop(self._outbox.close_all(HandedOver, sends_rest=True))
 
     def _step(self) -> None:
         if self._core.has_work:
-            # One list() of a dictionary: the watchdog's thread sees it whole.
-            self._watchdog.begin("step", self._step_limit_s, lambda: list(self._live))
+            self._watchdog.begin("step", self._step_limit_s, self._outbox.request_ids)
             began_s = self._clock()
             progress = self._core.step()
             for entry in progress:
-                self._record(entry)
-            self._send_due(self._clock() - began_s)
+                self._has_news |= entry.is_last
+                self._drop(self._outbox.record(entry))
+            now_s = self._clock()
+            self._outbox.send_due(now_s, now_s - began_s)
             self._load = self._load_now()
         self._stats = self._core.stats()
 
-    def _record(self, progress: Progress) -> None:
-        live = self._live.get(progress.request.request_id)
-        if live is None or live.request is not progress.request:
-            return  # cancelled between its end and this step, which tells of it
-        if progress.token_id is not None:
-            live.unsent.append(progress.token_id)
-        if not progress.is_last:
-            return
-        if live.unsent or progress.error is None:
-            self._send_unsent(live)
-        if progress.error is not None:
-            self._send(live.stream, progress.error)
-        del self._live[progress.request.request_id]
-        self._has_news = True
-
-    def _send_due(self, step_s: float) -> None:
-        """Send what may not wait for another step: also of requests that this step did not move.
-
-        step_s: what a step takes, going by the last one.
-        """
-        now_s = self._clock()
-        last_call_s = now_s + step_s - self._config.stream_interval_s
-        for live in self._live.values():
-            if live.unsent and (live.sent_s is None or live.sent_s <= last_call_s):
-                live.sent_s = now_s
-                self._send_unsent(live)
-
-    def _send_unsent(self, live: _Live) -> None:
-        request, log = live.request, live.request.logprobs
-        delta = Delta(
-            text=request.detokenizer.take(),
-            token_ids=tuple(live.unsent),
-            cached_tokens=request.cached_tokens or 0,
-            finish_reason=request.finish_reason,
-            logprobs=None if log is None else log.take_drawn(len(live.unsent)),
-            prompt_logprobs=None if log is None else log.take_prompt(),
-        )
-        live.unsent.clear()
-        self._send(live.stream, delta)
-
-    def _send(self, stream: DeltaStream, item: Delta | ServingError) -> None:
-        self._parcels.setdefault(stream.loop, []).append((stream, item))
-
-    def _deliver(self) -> None:
-        """Hand each event loop its parcel: one wake-up per loop and step, however many streams."""
-        parcels, self._parcels = self._parcels, {}
-        for loop, parcel in parcels.items():
-            try:
-                loop.call_soon_threadsafe(deliver, parcel)
-            except RuntimeError:  # the loop is closed: nobody is left to read
-                gone = {id(stream) for stream, _ in parcel}
-                for live in [live for live in self._live.values() if id(live.stream) in gone]:
-                    self._drop(live)
+    def _drop(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._core.cancel(request.request_id)
+            self._has_news = True
 
     def _publish_if_due(self) -> None:
         """One batch when something changed, or a heartbeat when nothing did for a while.
@@ -522,15 +452,13 @@ class Engine:
         with self._inbox_lock:
             self._stop_reason = self._stop_reason or "its thread has died"
         self._watchdog.end()
-        error = EngineStopped(self._stop_reason)
-        for live in list(self._live.values()):
-            self._send(live.stream, error)
+        reason = self._stop_reason
+        self._outbox.close_all(lambda: EngineStopped(reason), sends_rest=False)
         while not self._inbox.empty():
             message = self._inbox.get_nowait()
             if isinstance(message, _Submit):
-                self._send(message.stream, error)
+                self._outbox.send(message.stream, EngineStopped(reason))
             elif isinstance(message, _Unpin) and message.was_held.set_running_or_notify_cancel():
-                message.was_held.set_exception(error)
-        self._live.clear()
-        self._deliver()
+                message.was_held.set_exception(EngineStopped(reason))
+        self._outbox.deliver()
         self._is_ready.set()

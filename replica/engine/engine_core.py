@@ -21,6 +21,7 @@ from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
 from cache.messages import FinishReason, GenerateRequest, Logprobs
 from cache.types import RequestId
 from replica.config import ReplicaConfig
+from replica.engine.answers import answers_of, have_begun
 from replica.engine.engine_meter import Ending, EngineMeter
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
@@ -144,45 +145,78 @@ class EngineCore:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def submit(
+    def submit(self, request: GenerateRequest, *, arrival_s: float | None = None) -> Request:
+        """`take` a request for one answer."""
+        [taken] = self.take(request, arrival_s=arrival_s)
+        return taken
+
+    def take(
         self,
         request: GenerateRequest,
         *,
         arrival_s: float | None = None,
         structure: StructureMatcher | None = None,
-    ) -> Request:
-        """Take a request in; it starts with one of the next steps.
+    ) -> list[Request]:
+        """Take a request in, as one request for each answer it wants; they start with one of the next steps.
 
         arrival_s: when its deadline began to run, on this engine's clock; None = now.
         structure: the request's, compiled; None = compile it now, while nothing else is done.
         Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull, PinsFull,
         StructureRefused) and keeps nothing.
         """
-        check_request(request, self._info.vocab_size)
+        answers = answers_of(request)
+        for _, answer in answers:
+            check_request(answer, self._info.vocab_size)
         check_sampling(request.sampling, self._info)
         if request.pin is not None:
             self.pins.check(request)
+        minimum = request.sampling.min_tokens
         if structure is None and request.structure is not None:
-            structure = self.structures.begin(request.structure, min_tokens=request.sampling.min_tokens)
+            structure = self.structures.begin(request.structure, min_tokens=minimum)
+        for _, answer in answers:
+            self._scheduler.check_room(
+                answer.request_id,
+                answer.num_prompt_tokens,
+                self._max_output(answer),
+                step_time=self._step_time.model(),
+                is_retry=request.attempt > 0,
+            )
+        arrival_s = self._clock() if arrival_s is None else arrival_s
+        taken: list[Request] = []
+        for choice, answer in answers:
+            own = structure if structure is None or not taken else structure.begun(minimum)
+            taken.append(self._request(answer, choice, arrival_s, own))
+        lead, *others = taken
+        is_held = lead.lease is not None and self.pins.take(lead)
+        if have_begun(answers):
+            for begun in taken:
+                self._scheduler.submit(begun)
+        else:
+            self._scheduler.submit(lead, others)
+        if is_held:
+            lead.cached_tokens = lead.num_prompt_tokens
+            self._end_at_submission(lead, FinishReason.LENGTH)
+        else:
+            for begun in taken:
+                self._replay(begun)
+        return taken
+
+    def _max_output(self, request: GenerateRequest) -> int:
+        return max(1, min(request.sampling.max_tokens, self.max_model_len - request.num_prompt_tokens))
+
+    def _request(
+        self, request: GenerateRequest, choice: int, arrival_s: float, structure: StructureMatcher | None
+    ) -> Request:
+        """One answer's, as scheduler and steps know it."""
         drawn_by, ended_by = request.sampling, request.sampling
         if structure is not None:
             # Its mask says when the text may end; and where it may, an end that is drawn is one.
             drawn_by, ended_by = replace(drawn_by, min_tokens=0), replace(ended_by, ignore_eos=False)
-        num_prompt = request.num_prompt_tokens
-        max_output = max(1, min(request.sampling.max_tokens, self.max_model_len - num_prompt))
-        self._scheduler.check_room(
-            request.request_id,
-            num_prompt,
-            max_output,
-            step_time=self._step_time.model(),
-            is_retry=request.attempt > 0,
-        )
-        token_ids = copy_tokens(request.token_ids)
-        arrival_s = self._clock() if arrival_s is None else arrival_s
-        taken = Request(
+        token_ids, max_output = copy_tokens(request.token_ids), self._max_output(request)
+        return Request(
             request_id=request.request_id,
             token_ids=token_ids,
-            num_prompt_tokens=num_prompt,
+            num_prompt_tokens=request.num_prompt_tokens,
             max_output_tokens=max_output,
             sampling=drawn_by,
             seed=request.seed,
@@ -202,20 +236,13 @@ class EngineCore:
                 max_tokens=max_output,
                 sent_chars=request.sent_chars,
             ),
-            num_earlier_tokens=len(token_ids) - num_prompt,
+            num_earlier_tokens=len(token_ids) - request.num_prompt_tokens,
             traceparent=request.traceparent,
             lease=request.pin,
             logprobs=_logprob_log(request),
+            choice=choice,
             structure=structure,
         )
-        is_held = taken.lease is not None and self.pins.take(taken)
-        self._scheduler.submit(taken)
-        if is_held:
-            taken.cached_tokens = num_prompt
-            self._end_at_submission(taken, FinishReason.LENGTH)
-        else:
-            self._replay(taken)
-        return taken
 
     def cancel(self, request_id: RequestId) -> Request | None:
         """Drop a request and free its blocks at once; None if it is not here (any more)."""
@@ -255,13 +282,14 @@ class EngineCore:
         return progress + [self._advance(request, now_s) for request in self._scheduler.update(result)]
 
     def complete(self, requests: Iterable[GenerateRequest]) -> list[Completion]:
-        """Run these requests to their end and return them in the same order.
+        """Run these requests to their end and return their answers in the same order.
 
         Raises the first error that any of them ends with, the others cancelled.
         """
         taken: list[Request] = []
         try:
-            taken += [self.submit(request) for request in requests]  # a refusal cancels earlier ones
+            for wanted in requests:
+                taken += self.take(wanted)  # a refusal cancels earlier ones
             while any(request.finish_reason is None for request in taken):
                 for progress in self.step():
                     if progress.error is not None:

@@ -169,6 +169,7 @@ class ModelRunner:
         self._set_torch_threads()
         with torch.inference_mode():
             batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
+            self._pages.copy_blocks(_copies(sequences, self._info.block_size))
             ordered = [sequences[i] for i in batch.order]
             rows, structures = [_draw_row(sequence) for sequence in ordered], _structures(ordered)
             prompt_logprobs: dict[int, Logprobs] = {}
@@ -328,6 +329,15 @@ def _rows_asked(
             is_largest = index not in structures and takes_largest(row, eos_token_ids)
             (largest if is_largest else others).append(index)
     return RowsAsked(tuple(largest), tuple(others))
+
+
+def _copies(sequences: Sequence[ScheduledSequence], block_size: int) -> list[tuple[int, int]]:
+    """(from, to) of the blocks that forked sequences begin with."""
+    return [
+        (item.copy_source, item.block_table[item.start // block_size])
+        for item in sequences
+        if item.copy_source is not None
+    ]
 
 
 def _structures(sequences: Sequence[ScheduledSequence]) -> dict[int, StructureMatcher]:

@@ -77,6 +77,8 @@ class SimRunner:
         modelled_s, began_s = self._step_time.step_s(*step_work(sequences)), self._clock()
         self._sleep(modelled_s)
         self._inject_faults()
+        for sequence in sequences:
+            self._copy_block(sequence)
         # In the order given: a sequence may read blocks that an earlier one fills in this very step.
         tokens = tuple(self._compute(sequence) for sequence in sequences)
         return StepResult(next_tokens=tokens, elapsed_s=max(modelled_s, self._clock() - began_s))
@@ -94,6 +96,13 @@ class SimRunner:
             self._hang()
         if config.raise_every_steps is not None and self._num_steps % config.raise_every_steps == 0:
             raise SimulatedFault(f"step {self._num_steps} was told to fail")
+
+    def _copy_block(self, sequence: ScheduledSequence) -> None:
+        """Nothing but what lies before `start`: the rest of the source is somebody else's."""
+        if sequence.copy_source is not None:
+            size, count = self._block_size, sequence.start % self._block_size
+            source, target = sequence.copy_source * size, sequence.block_table[sequence.start // size] * size
+            self._pages[target : target + count] = self._pages[source : source + count]
 
     def _compute(self, sequence: ScheduledSequence) -> int | None:
         """Write the new tokens' pages; the next token if the step reaches the last one."""

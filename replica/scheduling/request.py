@@ -6,7 +6,7 @@ Mutable; owned by the engine thread. Knows token ids and counts; knows neither t
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from cache.kv_cache_manager import SequenceBlocks
@@ -20,6 +20,7 @@ from replica.structures.matcher import StructureMatcher
 
 class RequestState(Enum):
     WAITING = "waiting"  # holds no blocks: not admitted yet, or preempted
+    FOLLOWING = "following"  # holds no blocks: it starts where its leader's prompt is computed
     RUNNING = "running"  # holds blocks; part of every step the budget allows
     FINISHED = "finished"  # ended, failed or cancelled; holds no blocks
 
@@ -30,6 +31,9 @@ class Request:
 
     [0, num_computed) K/V in its blocks   [num_computed, len(token_ids)) to compute
     [0, num_prompt_tokens) prompt         [num_prompt_tokens, len(token_ids)) output, older attempts' included
+
+    Several answers to one prompt are as many requests: the first leads, and the others follow it until it
+    has computed the prompt for all of them.
     """
 
     request_id: RequestId
@@ -56,6 +60,8 @@ class Request:
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
     logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked
+    choice: int = 0  # which of the answers to its prompt
+    followers: list[Request] = field(default_factory=list)  # that begin where its prompt is computed
     structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
 
     @property

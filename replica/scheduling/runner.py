@@ -45,6 +45,8 @@ class ScheduledSequence:
     num_prompt_tokens: int
     sampling: SamplingParams
     seed: int
+    # Block to copy into the one that `start` lies in, before anything is computed; None = nothing is copied.
+    copy_source: int | None = None
     logprobs: LogprobLog | None = None  # where the engine puts what was asked for of them; None = nothing
     structure: StructureMatcher | None = None  # says what its next token may be
 

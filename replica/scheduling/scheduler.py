@@ -73,6 +73,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
         self._by_id: dict[RequestId, Request] = {}
+        self._following: dict[RequestId, Request] = {}  # who follows whom
         # Blocks that were in nobody's hands when a request came, and that it will have computed: its twins,
         # though they wait, will find them. By whoever came first.
         self._promised: dict[BlockHash, Request] = {}
@@ -113,11 +114,17 @@ class Scheduler:
             if wait_s > self._max_wait_s:
                 raise WaitTooLong(len(self._waiting), self._max_waiting, wait_s, self._max_wait_s)
 
-    def submit(self, request: Request) -> None:
-        """Put a request that passed `check_room` behind those that wait."""
+    def submit(self, request: Request, followers: Sequence[Request] = ()) -> None:
+        """Put a request that passed `check_room` behind those that wait.
+
+        followers: other answers to the same prompt, none of which has begun. They start when it has been
+        computed, on the same blocks; where those are too few for one of them, it waits as any other.
+        """
         request.expected_hit = self._expected_hit(request)
         self._by_id[request.request_id] = request
         self._waiting.append(request)
+        self._let_follow(request, followers)
+        self._by_id.update({follower.request_id: follower for follower in followers})
 
     def cancel(self, request_id: RequestId) -> Request | None:
         """Drop a request wherever it is and free its blocks. None if it is not (or no longer) here."""
@@ -139,12 +146,35 @@ class Scheduler:
             self._running.remove(request)
         elif request.state is RequestState.WAITING:
             self._waiting.remove(request)
+        else:
+            self._following.pop(request.request_id).followers.remove(request)
+        if request.followers:
+            self._hand_on(request)
         for block_hash in request.blocks.block_hashes:
             if self._promised.get(block_hash) is request:
                 del self._promised[block_hash]
         self._cache.release(request.blocks)
         request.state = RequestState.FINISHED
         del self._by_id[request.request_id]
+
+    def _let_follow(self, leader: Request, followers: Sequence[Request]) -> None:
+        leader.followers = list(followers)
+        for follower in followers:
+            follower.state = RequestState.FOLLOWING
+            self._following[follower.request_id] = leader
+
+    def _hand_on(self, leader: Request) -> None:
+        """It leaves before its prompt is computed: the next answer leads, before all who came later.
+
+        Whoever runs is older than all that wait, and so are those that follow it.
+        """
+        heir, *others = leader.followers
+        leader.followers = []
+        del self._following[heir.request_id]
+        heir.state = RequestState.WAITING
+        heir.expected_hit = leader.expected_hit
+        self._waiting.insert(sum(waiting.arrival_s < heir.arrival_s for waiting in self._waiting), heir)
+        self._let_follow(heir, others)
 
     def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
         """Take out every request whose time has run out, waiting or running."""
@@ -189,7 +219,7 @@ class Scheduler:
         size, quiet = self._block_size, self._block_size
         for request, num_tokens in self._step:
             end = request.num_computed + num_tokens  # of the planned step
-            if end != len(request.token_ids) or num_tokens > 1:
+            if end != len(request.token_ids) or num_tokens > 1 or request.followers:
                 return 0
             quiet = min(quiet, size - 1 - end % size if end % size else 0)
         return quiet if self._step else 0
@@ -215,6 +245,8 @@ class Scheduler:
         for (request, num_tokens), token_id in zip(step, result.next_tokens, strict=True):
             request.num_computed += num_tokens
             if token_id is not None:
+                if request.followers:
+                    self._fork(request)
                 request.token_ids.append(token_id)
                 sampled.append(request)
         return sampled
@@ -280,7 +312,7 @@ class Scheduler:
     def _admit_waiting(self) -> None:
         """Start waiting requests while budget, places and blocks last; the first misfit ends it."""
         budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
-        while self._waiting and budget > 0 and len(self._running) < self._max_running:
+        while self._waiting and budget > 0 and self._has_place(self._waiting[0]):
             request = self._waiting[0]
             misfit = (request, self._cache.num_free, len(self._running))
             if self._misfit == misfit:
@@ -304,9 +336,27 @@ class Scheduler:
         needed = self._cache.blocks_needed(request.blocks, hit, len(request.token_ids) - hit.num_tokens)
         if needed > self._cache.num_free or not self._running:
             return needed <= self._cache.num_free
-        growths = [self._growth(running) for running in self._running]
-        growths.append(Growth(needed, self._answer_blocks(request), hit.num_idle))
-        return peak_blocks(growths) + self._spare_blocks <= self._cache.num_free
+        growths = [
+            Growth(needed, self._answer_blocks(request), hit.num_idle),
+            *self._follower_growths(request),
+        ]
+        return peak_blocks([*growths, *self._running_growths()]) + self._spare_blocks <= self._cache.num_free
+
+    def _has_place(self, request: Request) -> bool:
+        """Whether it may run beside the others, with those that follow it. Alone it may, however many do:
+        who then finds no place waits."""
+        taken = len(self._running) + sum(len(running.followers) for running in self._running)
+        most = self._max_running
+        return taken + 1 + len(request.followers) <= most if self._running else most > 0
+
+    def _running_growths(self) -> Iterator[Growth]:
+        for request in self._running:
+            yield self._growth(request)
+            yield from self._follower_growths(request)
+
+    def _follower_growths(self, leader: Request) -> Iterator[Growth]:
+        """Each begins with a copy of the prompt's last block."""
+        return (Growth(1, self._answer_blocks(follower), own=0) for follower in leader.followers)
 
     def _growth(self, request: Request) -> Growth:
         held = len(request.blocks.block_table)
@@ -326,6 +376,35 @@ class Scheduler:
         so_far = blocks * self._block_size - request.num_prompt_tokens
         more = self._answers.expected(so_far, request.max_output_tokens) - so_far
         return max(0, math.ceil(more / self._block_size))
+
+    def _fork(self, leader: Request) -> None:
+        """Its prompt is computed: those that follow start on it, each with the last prompt token to compute
+        again, for a first token of its own. Who finds no place or no block waits, before all others.
+        """
+        followers, leader.followers = leader.followers, []
+        place, late = self._running.index(leader) + 1, []
+        for follower in followers:
+            del self._following[follower.request_id]
+            follower.cached_tokens, follower.admitted_s = leader.cached_tokens, leader.admitted_s
+            if self._try_fork(leader, follower):
+                follower.state = RequestState.RUNNING
+                self._running.insert(place, follower)
+                place += 1
+            else:
+                follower.state = RequestState.WAITING
+                late.append(follower)
+        self._waiting.extendleft(reversed(late))
+
+    def _try_fork(self, leader: Request, follower: Request) -> bool:
+        num_tokens = leader.num_prompt_tokens - 1
+        if not num_tokens or len(self._running) >= self._max_running:
+            return False
+        try:
+            self._cache.fork(leader.blocks, follower.blocks, num_tokens)
+        except NoFreeBlocks:
+            return False
+        follower.num_computed = num_tokens
+        return True
 
     def _start(self, request: Request, hit_tokens: int) -> None:
         request.state = RequestState.RUNNING
@@ -372,7 +451,7 @@ class Scheduler:
         return Load(
             queued_uncached_tokens=self.queued_uncached_tokens,
             queued_attention=self.queued_attention,
-            num_waiting=len(self._waiting),
+            num_waiting=self.num_waiting,
             num_running=len(self._running),
             context_tokens=self.context_tokens,
             free_blocks=self._cache.num_free,
@@ -386,11 +465,12 @@ class Scheduler:
         """What routers are told; nobody needs to know while half of the blocks are free and nobody waits."""
         if not self._waiting and self._cache.num_free * 2 > self._num_blocks:
             return 0
-        return peak_blocks(map(self._growth, self._running)) + self._spare_blocks
+        return peak_blocks(self._running_growths()) + self._spare_blocks
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Those that follow included."""
+        return len(self._waiting) + len(self._following)
 
     @property
     def num_running(self) -> int:
@@ -437,6 +517,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
         num_prompt_tokens=request.num_prompt_tokens,
         sampling=request.sampling,
         seed=request.seed,
+        copy_source=request.blocks.copy_source,
         logprobs=request.logprobs,
         structure=request.structure,
     )

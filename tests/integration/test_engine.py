@@ -203,7 +203,7 @@ async def test_a_bug_in_the_engine_thread_is_told_to_everyone(
         task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=500)))
         await eventually(lambda: running.load().num_running == 1)
         with caplog.at_level(logging.CRITICAL):
-            monkeypatch.setattr(running, "_record", lambda progress: 1 / 0)
+            monkeypatch.setattr(running._outbox, "record", lambda progress: 1 / 0)
             with pytest.raises(EngineStopped):
                 await task
         with pytest.raises(EngineStopped, match="died"):
@@ -417,7 +417,7 @@ async def test_a_dead_engine_thread_tells_its_host_after_the_cause(
     said: list[str] = []
     with caplog.at_level(logging.CRITICAL):
         async with engine(sim=SLOW, on_death=lambda: said.append(caplog.records[-1].message)) as running:
-            monkeypatch.setattr(running, "_record", lambda progress: 1 / 0)
+            monkeypatch.setattr(running._outbox, "record", lambda progress: 1 / 0)
             with pytest.raises(EngineStopped):
                 await collect(running, make_request("r", [1], max_tokens=500))
     assert said == ["engine thread died"]

@@ -1,0 +1,127 @@
+"""What requests have produced and not sent yet, and the streams that it goes to.
+
+Several answers to one prompt share a stream: each ends with a delta of its own, and an error ends them all.
+Knows requests and streams; knows neither steps nor why a request ends. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cache.errors import ServingError
+from cache.messages import Delta
+from cache.types import RequestId
+from replica.engine.engine_core import Progress
+from replica.engine.stream import DeltaStream, Parcel, deliver
+from replica.scheduling.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request being served."""
+
+    request: Request
+    stream: DeltaStream
+    unsent: list[int] = field(default_factory=list)
+    sent_s: float | None = None  # when its last delta left; None before the first
+
+
+class Outbox:
+    """Deltas are put into parcels, one for each event loop; `deliver` hands these over."""
+
+    def __init__(self, stream_interval_s: float) -> None:
+        self._stream_interval_s = stream_interval_s
+        self._live: dict[RequestId, _Live] = {}
+        self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
+
+    def request_ids(self) -> list[RequestId]:
+        """Of all that are being served. One list() of a dictionary: any thread sees it whole."""
+        return list(self._live)
+
+    def open(self, request: Request, stream: DeltaStream) -> None:
+        """It is being served from now on, and this is where its tokens go."""
+        self._live[request.request_id] = _Live(request, stream)
+
+    def close(self, stream: DeltaStream) -> list[Request]:
+        """Nobody reads it any more: the requests that were being served into it. O(requests)."""
+        closed = [live.request for live in self._live.values() if live.stream is stream]
+        for request in closed:
+            del self._live[request.request_id]
+        return closed
+
+    def close_all(self, make_error: Callable[[], ServingError], *, sends_rest: bool) -> list[Request]:
+        """Every stream ends with an error, after what was computed for it, if `sends_rest`; the requests."""
+        closed, streams = [live.request for live in self._live.values()], {}
+        for live in self._live.values():
+            streams[id(live.stream)] = live.stream
+            if sends_rest and live.unsent:
+                self._send_unsent(live)
+        self._live.clear()
+        for stream in streams.values():
+            self.send(stream, make_error())
+        return closed
+
+    def record(self, progress: Progress) -> list[Request]:
+        """Take down a token, and send the rest of a request that is over.
+
+        Requests that are left without their stream, because another answer in it has failed.
+        """
+        live = self._live.get(progress.request.request_id)
+        if live is None or live.request is not progress.request:
+            return []  # cancelled between its end and this step, which tells of it
+        if progress.token_id is not None:
+            live.unsent.append(progress.token_id)
+        if not progress.is_last:
+            return []
+        if live.unsent or progress.error is None:
+            self._send_unsent(live)
+        del self._live[progress.request.request_id]
+        if progress.error is None:
+            return []
+        self.send(live.stream, progress.error)
+        return self.close(live.stream)
+
+    def send_due(self, now_s: float, step_s: float) -> None:
+        """Send what may not wait for another step: also of requests that this step did not move.
+
+        step_s: what a step takes, going by the last one.
+        """
+        last_call_s = now_s + step_s - self._stream_interval_s
+        for live in self._live.values():
+            if live.unsent and (live.sent_s is None or live.sent_s <= last_call_s):
+                live.sent_s = now_s
+                self._send_unsent(live)
+
+    def send(self, stream: DeltaStream, item: Delta | ServingError) -> None:
+        self._parcels.setdefault(stream.loop, []).append((stream, item))
+
+    def deliver(self) -> list[Request]:
+        """Hand each event loop its parcel: one wake-up per loop and step, however many streams.
+
+        Requests whose loop is closed: nobody is left to read.
+        """
+        parcels, self._parcels = self._parcels, {}
+        closed: list[Request] = []
+        for loop, parcel in parcels.items():
+            try:
+                loop.call_soon_threadsafe(deliver, parcel)
+            except RuntimeError:  # the loop is closed
+                for stream in {id(stream): stream for stream, _ in parcel}.values():
+                    closed += self.close(stream)
+        return closed
+
+    def _send_unsent(self, live: _Live) -> None:
+        request, log = live.request, live.request.logprobs
+        delta = Delta(
+            text=request.detokenizer.take(),
+            token_ids=tuple(live.unsent),
+            cached_tokens=request.cached_tokens or 0,
+            finish_reason=request.finish_reason,
+            logprobs=None if log is None else log.take_drawn(len(live.unsent)),
+            prompt_logprobs=None if log is None else log.take_prompt(),
+            choice=request.choice,
+        )
+        live.unsent.clear()
+        self.send(live.stream, delta)
