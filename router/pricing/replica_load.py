@@ -305,20 +305,21 @@ class ReplicaLoad:
         pairs = load.queued_attention
         return self._share_s(tokens, tokens * tokens / (2 * prompts) if pairs is None else pairs, prompts)
 
-    def _share_s(self, tokens: int, attention: float, sequences: int) -> float:
+    def _share_s(self, tokens: int, attention: float, prompts: int) -> float:
         """Seconds of engine time for so much prefill among other work; 0 while its speed is unknown.
 
         Of what each step costs anyway, running sequences included, it takes the share of its tokens: small
         prompts run together in one step, and to charge each of them a whole one would drive twins away from
-        where their prefix is.
+        where their prefix is. A prompt is a sequence more in every step that it takes a part in.
         """
         model = self._step_time
         if model is None:
             return 0.0
         steps = tokens / self._room
         return (
-            model.step_s(tokens, attention, sequences)
-            - model.base_s
+            model.per_token_s * tokens
+            + model.per_attention_s * attention
+            + model.per_sequence_s * max(prompts, steps)
             + steps * (model.base_s + self._decode_s)
         )
 

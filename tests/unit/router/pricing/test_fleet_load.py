@@ -95,6 +95,11 @@ def test_small_prompts_share_a_step(fleet: Fleet) -> None:
     assert fleet.view().backlog_s == pytest.approx(0.01 * 16 / 512 + 16 * 0.0001 + 16 * 0.001)
 
 
+def test_a_long_prompt_is_a_sequence_in_each_of_its_steps(fleet: Fleet) -> None:
+    fleet.loads.reserve(A, fleet.book(X, uncached=2048))  # four steps of 512
+    assert fleet.view().backlog_s == pytest.approx(4 * 0.01 + 2048 * 0.0001 + 4 * 0.001)
+
+
 def test_release_takes_an_unseen_reservation_back_and_may_be_repeated(fleet: Fleet) -> None:
     fleet.loads.reserve(A, fleet.book(X))
     fleet.loads.release(X)
