@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 ADDRESS_FILE = "address"
 START_LIMIT_S, STOP_LIMIT_S = 120.0, 60.0
 _POLL_S = 0.1
+_LAST_WORDS_CHARS = 2000
 
 
 class ServerFailed(RuntimeError):
@@ -88,7 +89,11 @@ class Server:
             if self._health() == self._replicas:
                 return (self._folder / ADDRESS_FILE).read_text()
             time.sleep(_POLL_S)
-        raise ServerFailed(f"it did not become ready:\n{self._log.read_text()[-2000:]}")
+        raise ServerFailed(f"it did not become ready:\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        """The end of what it has written."""
+        return self._log.read_text(errors="replace")[-_LAST_WORDS_CHARS:]
 
     def stop(self) -> None:
         if self._process.poll() is None:

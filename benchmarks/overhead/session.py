@@ -24,13 +24,14 @@ import msgspec
 
 from benchmarks.overhead import cells
 from benchmarks.overhead.cells import STREAM_TOKENS, Cell, Plan
-from benchmarks.overhead.http_client import HttpConnection
+from benchmarks.overhead.http_client import BadAnswer, HttpConnection
 from benchmarks.overhead.load import closed_loop
 from benchmarks.overhead.modes import Mode
 from benchmarks.overhead.processes import ServerProcesses, difference
 from benchmarks.overhead.questions import Question, Questions
 from benchmarks.overhead.samples import Idle, Run, Sample, Tokenizing
 from benchmarks.overhead.server import Server, deploy_content
+from cache.errors import ServingError
 from cache.messages import GenerateRequest, ReplicaInfo
 from deploy.ports import Ports, free_base
 
@@ -74,6 +75,9 @@ def run_session(order: Order, tell: Tell) -> None:
             with _joined(server.wait_until_ready()):
                 time.sleep(_SETTLE_S)
                 asyncio.run(_Session(order, server, tell).measure())
+        except (BadAnswer, LookupError, ServingError) as error:
+            error.add_note(server.last_words())  # why a process ended or refused is in there
+            raise
         finally:
             server.stop()
 
@@ -199,7 +203,7 @@ def main() -> int:
     try:
         run_session(order, tell)
     except Exception as error:
-        tell("failed", f"{type(error).__name__}: {error}")
+        tell("failed", "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]))
         return 1
     return 0
 

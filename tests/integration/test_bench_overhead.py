@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.overhead import __main__ as overhead
+from benchmarks.overhead.server import Server, ServerFailed, deploy_content
 
 
 @pytest.mark.long  # starting a cluster, Serve and a Router takes longer than everything that is measured
@@ -24,6 +25,20 @@ def test_a_small_run_measures_both_paths(tmp_path: Path, capsys: pytest.CaptureF
         assert row["direct"]["num_requests"] == row["http"]["num_requests"] >= 8
         assert row["http"]["cpu_ms"]["Router"] > row["direct"]["cpu_ms"]["Router"]
     assert "Targets" in capsys.readouterr().out
+
+
+@pytest.mark.long  # imports Ray in a process of its own
+def test_a_server_that_does_not_come_up_leaves_its_last_words(tmp_path: Path) -> None:
+    """Its log goes with the folder it ran in; what it said is all that tells why."""
+    content = deploy_content(0.005, 1)
+    content["applications"][0]["args"]["router"]["policy"] = "no such policy"
+    server = Server(tmp_path, 1, content, has_haproxy=False)
+    try:
+        with pytest.raises(ServerFailed, match="no such policy"):
+            server.wait_until_ready()
+        assert "no such policy" in server.last_words()
+    finally:
+        server.stop()
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
