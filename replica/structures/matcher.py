@@ -55,8 +55,10 @@ class StructureMatcher:
         self._matcher.consume_token(token_id)
 
     def begun(self, min_tokens: int) -> StructureMatcher:
-        """One at the same structure's beginning."""
-        return StructureMatcher(self._matcher.deep_copy(), self._vocabulary, min_tokens)
+        """Another one, at the same structure's beginning."""
+        copied = self._matcher.deep_copy()
+        copied.reset()
+        return StructureMatcher(copied, self._vocabulary, min_tokens)
 
 
 _REASONS = {

@@ -41,7 +41,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"must be|expected", "a keyword in it has a value of the wrong type"),
 )
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
-_IN_GRAMMAR = re.compile(r"at (\d+)\((\d+)\): (?!invalid regex)")
+_IN_GRAMMAR = re.compile(r"(?:at )?(\d+)\((\d+)\): (?!invalid regex)")
 _KEYWORD = re.compile(r"[$A-Za-z]{1,40}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from llguidance.gbnf_to_lark import any_to_lark
@@ -106,7 +107,7 @@ def _json(value: object, at: str, info: ValidationInfo) -> Structure:
 def _schema(value: object, at: str, info: ValidationInfo, *, is_lenient: bool) -> Structure:
     if not isinstance(value, dict):
         raise InvalidField(at, f"'{at}' must be a JSON schema: an object.")
-    source = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    source = _written(value)
     _check_size(source, at, info)
     limit = _limits(info).max_schema_depth
     deepest = next((part for part in parts(value) if part.depth > limit), None)
@@ -114,7 +115,41 @@ def _schema(value: object, at: str, info: ValidationInfo, *, is_lenient: bool) -
         raise InvalidField(
             at, f"'{at}' must nest schemas at most {limit} deep; at {deepest.shown()} it goes deeper."
         )
-    return Structure(StructureKind.JSON_SCHEMA, source, is_lenient)
+    return Structure(StructureKind.JSON_SCHEMA, _with_bounds_that_hold(source), is_lenient)
+
+
+def _written(schema: object) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def _with_bounds_that_hold(source: str) -> str:
+    """The schema with exclusive bounds of numbers as inclusive ones, a millionth further in.
+
+    llguidance 1.9 lets a bound itself pass that is to be excluded, where both bounds have the same integer
+    part (`0` in 0 < x <= 0.5), and `-0` below 0.
+    """
+    if '"exclusiveM' not in source:
+        return source
+    schema = json.loads(source)
+    for part in parts(schema):
+        if isinstance(part.schema, dict) and part.schema.get("type") != "integer":
+            for name, inclusive, step in _EXCLUSIVE:
+                bound = part.schema.get(name)
+                if isinstance(bound, int | float) and not isinstance(bound, bool):
+                    inner = float(Decimal(str(bound)) + step)
+                    stricter = max if step > 0 else min
+                    given = part.schema.get(inclusive)
+                    part.schema[inclusive] = (
+                        stricter(inner, given) if isinstance(given, int | float) else inner
+                    )
+                    del part.schema[name]
+    return _written(schema)
+
+
+_EXCLUSIVE = (
+    ("exclusiveMinimum", "minimum", Decimal("1e-6")),
+    ("exclusiveMaximum", "maximum", Decimal("-1e-6")),
+)
 
 
 def _regex(value: object, at: str, info: ValidationInfo) -> Structure:

@@ -1,0 +1,98 @@
+"""Structures followed without a model: the embedded tokenizer, and a hand that picks among what may come."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from cache.structure import Structure, StructureKind
+from replica.models.tiny_model import SOURCE
+from replica.structures.compiler import compile_structure
+from replica.structures.matcher import StructureMatcher
+from replica.structures.vocabulary import StructureVocabulary
+
+END = 2  # the embedded tokenizer's end of a turn
+
+
+@functools.cache
+def tiny_tokenizer() -> object:
+    return AutoTokenizer.from_pretrained(SOURCE)
+
+
+@functools.cache
+def tiny_vocabulary() -> StructureVocabulary:
+    tokenizer = tiny_tokenizer()
+    return StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0, END}))  # type: ignore[arg-type]
+
+
+def schema(value: object, *, is_lenient: bool = False) -> Structure:
+    return Structure(StructureKind.JSON_SCHEMA, json.dumps(value), is_lenient)
+
+
+def regex(source: str) -> Structure:
+    return Structure(StructureKind.REGEX, source)
+
+
+def begun(structure: Structure, min_tokens: int = 0) -> StructureMatcher:
+    return compile_structure(tiny_vocabulary(), structure).begun(min_tokens)
+
+
+def allowed(matcher: StructureMatcher) -> list[int]:
+    """Token ids that may come next."""
+    words = np.zeros(matcher.num_words, dtype=np.int32)
+    matcher.fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return [int(token_id) for token_id in bits.nonzero()[0]]
+
+
+def walk(
+    matcher: StructureMatcher, pick: Callable[[list[int]], int], *, max_tokens: int = 400
+) -> tuple[list[int], bool]:
+    """Tokens up to the text's end, without the one that ended it, and whether it came to one."""
+    taken: list[int] = []
+    while len(taken) < max_tokens:
+        token_id = pick(allowed(matcher))
+        if token_id in (0, END):
+            return taken, True
+        taken.append(token_id)
+        matcher.advance(token_id)
+        assert matcher.failure is None
+        if matcher.is_over:
+            return taken, True
+    return taken, False
+
+
+def at_random(seed: int, *, patience: int = 30) -> Callable[[list[int]], int]:
+    """Any at first; after so many tokens, what closes strings, lists and objects rather than what goes on."""
+    rng, calls = random.Random(seed), [0]
+
+    def pick(choices: list[int]) -> int:
+        calls[0] += 1
+        if calls[0] > patience:
+            closing = [token_id for token_id in choices if token_id in _closing()]
+            if END in choices:
+                return END
+            if closing:
+                return rng.choice(closing)
+        return rng.choice(choices)
+
+    return pick
+
+
+@functools.cache
+def _closing() -> frozenset[int]:
+    tokenizer = tiny_tokenizer()
+    texts = {token_id: tokenizer.decode([token_id]) for token_id in range(len(tokenizer))}  # type: ignore[attr-defined,arg-type]
+    return frozenset(
+        token_id for token_id, text in texts.items() if text in ('"', "}", "]", ":", ",", '":', '",')
+    )
+
+
+def text_of(token_ids: list[int]) -> str:
+    text: str = tiny_tokenizer().decode(token_ids)  # type: ignore[attr-defined]
+    return text

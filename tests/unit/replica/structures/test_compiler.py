@@ -1,0 +1,139 @@
+"""Structures are compiled once, elsewhere, and within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cache.errors import QueueFull, StructureRefused
+from cache.structure import Structure, StructureKind
+from replica.structures import compiler as module
+from replica.structures.compiler import NoStructures, StructureCompiler, compile_structure
+from replica.structures.matcher import StructureMatcher
+from replica.structures.vocabulary import StructureVocabulary
+from tests.fakes.structures import regex, schema, tiny_vocabulary
+
+BROKEN = schema({"type": "array", "uniqueItems": True})
+
+
+class Counting:
+    """Compiles for real, counts, and waits to be let through."""
+
+    def __init__(self) -> None:
+        self.calls: list[Structure] = []
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, vocabulary: StructureVocabulary, structure: Structure) -> StructureMatcher:
+        self.calls.append(structure)
+        self.threads.add(threading.current_thread().name)
+        assert self.gate.wait(20)
+        return compile_structure(vocabulary, structure)
+
+
+@pytest.fixture
+def build() -> Iterator[Counting]:
+    counting = Counting()
+    yield counting
+    counting.gate.set()
+
+
+def _compiler(build: Counting, *, max_kept: int = 4, limit_s: float = 20.0) -> StructureCompiler:
+    return StructureCompiler(tiny_vocabulary(), max_kept=max_kept, limit_s=limit_s, build=build)
+
+
+async def test_twins_wait_for_one_compilation_which_is_on_no_callers_thread(build: Counting) -> None:
+    compiler = _compiler(build)
+    first, second, third = await asyncio.gather(*(compiler.begin_soon(regex("a+")) for _ in range(3)))
+    assert len({id(first), id(second), id(third)}) == 3
+    assert compiler.begin(regex("a+")) is not first
+    assert build.calls == [regex("a+")]
+    assert all(name.startswith("warmpath-structures") for name in build.threads)
+
+
+async def test_a_refusal_is_remembered(build: Counting) -> None:
+    compiler = _compiler(build)
+    for _ in range(3):
+        with pytest.raises(StructureRefused):
+            await compiler.begin_soon(BROKEN)
+        with pytest.raises(StructureRefused):
+            compiler.begin(BROKEN)
+    assert build.calls == [BROKEN]
+
+
+async def test_the_least_recently_asked_for_is_forgotten(build: Counting) -> None:
+    compiler = _compiler(build, max_kept=2)
+    for source in ("a", "b", "a", "c", "a", "b"):
+        await compiler.begin_soon(regex(source))
+    assert [structure.source for structure in build.calls] == ["a", "b", "c", "b"]
+
+
+async def test_who_takes_too_long_is_refused_and_not_compiled_again(build: Counting) -> None:
+    compiler = _compiler(build, limit_s=0.05)
+    build.gate.clear()
+    with pytest.raises(StructureRefused, match=r"limit of 0\.05 s"):
+        await compiler.begin_soon(regex("a"))
+    with pytest.raises(StructureRefused, match=r"limit of 0\.05 s"):
+        await asyncio.to_thread(compiler.begin, regex("a"))
+    build.gate.set()
+    while not compiler._compiled[regex("a")].done():  # noqa: ASYNC110  # a thread's future has no event here
+        await asyncio.sleep(0.001)
+    assert await compiler.begin_soon(regex("a"))
+    assert build.calls == [regex("a")]
+
+
+async def test_a_cancelled_wait_leaves_the_others_theirs(build: Counting) -> None:
+    compiler = _compiler(build)
+    build.gate.clear()
+    waiting = [asyncio.create_task(compiler.begin_soon(regex("a"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    build.gate.set()
+    assert await waiting[1]
+    assert waiting[0].cancelled()
+
+
+async def test_too_many_at_once_are_busy(build: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PENDING", 2)
+    compiler = _compiler(build)
+    build.gate.clear()
+    waiting = [asyncio.create_task(compiler.begin_soon(regex(source))) for source in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await compiler.begin_soon(regex("c"))
+    build.gate.set()
+    await asyncio.gather(*waiting)
+    assert await compiler.begin_soon(regex("c"))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        BROKEN,
+        schema(False),
+        schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        schema({"enum": [f"v{index}" for index in range(100_000)]}),
+        regex("(?=a)b"),
+        regex("("),
+        Structure(StructureKind.GRAMMAR, "start: nobody"),
+        Structure(StructureKind.JSON_SCHEMA, "{"),
+    ],
+    ids=lambda structure: structure.source[:40],
+)
+def test_what_cannot_be_followed_is_refused_without_a_word_of_it(structure: Structure) -> None:
+    with pytest.raises(StructureRefused) as caught:
+        compile_structure(tiny_vocabulary(), structure)
+    assert "nobody" not in str(caught.value)
+
+
+async def test_without_a_vocabulary_every_structure_is_refused_with_the_reason() -> None:
+    structures = NoStructures("this model's tokenizer is odd")
+    with pytest.raises(StructureRefused, match="is odd"):
+        structures.begin(regex("a"))
+    with pytest.raises(StructureRefused, match="is odd"):
+        await structures.begin_soon(regex("a"))
+    structures.close()

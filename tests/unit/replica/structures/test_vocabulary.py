@@ -1,0 +1,62 @@
+"""Which tokenizers' tokens are known as bytes, and which are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import decoders
+
+from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
+from tests.fakes.tokenizers import SHAPES, a_tokenizer
+
+_SPACES = decoders.Replace("▁", " ")
+
+
+@pytest.mark.parametrize("shape", ["bytes", "bytes+space", "bytes+nfc", "tiny"])
+def test_byte_level_tokens_are_bytes(shape: str) -> None:
+    tokenizer = a_tokenizer(shape)
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer) + 37, eos_token_ids=frozenset({2}))
+    ids = tokenizer.encode("Grüße, 世界! {}", add_special_tokens=False)
+    assert vocabulary.tokens.decode_bytes(ids).decode() == tokenizer.decode(ids)
+    assert vocabulary.num_words == -(-(len(tokenizer) + 37) // 32)
+
+
+@pytest.mark.parametrize("shape", ["llama legacy", "metaspace first", "metaspace always"])
+def test_sentencepiece_with_byte_fallback_is_known_by_its_decoder(shape: str) -> None:
+    tokenizer = a_tokenizer(shape)
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(
+        [_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
+    ids = tokenizer.encode("hello ü", add_special_tokens=False)
+    assert vocabulary.tokens.decode_bytes(ids).decode().strip() == "hello ü"
+
+
+@pytest.mark.parametrize("shape", sorted(set(SHAPES) - {"bytes", "bytes+space", "bytes+nfc"}))
+def test_others_are_refused(shape: str) -> None:
+    tokenizer = a_tokenizer(shape)
+    with pytest.raises(TokenizerUnsuited):
+        StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
+
+
+def test_a_tokenizer_whose_text_is_not_its_bytes_is_refused() -> None:
+    tokenizer = a_tokenizer("llama legacy")
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(
+        [_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("l", "L")]
+    )
+    with pytest.raises(TokenizerUnsuited, match="decodes otherwise"):
+        StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    with pytest.raises(TokenizerUnsuited):
+        StructureVocabulary(object(), vocab_size=5, eos_token_ids=frozenset())
+
+
+def test_what_ends_a_text_is_out_of_the_mask_of_what_does_not() -> None:
+    tokenizer = a_tokenizer("tiny")
+    vocabulary = StructureVocabulary(
+        tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0, 2, 35})
+    )
+    bits = np.unpackbits(vocabulary.without_ends.view(np.uint8), bitorder="little")
+    assert sorted((1 - bits).nonzero()[0]) == [0, 2, 35]

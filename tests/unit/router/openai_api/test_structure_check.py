@@ -1,0 +1,139 @@
+"""What no replica could follow is refused before anything is queued: with its place, in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from cache.structure import Structure, StructureKind
+from router.errors import InvalidField
+from router.openai_api import structure_check
+from router.openai_api.structure_check import Refusal, StructureChecker, judge
+from tests.fakes.structures import regex, schema
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+_UNIQUE = {"type": "array", "uniqueItems": True}
+_RECURSIVE = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+_TREE = {
+    "$defs": {"n": {**_object(kids={"type": "array", "items": {"$ref": "#/$defs/n"}}), "required": ["kids"]}},
+    "$ref": "#/$defs/n",
+}
+
+
+@pytest.mark.parametrize(
+    ("structure", "pointer", "reason"),
+    [
+        (
+            schema(_object(a=_object(b=_UNIQUE))),
+            "#/properties/a/properties/b",
+            "'uniqueItems' cannot be enforced",
+        ),
+        (schema({"anyOf": [{}, {"not": {}}]}), "#/anyOf/1", "'not' cannot be enforced"),
+        (schema({"$defs": {"u": _UNIQUE}, **_object(a={"$ref": "#/$defs/u"})}), "#/$defs/u", "'uniqueItems'"),
+        (schema(_object(a={"type": "objct"})), "#/properties/a", "its 'type' is none"),
+        (
+            schema(_object(a={"type": "string", "format": "secret"})),
+            "#/properties/a",
+            "its 'format' is not known",
+        ),
+        (schema(_object(a={"type": "string", "pattern": "(secret"})), "#/properties/a", "cannot be read"),
+        (schema(_object(a={"type": "string", "pattern": "(?=secret)"})), "#/properties/a", "looks around"),
+        (schema({"type": "string", "pattern": r"(secret)\1"}), "#", "back-references"),
+        (schema(_object(a={"$ref": "#/secret"})), "#/properties/a", "a '$ref' in it leads nowhere"),
+        (schema({"$ref": "http://secret.example/x"}), "#", "a '$ref' in it leads nowhere"),
+        (schema(_object(a={"minLength": "secret"})), "#/properties/a", "a value of the wrong type"),
+        (schema({"enum": []}), "#", "no value can have it"),
+        (schema({"type": "integer", "minimum": 5, "maximum": 1}), "#", "no value can have it"),
+        (schema(_RECURSIVE), "#/$defs/a", "cannot be compiled"),
+        (schema({"enum": [f"secret{index}" for index in range(100_000)]}), "#", "too complex"),
+        (schema(_object(**{f"p{index}": {"type": "string"} for index in range(1500)})), "#", "too complex"),
+        (regex("(secret"), None, "cannot be read"),
+        (regex("(?<=secret)a"), None, "looks around"),
+        (
+            Structure(StructureKind.GRAMMAR, 'start: "a"\n  secret'),
+            None,
+            "line 2, column 9 cannot be compiled",
+        ),
+    ],
+)
+def test_the_place_and_the_reason_are_told_and_nothing_is_quoted(
+    structure: Structure, pointer: str | None, reason: str
+) -> None:
+    refusal = judge(structure)
+    assert refusal is not None
+    assert refusal.pointer == pointer
+    assert reason in refusal.reason
+    assert "secret" not in refusal.reason
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        schema({}),
+        schema(_object(a=_UNIQUE), is_lenient=True),
+        schema(_TREE),
+        schema({"enum": [f"v{index * 7919}" for index in range(5000)]}),
+        schema({"type": "string", "minLength": 10**9}),
+        regex("(a+)+$"),
+        regex("(.*a){30}.*"),
+        regex("(a{1,1000}){1,1000}"),
+        regex("[ab]*a[ab]{2000}"),
+        Structure(StructureKind.GRAMMAR, 'start: a\na: a a | "x"'),
+    ],
+    ids=lambda structure: structure.source[:40],
+)
+def test_what_can_be_followed_is_taken_however_it_looks(structure: Structure) -> None:
+    assert judge(structure) is None
+
+
+async def test_the_field_is_named_and_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Structure] = []
+
+    def counted(structure: Structure) -> Refusal | None:
+        asked.append(structure)
+        return judge(structure)
+
+    monkeypatch.setattr(structure_check, "judge", counted)
+    checker = StructureChecker(5)
+    for _ in range(2):
+        await checker.check(regex("a"), "guided_regex")
+        with pytest.raises(InvalidField) as caught:
+            await checker.check(schema({"items": _UNIQUE}), "response_format")
+    assert caught.value.param == "response_format"
+    assert (
+        caught.value.message
+        == "'response_format' cannot be followed at #/items: 'uniqueItems' cannot be enforced."
+    )
+    assert len(asked) == 2
+    checker.close()
+
+
+async def test_verdicts_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure_check, "MAX_REMEMBERED", 3)
+    monkeypatch.setattr(structure_check, "MAX_REMEMBERED_BYTES", 10)
+    checker = StructureChecker(5)
+    for source in ("a", "b", "c", "d"):
+        await checker.check(regex(source), "x")
+    assert len(checker._verdicts) == 3
+    await checker.check(regex("e" * 9), "x")
+    assert [structure.source for structure in checker._verdicts] == ["d", "e" * 9]
+    checker.close()
+
+
+async def test_who_takes_too_long_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(structure_check, "judge", lambda _structure: gate.wait(20) and None)
+    checker = StructureChecker(0.05)
+    with pytest.raises(InvalidField, match=r"within 0\.05 seconds"):
+        await checker.check(regex("a"), "guided_regex")
+    waiting = asyncio.create_task(checker.check(regex("b"), "guided_regex"))
+    gate.set()
+    await waiting
+    checker.close()

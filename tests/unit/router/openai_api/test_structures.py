@@ -1,0 +1,190 @@
+"""What a body may say of the form of its answer, and which structure that is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cache.structure import Structure, StructureKind
+from router.errors import InvalidField, UnsupportedParameter
+from router.limits import Limits
+from router.openai_api.schema import parse_chat, parse_completion
+from router.openai_api.structures import parts
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+OBJECT = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
+
+
+def _structure(**fields: Any) -> Structure | None:
+    chat = parse_chat({**CHAT, **fields}).structure
+    completion = parse_completion({"model": "m", "prompt": "x", **fields}).structure
+    assert chat == completion
+    if chat is None:
+        return None
+    assert chat[0] in fields
+    return chat[1]
+
+
+def _refused(limits: Limits | None = None, **fields: Any) -> InvalidField:
+    with pytest.raises(InvalidField) as caught:
+        parse_chat({**CHAT, **fields}, limits or Limits())
+    return caught.value
+
+
+def _format(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize("value", [None, {"type": "text"}])
+def test_text_is_free(value: Any) -> None:
+    assert _structure(response_format=value) is None
+
+
+def test_a_json_object_is_any_object() -> None:
+    expected = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
+    assert _structure(response_format={"type": "json_object"}) == expected
+    assert _structure(structured_outputs={"json_object": True}) == expected
+
+
+def test_a_schema_is_lenient_unless_it_is_strict_and_keeps_its_order() -> None:
+    for more, is_lenient in (
+        ({}, True),
+        ({"strict": None}, True),
+        ({"strict": False}, True),
+        ({"strict": True}, False),
+    ):
+        structure = _structure(response_format=_format(OBJECT, **more))
+        assert structure is not None
+        assert structure.is_lenient is is_lenient
+        assert list(json.loads(structure.source)["properties"]) == ["b", "a"]
+
+
+def test_the_older_names_say_the_same() -> None:
+    for kind, value in (
+        ("json", OBJECT),
+        ("json", json.dumps(OBJECT)),
+        ("regex", "a+"),
+        ("choice", ["a", "b"]),
+        ("grammar", 'start: "x"'),
+    ):
+        assert _structure(**{f"guided_{kind}": value}) == _structure(structured_outputs={kind: value})
+
+
+def test_choices_are_a_grammar_of_strings() -> None:
+    structure = _structure(guided_choice=["yes", 'no"\n', "yes"])
+    assert structure == Structure(StructureKind.GRAMMAR, 'start: "yes" | "no\\"\\n"')
+
+
+def test_gbnf_becomes_lark() -> None:
+    structure = _structure(guided_grammar='root ::= "a" rest\nrest ::= [0-9]+')
+    assert structure is not None
+    assert "start:" in structure.source
+    assert "::=" not in structure.source
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("response_format", {"response_format": "json"}),
+        ("response_format", {"response_format": {"type": "xml"}}),
+        ("response_format", {"response_format": {"type": ["text"]}}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        ("response_format.json_schema.name", {"response_format": _format({}, name="a b")}),
+        ("response_format.json_schema.strict", {"response_format": _format({}, strict=1)}),
+        ("response_format.json_schema.schema", {"response_format": _format(None)}),
+        ("response_format.json_schema.schema", {"response_format": _format([])}),
+        ("structured_outputs", {"structured_outputs": "a+"}),
+        ("structured_outputs", {"structured_outputs": {}}),
+        ("structured_outputs", {"structured_outputs": {"json_object": False}}),
+        ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+        ("structured_outputs", {"structured_outputs": {"frob": 1}}),
+        ("structured_outputs.regex", {"structured_outputs": {"regex": 5}}),
+        ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
+        ("guided_json", {"guided_json": "{"}),
+        ("guided_json", {"guided_json": "[1]"}),
+        ("guided_json", {"guided_json": '"\\ud800"'}),
+        ("guided_regex", {"guided_regex": ""}),
+        ("guided_choice", {"guided_choice": ["a", ""]}),
+        ("guided_grammar", {"guided_grammar": " "}),
+        ("guided_grammar", {"guided_grammar": "root ::= ((("}),
+        ("guided_choice", {"guided_choice": ["a"], "guided_regex": "a"}),
+        ("guided_json", {"guided_json": {}, "response_format": {"type": "json_object"}}),
+    ],
+)
+def test_what_makes_no_sense_is_named(param: str, fields: dict[str, Any]) -> None:
+    error = _refused(**fields)
+    assert (error.param, error.code) == (param, "invalid_value")
+
+
+@pytest.mark.parametrize("name", ["structural_tag", "whitespace_pattern"])
+def test_what_is_not_implemented_is_named_so(name: str) -> None:
+    error = _refused(structured_outputs={name: "x"})
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == f"structured_outputs.{name}"
+
+
+def test_a_structure_beside_free_text_is_one_structure() -> None:
+    assert _structure(response_format={"type": "text"}, guided_regex="a+") == Structure(
+        StructureKind.REGEX, "a+"
+    )
+
+
+def test_sizes_have_a_limit_that_is_named() -> None:
+    limits = Limits(max_structure_bytes=256)
+    for fields in (
+        {"guided_regex": "ü" * 200},
+        {"guided_choice": ["a" * 300]},
+        {"guided_grammar": 'start: "' + "a" * 300 + '"'},
+        {"guided_json": {"enum": ["a" * 300]}},
+        {"guided_json": json.dumps({"enum": ["a" * 300]})},
+        {"response_format": _format({"enum": ["a" * 300]})},
+    ):
+        assert "at most 256 bytes" in _refused(limits, **fields).message
+
+
+def test_depth_has_a_limit_and_the_place_is_named() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for name in reversed("abc"):
+        schema = {"type": "object", "properties": {name: schema}}
+    assert _refused(Limits(max_schema_depth=2), guided_json=schema).message == (
+        "'guided_json' must nest schemas at most 2 deep; "
+        "at #/properties/a/properties/b/properties/c it goes deeper."
+    )
+    assert parse_chat({**CHAT, "guided_json": schema}, Limits(max_schema_depth=3)).structure
+
+
+def test_parts_of_a_schema_are_found_where_schemas_are() -> None:
+    schema = {
+        "properties": {"items": {"const": {"properties": {"no": {}}}}, "a/b~": {"anyOf": [{}, True]}},
+        "$defs": {"d": {"not": {}}},
+        "items": [{}, {}],
+        "additionalProperties": False,
+        "enum": [{"properties": {"no": {}}}],
+    }
+    assert [part.shown() for part in parts(schema)] == [
+        "#",
+        "#/properties/items",
+        "#/properties/a~1b~0",
+        "#/$defs/d",
+        "#/items/0",
+        "#/items/1",
+        "#/properties/a~1b~0/anyOf/0",
+        "#/properties/a~1b~0/anyOf/1",
+        "#/$defs/d/not",
+    ]
+
+
+def test_exclusive_bounds_of_numbers_are_moved_inside() -> None:
+    """llguidance let 0 pass for 0 < x <= 0.5."""
+    structure = _structure(
+        guided_json={"properties": {"exclusiveMinimum": {"exclusiveMinimum": 0, "maximum": 0.5}}}
+    )
+    assert structure is not None
+    assert json.loads(structure.source) == {
+        "properties": {"exclusiveMinimum": {"maximum": 0.5, "minimum": 0.000001}}
+    }
+    whole = _structure(guided_json={"type": "integer", "exclusiveMinimum": 0})
+    assert whole is not None
+    assert json.loads(whole.source) == {"type": "integer", "exclusiveMinimum": 0}
