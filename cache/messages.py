@@ -139,6 +139,11 @@ class GenerateRequest:
     n: int = 1
     answers: tuple[AnswerSoFar, ...] = ()
 
+    @property
+    def num_answers_left(self) -> int:
+        """Answers that are still wanted: so many deltas of its stream carry a finish_reason."""
+        return self.n - sum(answer.is_over for answer in self.answers)
+
     def retried(self, token_ids: array[int], sent_chars: int, dead: ReplicaId) -> GenerateRequest:
         """The next attempt, after replica `dead` was lost having produced `token_ids` in all."""
         return replace(

@@ -17,7 +17,7 @@ import itertools
 import logging
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cache.block_hash import BlockHasher, PackedHashes
@@ -30,7 +30,7 @@ from cache.errors import (
     RequestRefused,
     StructureRefused,
 )
-from cache.messages import Delta, GenerateRequest, PinLease, SamplingParams
+from cache.messages import AnswerSoFar, Delta, GenerateRequest, PinLease, SamplingParams
 from cache.structure import Structure
 from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
@@ -71,7 +71,22 @@ class Job:
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     pin: PinLease | None = None  # its prompt is to be held, and nothing generated
     structure: Structure | None = None  # what the answer has to be; None = anything
+    n: int = 1  # answers to it
     excluded: frozenset[ReplicaId] = frozenset()  # not to be sent there, whoever else fails
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One of the answers, over all attempts."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))  # everything generated so far
+    sent_chars: int = 0
+    is_over: bool = False
+
+    def take(self, delta: Delta) -> None:
+        self.token_ids.extend(delta.token_ids)
+        self.sent_chars += len(delta.text)
+        self.is_over = delta.finish_reason is not None
 
 
 class Dispatcher:
@@ -111,10 +126,9 @@ class Generation:
     def __init__(self, dispatcher: Dispatcher, job: Job) -> None:
         self._shared = dispatcher
         self._job = job
-        self._tokens = job.prompt[:]  # prompt, then everything generated so far
-        # Of the full blocks of `_tokens`, as of the last attempt.
+        self._answers = [_Answer() for _ in range(job.n)]
+        # Of the full blocks of `_tokens()`, as of the last attempt.
         self._block_hashes = PackedHashes.of(job.block_hashes)
-        self._sent_chars = 0
         self._excluded = job.excluded
         self._failures = 0  # attempts that failed: who leaves, and hands over, has not
         self._deaths = 0
@@ -128,10 +142,19 @@ class Generation:
 
     @property
     def has_tokens(self) -> bool:
-        return len(self._tokens) > len(self._job.prompt)
+        return self._num_output_tokens > 0
+
+    @property
+    def _num_output_tokens(self) -> int:
+        return sum([len(answer.token_ids) for answer in self._answers])
+
+    def _tokens(self) -> array[int]:
+        """What the next attempt begins with: the prompt, and the answer so far if there is but one."""
+        prompt = self._job.prompt
+        return prompt + self._answers[0].token_ids if len(self._answers) == 1 else prompt[:]
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Every delta once, the last one with finish_reason; ends after it.
+        """Every delta once, each answer's last one with finish_reason; ends after the last of those.
 
         Raises RoutingError (nobody can take it, or too many died under it) or RequestRefused.
         """
@@ -162,7 +185,7 @@ class Generation:
         self._shared.routing.finish(
             self._job.request_id,
             block_hashes=self._block_hashes,
-            num_output_tokens=len(self._tokens) - len(self._job.prompt),
+            num_output_tokens=self._num_output_tokens,
         )
 
     async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
@@ -184,7 +207,7 @@ class Generation:
                 async for delta in deltas:
                     self._take(delta, placement)
                     yield delta
-                    if delta.finish_reason is not None:
+                    if delta.finish_reason is not None and all(a.is_over for a in self._answers):
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
         except (ReplicaLost, RequestRefused):
@@ -227,18 +250,18 @@ class Generation:
 
         Raises RoutingError or DeadlineExceeded.
         """
-        shared, job = self._shared, self._job
+        shared, job, tokens = self._shared, self._job, self._tokens()
         self._hash_new_blocks()
         started_at = shared.clock()
         placement = await shared.placer.place(
             RouteQuery(
                 request_id=job.request_id,
                 block_hashes=self._block_hashes,
-                num_prompt_tokens=len(self._tokens),
+                num_prompt_tokens=len(tokens),
                 excluded=self._excluded,
                 policy=job.policy,
-                max_tokens=job.sampling.max_tokens - (len(self._tokens) - len(job.prompt)),
-                token_ids=self._tokens,
+                max_tokens=job.sampling.max_tokens - (len(tokens) - len(job.prompt)),
+                token_ids=tokens,
                 cache_salt=job.cache_salt,
                 prompt=job.text,
                 asked_at=self._began_at,
@@ -253,12 +276,12 @@ class Generation:
 
     def _hash_new_blocks(self) -> None:
         """Extends the chain by what earlier attempts generated: a few blocks, so not worth a thread."""
-        shared = self._shared
-        first, last = len(self._block_hashes), len(self._tokens) // shared.config.fingerprint.block_size
+        shared, tokens = self._shared, self._tokens()
+        first, last = len(self._block_hashes), len(tokens) // shared.config.fingerprint.block_size
         if first < last:
             root = shared.hasher.root(salt=self._job.cache_salt)
             parent = self._block_hashes[-1] if self._block_hashes else root
-            self._block_hashes += shared.hasher.extend(parent, self._tokens, first, last)
+            self._block_hashes += shared.hasher.extend(parent, tokens, first, last)
 
     def _request(self, placement: Placement, attempt: int) -> GenerateRequest:
         """Raises DeadlineExceeded for what nobody wants any more."""
@@ -267,11 +290,11 @@ class Generation:
             raise DeadlineExceeded(deadline - self._began_at, now - self._began_at)
         return GenerateRequest(
             request_id=job.request_id,
-            token_ids=self._tokens[:],  # a copy: ours grows while the call may still be being sent
+            token_ids=self._tokens(),  # a copy: ours grow while the call may still be being sent
             num_prompt_tokens=len(job.prompt),
             sampling=job.sampling,
             seed=job.seed,
-            sent_chars=self._sent_chars,
+            sent_chars=self._answers[0].sent_chars if job.n == 1 else 0,
             cache_salt=job.cache_salt,
             attempt=attempt,
             excluded_replicas=self._excluded,
@@ -280,16 +303,23 @@ class Generation:
             deadline_s=None if deadline is None else deadline - now,
             traceparent=job.traceparent,
             pin=job.pin,
+            n=job.n,
+            answers=self._answers_so_far(),
             structure=job.structure,
         )
+
+    def _answers_so_far(self) -> tuple[AnswerSoFar, ...]:
+        """For a replica that goes on with several; () if there is but one, or none has begun."""
+        if len(self._answers) == 1 or not self.has_tokens:
+            return ()
+        return tuple(AnswerSoFar(a.token_ids[:], a.sent_chars, a.is_over) for a in self._answers)
 
     def _take(self, delta: Delta, placement: Placement) -> None:
         if self.cached_tokens is None:
             self._take_first(delta, placement)
         if self._continues_from:
             self._count_continuation(delta)
-        self._tokens.extend(delta.token_ids)
-        self._sent_chars += len(delta.text)
+        self._answers[delta.choice].take(delta)
         self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
 
     def _take_first(self, delta: Delta, placement: Placement) -> None:
@@ -317,7 +347,7 @@ class Generation:
         if why is None or is_last or not self._has_alternative():
             raise self._final(error) from error
         phase = "mid_stream" if self.has_tokens else "before_first_token"
-        self._continues_from = len(self._tokens) if self.has_tokens else 0
+        self._continues_from = len(self._job.prompt) + self._num_output_tokens if self.has_tokens else 0
         self._shared.metrics.retries.labels(why, phase).inc()
         logger.warning(
             "retrying elsewhere",

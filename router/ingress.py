@@ -191,12 +191,13 @@ class HandleCalls:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """See `ReplicaCalls`. Ray's errors end here."""
         response = self._generate.remote(request)
-        has_ended = False
+        has_ended, num_left = False, request.num_answers_left
         try:
             async for delta in response:
                 # Nothing comes after the last one: whoever has it reads no further, and there is nothing to
                 # cancel. A cancel would cost both sides as much as a delta, and Serve would count it as one.
-                has_ended = delta.finish_reason is not None
+                num_left -= delta.finish_reason is not None
+                has_ended = not num_left
                 yield delta
             has_ended = True
         except Exception as error:

@@ -217,8 +217,8 @@ class Engine:
         Raises RequestRefused in one of its kinds. Closing or cancelling the generator cancels the
         request: its blocks are free after the step in progress.
         """
-        num_answers = request.n - sum(answer.is_over for answer in request.answers)
-        stream, arrival_s = DeltaStream(asyncio.get_running_loop(), num_answers), self._clock()
+        stream = DeltaStream(asyncio.get_running_loop(), request.num_answers_left)
+        arrival_s = self._clock()
         structure = await self._compiled(request)
         self._announce(request)
         if not self._post(_Submit(request, stream, arrival_s, structure)):

@@ -40,21 +40,24 @@ def event(content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """A delta and which of the request's prompts it continues."""
+    """A delta and which of the request's choices it continues."""
 
     index: int
     delta: Delta
 
 
-async def merge(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Indexed, None]:
+async def merge(
+    streams: Sequence[AsyncGenerator[Delta, None]], answers_each: int = 1
+) -> AsyncGenerator[Indexed, None]:
     """Deltas of all streams as they come; ends when all have, raises what the first failing one raises.
 
+    answers_each: that each stream carries; a prompt's choices are numbered after those of the prompts before.
     Closing it ends every stream. One stream alone is passed through, in the caller's own task.
     """
     if len(streams) == 1:
         async with contextlib.aclosing(streams[0]) as only:
             async for delta in only:
-                yield Indexed(0, delta)
+                yield Indexed(delta.choice, delta)
         return
     queue: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue(
         _QUEUED_PER_GENERATION * len(streams)
@@ -63,7 +66,7 @@ async def merge(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerato
     # them waiting for a replica at once would then never be told apart (both hang). It also means that
     # Serve cannot cancel them with the request: the `finally` here does.
     tasks = [
-        contextvars.Context().run(asyncio.create_task, _pump(index, stream, queue))
+        contextvars.Context().run(asyncio.create_task, _pump(index * answers_each, stream, queue))
         for index, stream in enumerate(streams)
     ]
     try:
@@ -81,13 +84,15 @@ async def merge(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerato
 
 
 async def _pump(
-    index: int, stream: AsyncGenerator[Delta, None], queue: asyncio.Queue[Indexed | BaseException | None]
+    first_index: int,
+    stream: AsyncGenerator[Delta, None],
+    queue: asyncio.Queue[Indexed | BaseException | None],
 ) -> None:
-    """Moves one stream into the queue, its end or its error last."""
+    """Moves one stream into the queue, its end or its error last. first_index: of its choices."""
     try:
         async with contextlib.aclosing(stream):
             async for delta in stream:
-                await queue.put(Indexed(index, delta))
+                await queue.put(Indexed(first_index + delta.choice, delta))
     except Exception as error:
         await queue.put(error)
     else:

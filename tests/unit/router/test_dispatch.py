@@ -17,7 +17,7 @@ from cache.errors import (
     QueueFull,
     RequestRefused,
 )
-from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Generation, Job
 from router.errors import NoReplica, ReplicaLost, TooManyDeaths
@@ -245,3 +245,59 @@ async def test_expected_and_actual_hits_are_counted(router: RouterUnderTest) -> 
     assert second.replica_id == first.replica_id
     assert router.metric("warmpath_hit_tokens_total", stage="captured") == 12
     assert router.metric("warmpath_hit_tokens_total", stage="delivered") == 16
+
+
+async def _several(request: GenerateRequest, _replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+    """Each answer counts, a token at a time, from where it was: even ones to 2, odd ones to 3."""
+    answers = request.answers or (AnswerSoFar(array("i"), 0, is_over=False),) * request.n
+    for token in range(4):
+        for choice, answer in enumerate(answers):
+            last = 2 + choice % 2
+            if not answer.is_over and len(answer.token_ids) <= token <= last:
+                reason = FinishReason.LENGTH if token == last else None
+                yield Delta(f"{choice}{token} ", (100 * choice + token,), 4, reason, choice=choice)
+
+
+async def test_several_answers_go_on_elsewhere_each_from_where_it_was(router: RouterUnderTest) -> None:
+    """One has ended, two have not: the next replica is told of each, and none says anything twice."""
+
+    async def lost(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        sent = 0
+        async for delta in _several(request, replica_id):
+            if request.attempt == 0 and sent == 8:
+                raise ReplicaLost("gone")
+            sent += 1
+            yield delta
+
+    router.follow(lost)
+    texts = {0: "", 1: "", 2: ""}
+    async for delta in _generation(router, n=3).deltas():
+        texts[delta.choice] += delta.text
+    assert texts == {0: "00 01 02 ", 1: "10 11 12 13 ", 2: "20 21 22 "}
+    (_, first), (_, second) = router.calls.requests
+    assert (first.n, first.answers) == (3, ())
+    assert second.token_ids == PROMPT
+    assert [answer.token_ids.tolist() for answer in second.answers] == [
+        [0, 1, 2],
+        [100, 101, 102],
+        [200, 201],
+    ]
+    assert [answer.sent_chars for answer in second.answers] == [9, 9, 6]
+    assert [answer.is_over for answer in second.answers] == [True, False, False]
+    assert second.num_answers_left == 2
+
+
+async def test_a_stream_that_ends_before_the_last_answer_has_is_a_lost_replica(
+    router: RouterUnderTest,
+) -> None:
+    async def first_answer_only(
+        request: GenerateRequest, replica_id: ReplicaId
+    ) -> AsyncGenerator[Delta, None]:
+        async for delta in _several(request, replica_id):
+            if request.attempt or delta.choice == 0:
+                yield delta
+
+    router.follow(first_answer_only)
+    finished = [d.choice async for d in _generation(router, n=2).deltas() if d.finish_reason is not None]
+    assert sorted(finished) == [0, 1]
+    assert len(router.calls.requests) == 2
