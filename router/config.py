@@ -68,8 +68,11 @@ class RouterConfig:
     hold_aging: float = 0.1  # late: seconds of own prefill that one second of waiting outweighs
     hold_age_floor_s: float = 20.0  # late: who has waited so long goes before everybody who has not
     # Who would wait longer for a replica to start on it is refused with 429: after ten seconds without a sign
-    # people have turned away. Set it near the time to the first token that you promise; None = no bound.
+    # people have turned away. What batches, bursts and many clients at once may wait; None = no bound.
     max_wait_s: float | None = 10.0
+    # The same while more keeps coming than is served, when a queue would only make everybody late. Half of
+    # the time to the first token that you promise; None = as long as the longest prompts take to prefill.
+    overload_wait_s: float | None = None
     max_held_per_replica: int = 256  # late: beyond it a request is refused too, so that memory has a bound
     request_timeout_s: float | None = None  # a request not finished by then is given up; None = never
     predicted_ttl_s: float = 5.0  # a routed prompt counts as cached this long, unless events confirm it
@@ -120,8 +123,10 @@ class RouterConfig:
             raise ConfigError("binding", self.binding, "must be one of " + ", ".join(BINDINGS))
         if self.request_timeout_s is not None and not 0.0 < self.request_timeout_s <= 86400.0:
             raise ConfigError("request_timeout_s", self.request_timeout_s, "must be above 0, to 86400.0")
-        if self.max_wait_s is not None and not 0.0 < self.max_wait_s <= 86400.0:
-            raise ConfigError("max_wait_s", self.max_wait_s, "must be above 0, to 86400.0")
+        for name in ("max_wait_s", "overload_wait_s"):
+            wait_s: float | None = getattr(self, name)
+            if wait_s is not None and not 0.0 < wait_s <= 86400.0:
+                raise ConfigError(name, wait_s, "must be above 0, to 86400.0")
         for name, low, high in (
             ("hold_backlog_s", 0.0, 60.0),
             ("hold_window", 1, 10_000),

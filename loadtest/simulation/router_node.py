@@ -19,7 +19,7 @@ from loadtest.simulation.turns import Turn, fingerprint
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission
-from router.placement.held import HeldRequests, HoldOptions, max_wait_of
+from router.placement.held import HeldRequests, HoldOptions
 from router.placement.placing import PromptPlacer
 from router.placement.routing import RouteQuery, Routing
 
@@ -66,7 +66,7 @@ class RouterNode:
         self._held: HeldRequests | None = None
         if config.binding == "late":
             self._held = HeldRequests(self.routing, HoldOptions.of(config), queue)
-        self._prompt = PromptPlacer(self.routing, Admission(max_wait_of(config), queue))
+        self._prompt = PromptPlacer(self.routing, Admission.of(config, queue))
         self._waiting: dict[RequestId, _Held] = {}
         self._poll_at = float("inf")  # the earliest poll that is scheduled
         self._block_tokens = block_tokens
@@ -135,6 +135,8 @@ class RouterNode:
             held = self._waiting.pop(departure.request_id)
             if departure.placement is not None:
                 self._dispatch(self, held.turn, held.num_output, departure.placement.replica_id)
+            elif isinstance(departure.error, AllBusy):  # let in before it was known to be overload
+                self._again(departure.error.retry_after_s, held.turn, held.num_output, frozenset())
             else:
                 assert isinstance(departure.error, NoReplica)
                 self._again(NO_REPLICA_RETRY_S, held.turn, held.num_output, frozenset())

@@ -6,6 +6,11 @@ replicas are no busier with a long queue than with a short one. So a newcomer is
 would keep the fleet busy for longer than `max_wait_s`, or until after its own deadline. It is the newcomer,
 never somebody taken in earlier; and one whose replica could start on it at once need not ask.
 
+That bound is for what passes: a batch, a hundred clients that begin together, a minute's peak. Where more
+keeps coming than is served (`overload.py`) the queue would stand at it, and everybody who is taken in would
+wait so long. So in overload the bound is `overload_wait_s`; if nobody has set that, as long as the longest
+prompts take to prefill: about what 99 of 100 requests wait for their first token while there is room.
+
 A refused client is told when there will be room: when the queue has run down to the bound, and those who
 were told to come back earlier have been served. So they do not all return in the same second.
 
@@ -18,19 +23,75 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from router.config import RouterConfig
 from router.errors import AllBusy
+from router.placement.overload import Overload
+from router.placement.recent_quantile import RecentQuantile
 
+# The long prompts: 19 of 20 of the latest are no longer, and nothing is known of fewer than so many. (Of a
+# heavy tail 99 of 100 is a number that jumps.)
+LONG, OVER, LEAST = 0.95, 256, 32
+LEAST_BOUND_S = 0.05  # what no client notices is no overload, however short the prompts are
+# In overload nobody is let in behind more than the bound. It is none before the wait is so many times as
+# long, and the queue as old: the first of those times the latest who wait are served in time all the same.
+LONG_WAIT, LEAST_BUSY = 2.0, 4.0
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 
 
 class Admission:
     """The bound, and when there will be room for those turned away."""
 
-    def __init__(self, max_wait_s: float, clock: Callable[[], float]) -> None:
-        """max_wait_s: inf = no bound but deadlines."""
+    def __init__(
+        self, max_wait_s: float, clock: Callable[[], float], *, overload_wait_s: float | None = None
+    ) -> None:
+        """max_wait_s: inf = no bound but deadlines, in overload neither. overload_wait_s: None = as long as
+        the longest prompts take."""
         self._max_wait_s = max_wait_s
+        self._overload_wait_s = overload_wait_s
         self._clock = clock
         self._promised_until = -math.inf  # when those told to come back will have been served
+        self._overload = Overload()
+        self._prefills_s = RecentQuantile(LONG, OVER)
+
+    @classmethod
+    def of(cls, config: RouterConfig, clock: Callable[[], float]) -> Admission:
+        return cls(max_wait_of(config), clock, overload_wait_s=config.overload_wait_s)
+
+    @property
+    def is_overload(self) -> bool:
+        """More keeps coming than is served, when somebody came last."""
+        return self._overload.is_on
+
+    @property
+    def bound_s(self) -> float:
+        """The longest wait, now. inf: none is too long."""
+        return self._strict_s if self._overload.is_on else self._max_wait_s
+
+    def came(self, prefill_s: float, *, num_waiting: int, wait_s: float) -> None:
+        """Somebody new, before it is asked whether there is room. Once per request.
+
+        prefill_s: its own, alone on its replica; 0 while speeds are unknown. num_waiting: here, before it.
+        """
+        if prefill_s > 0.0:
+            self._prefills_s.add(prefill_s)
+        if self._max_wait_s < math.inf:
+            strict_s = self._strict_s
+            self._overload.look(
+                self._clock(),
+                num_waiting,
+                wait_s,
+                long_wait_s=LONG_WAIT * strict_s,
+                least_busy_s=LEAST_BUSY * strict_s,
+            )
+
+    @property
+    def _strict_s(self) -> float:
+        """The bound in overload."""
+        if self._overload_wait_s is not None:
+            return min(self._overload_wait_s, self._max_wait_s)
+        if len(self._prefills_s) < LEAST:
+            return self._max_wait_s
+        return min(max(self._prefills_s.value, LEAST_BOUND_S), self._max_wait_s)
 
     def check(
         self, *, wait_s: float, ahead_s: float, own_s: float, deadline: float, num_replicas: int
@@ -41,8 +102,9 @@ class Admission:
         own_s: of engine time for its prefill. deadline: by the clock; inf = none.
         """
         now = self._clock()
-        if wait_s > self._max_wait_s:
-            raise self.refusal(wait_s - self._max_wait_s, own_s, num_replicas)
+        bound_s = self.bound_s
+        if wait_s > bound_s:
+            raise self.refusal(wait_s - bound_s, own_s, num_replicas)
         left_s = deadline - now
         # One that is too late already is told so, by whoever keeps the deadlines.
         if ahead_s > 0.0 and 0.0 < left_s < ahead_s + own_s:
@@ -51,7 +113,13 @@ class Admission:
     def refusal(self, room_in_s: float, own_s: float, num_replicas: int) -> AllBusy:
         """What to tell somebody for whom there will be room after so many seconds, if nobody comes."""
         now = self._clock()
+        self._overload.refused()
         least, most = RETRY_AFTER_RANGE_S
         room_at = min(max(now + room_in_s, self._promised_until), now + most)
         self._promised_until = room_at + own_s / num_replicas
         return AllBusy(num_replicas, retry_after_s=max(room_at - now, least))
+
+
+def max_wait_of(config: RouterConfig) -> float:
+    """Seconds; inf = no bound."""
+    return math.inf if config.max_wait_s is None else config.max_wait_s

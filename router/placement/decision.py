@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.placement.ranking import Ranking
@@ -46,8 +47,7 @@ class RouteQuery:
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a request should go. A reservation under its id is held until `release`."""
 
     request_id: RequestId
@@ -62,8 +62,7 @@ class Placement:
         return self.ranks[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decision:
+class Decision(NamedTuple):
     """Where a request should go at one moment. Nothing is booked until it is acted on."""
 
     query: RouteQuery
@@ -93,8 +92,7 @@ class Decision:
         return self.ranking.best.backlog_s(self.ranking.decided_at)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DecisionRecord:
+class DecisionRecord(NamedTuple):
     """One decision with everything it was made from; `router.pricing.cost` recomputes its terms exactly."""
 
     request_id: RequestId

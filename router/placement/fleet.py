@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cache.fingerprint import Fingerprint
 from cache.messages import ReplicaInfo
@@ -101,12 +101,15 @@ class Fleet:
         """Unmatched or silent."""
         return self._unmatched | self._silent if self._silent else self._unmatched
 
-    def note_silences(self, states: Iterable[ReplicaState], now: float) -> None:
-        """One line of the log per replica that falls silent. Looks at most every `SILENCE_CHECK_S`."""
+    def note_silences(self, states: Callable[[], Iterable[ReplicaState]], now: float) -> None:
+        """One line of the log per replica that falls silent. Looks at most every `SILENCE_CHECK_S`.
+
+        states: of all members, asked for when it looks.
+        """
         if now < self._silence_checked_at + SILENCE_CHECK_S:
             return
         self._silence_checked_at = now
-        for state in states:
+        for state in states():
             if now > state.silent_at and state.replica_id not in self._silent:
                 self._silent.add(state.replica_id)
                 extra = {"replica_id": state.replica_id}

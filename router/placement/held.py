@@ -20,7 +20,10 @@ so that the order holds between routers that do not know each other's requests: 
 may send it earlier, and the others hear of it from the replica before their own turn has come.
 This is also the router's bounded queue: who would wait too long is refused with AllBusy (`admission.py`),
 and so is who comes when `max_held_per_replica` are here, which guards memory. Whoever was taken in is past
-the age floor after half of the longest wait at the latest, and then nobody goes first who came later.
+the age floor after half of the longest wait at the latest, and then nobody goes first who came later. Once
+it is known that more keeps coming than is served, those who were let in before that and have waited one and a
+half times as long as anybody may from then on are refused as well: served first, they would make everybody
+after them as late as they are.
 
 Pure and clock-driven: it neither waits nor calls back. Whoever drives it (an event loop, a simulation) calls
 `poll` after every `submit` and after everything that may free a replica, and again at `next_poll_at`.
@@ -41,7 +44,7 @@ from cache.errors import DeadlineExceeded, ServingError
 from cache.types import ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
-from router.placement.admission import Admission
+from router.placement.admission import Admission, max_wait_of
 from router.placement.decision import Decision, Placement, RouteQuery
 from router.pricing.replica_load import ReplicaState
 
@@ -78,11 +81,6 @@ class Deciding(Protocol):
         """Somebody was not taken in, or let go without a replica, for that."""
 
 
-def max_wait_of(config: RouterConfig) -> float:
-    """Seconds; inf = no bound."""
-    return math.inf if config.max_wait_s is None else config.max_wait_s
-
-
 @dataclass(frozen=True, slots=True)
 class HoldOptions:
     """The knobs, checked where they are configured: `RouterConfig` tells what they do, and why so much."""
@@ -93,6 +91,7 @@ class HoldOptions:
     age_floor_s: float
     max_held_per_replica: int
     max_wait_s: float = math.inf  # inf: whoever comes may wait
+    overload_wait_s: float | None = None  # while more keeps coming than is served; None: found out
 
     @classmethod
     def of(cls, config: RouterConfig) -> HoldOptions:
@@ -100,10 +99,11 @@ class HoldOptions:
             max_backlog_s=config.hold_backlog_s,
             window=config.hold_window,
             aging=config.hold_aging,
-            # In overload there is always short work: without this, long work would wait in vain.
+            # Where it is busy for long there is always short work: else long work would wait in vain.
             age_floor_s=min(config.hold_age_floor_s, AGED * max_wait_of(config)),
             max_held_per_replica=config.max_held_per_replica,
             max_wait_s=max_wait_of(config),
+            overload_wait_s=config.overload_wait_s,
         )
 
 
@@ -137,7 +137,7 @@ class HeldRequests:
         self._routing = routing
         self._options = options
         self._clock = clock
-        self._admission = Admission(options.max_wait_s, clock)
+        self._admission = Admission(options.max_wait_s, clock, overload_wait_s=options.overload_wait_s)
         self._numbers = itertools.count()
         self._by_id: dict[RequestId, _Held] = {}
         # Each sorted by what its name says. Whoever is held is in the first two.
@@ -196,7 +196,7 @@ class HeldRequests:
         decisions beside those acted on.
         """
         now = self._clock()
-        departures = self._overdue(now)
+        departures = self._overdue(now) + self._too_late(now)
         if self._by_id:
             within_s = EARLIEST * self._options.max_backlog_s + ROUNDING_S
             num_replicas, free = self._routing.free_replicas(within_s)
@@ -232,11 +232,16 @@ class HeldRequests:
             )
         with contextlib.suppress(AllBusy):  # nobody has room now: that is what waiting here is for
             self._weigh(held, now)
+        starts_now = held.decision is not None and held.decision.starts_now
+        wait_s = 0.0 if starts_now and not self._by_id else self._routing.wait_s(self._engine_s)
+        if is_new:
+            prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
+            self._admission.came(prefill_s, num_waiting=len(self._by_id), wait_s=wait_s)
         # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
-        waits = is_new and num_replicas and not (held.decision is not None and held.decision.starts_now)
+        waits = is_new and num_replicas and not starts_now
         if waits and (self._options.max_wait_s < math.inf or held.deadline < math.inf):
             self._admission.check(
-                wait_s=self._routing.wait_s(self._engine_s),
+                wait_s=wait_s,
                 ahead_s=self._ahead_s(held),
                 own_s=held.engine_s,
                 deadline=held.deadline,
@@ -249,6 +254,26 @@ class HeldRequests:
             return 0.0
         before = bisect_left(self._in_order, _place(held), key=_place)
         return self._routing.wait_s(sum([other.engine_s for other in self._in_order[:before]]))
+
+    def _too_late(self, now: float) -> list[Departure]:
+        """In overload: whoever was taken in before it was known to be one, and has waited too long for it.
+
+        Not who was lost by a replica: it may have begun to answer.
+        """
+        if not self._admission.is_overload:
+            return []
+        latest = now - (1.0 + AGED) * self._admission.bound_s
+        departures = []
+        for held in self._by_age[: bisect_left(self._by_age, (latest, -1), key=_age)]:
+            if held.query.excluded:
+                continue
+            num_replicas = max(1, self._routing.free_replicas(0.0)[0])
+            wait_s = self._routing.wait_s(self._engine_s)
+            error = self._admission.refusal(wait_s - self._admission.bound_s, held.engine_s, num_replicas)
+            self._leave(held)
+            self._routing.note_refused(error)
+            departures.append(Departure(held.query.request_id, now - held.since, error=error))
+        return departures
 
     @property
     def _mean_engine_s(self) -> float:
@@ -331,7 +356,7 @@ class HeldRequests:
         """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""
         most_s = EARLIEST * self._options.max_backlog_s
         order_s = held.order - self._options.aging * now
-        if order_s <= 0 or not self._mean_prefill_s or now - held.since >= self._options.age_floor_s:
+        if order_s <= 0 or not self._mean_prefill_s or now - held.since >= self._age_floor_s:
             return most_s
         return most_s * math.exp(-order_s / self._mean_prefill_s)
 
@@ -350,12 +375,17 @@ class HeldRequests:
 
         A copy: who leaves or moves meanwhile does not disturb it.
         """
-        floor = now - self._options.age_floor_s
+        floor = now - self._age_floor_s
         num_aged = bisect_right(self._by_age, floor, key=lambda held: held.since)
         if not num_aged:
             return iter(self._in_order[:])
         young = [held for held in self._in_order if held.since > floor]
         return itertools.chain(self._by_age[:num_aged], young)
+
+    @property
+    def _age_floor_s(self) -> float:
+        """In overload work has to be old sooner."""
+        return min(self._options.age_floor_s, AGED * self._admission.bound_s)
 
     def _reorder(self, held: _Held, order: float) -> None:
         if order == held.order:

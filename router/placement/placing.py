@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission
 from router.placement.decision import Placement, RouteQuery
-from router.placement.held import Departure, HeldRequests, HoldOptions, max_wait_of
+from router.placement.held import Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
 
 
@@ -43,7 +43,7 @@ def make_placer(config: RouterConfig, routing: Routing, clock: Callable[[], floa
     """The one `config.binding` names."""
     if config.binding == "late":
         return LatePlacer(routing, HeldRequests(routing, HoldOptions.of(config), clock), clock)
-    return PromptPlacer(routing, Admission(max_wait_of(config), clock))
+    return PromptPlacer(routing, Admission.of(config, clock))
 
 
 class PromptPlacer:
@@ -63,8 +63,11 @@ class PromptPlacer:
         try:
             decision = self._routing.weigh(query)
             # Whose replica was lost has waited, and may have begun to answer.
+            if not query.excluded:
+                wait_s = 0.0 if decision.starts_now else self._routing.wait_s()
+                num_waiting = sum([state.num_waiting for state in decision.ranking.states])
+                self._admission.came(decision.prefill_s, num_waiting=num_waiting, wait_s=wait_s)
             if not (query.excluded or decision.starts_now):
-                wait_s = self._routing.wait_s()
                 self._admission.check(
                     wait_s=wait_s,
                     ahead_s=min(wait_s, decision.start_s),

@@ -184,13 +184,14 @@ class Routing:
         hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
         held = self._match(hints, now)
         states = self._admissible(query, now)
+        everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
         is_settling = self._inheritance.is_open(now)
         shape = self._shaper.shape(
             hints,
             query.num_prompt_tokens,
-            states,
             cached,
+            self._loads.num_waiting() if everybody else sum([state.num_waiting for state in states]),
             self._num_held,
             now,
             least_copies=LEAST_COPIES if is_settling else 0,
@@ -198,7 +199,6 @@ class Routing:
         heir_id = self._heir(hints, query, states, cached) if is_settling else None
         request = PolicyRequest(query.request_id, shape, hints, query.prompt, heir_id)
         ranking = self._rank(policy, states, cached, request, now)
-        everybody = len(states) == len(self._fleet.members)
         available = max(cached) if everybody else self._most_available(held, query.num_prompt_tokens)
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
@@ -452,7 +452,7 @@ class Routing:
         """Leading blocks of the prompt each replica holds; those that hold none, or are silent, left out."""
         self._index.expire(now)
         self._counts.expired += self._loads.expire()
-        self._fleet.note_silences(self._loads.states(), now)
+        self._fleet.note_silences(self._loads.states, now)
         self._late.look()
         held = self._index.match(hints) if hints else {}
         silent = self._fleet.silent
@@ -493,8 +493,10 @@ class Routing:
         usable = max(0, (num_prompt_tokens - 1) // size)
         if max(held.values()) > usable:
             held = {replica_id: min(overlap, usable) for replica_id, overlap in held.items()}
+        everybody = len(states) == len(self._loads)
+        names = self._loads.names() if everybody else [state.replica_id for state in states]
         overlap_of = held.get
-        return [overlap_of(state.replica_id, 0) * size for state in states]
+        return [overlap_of(name, 0) * size for name in names]
 
     def _heir(
         self,

@@ -16,7 +16,6 @@ from router.placement.hot_prefixes import HotPrefixes
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape
 from router.pricing.queue_average import QueueAverage
-from router.pricing.replica_load import ReplicaState
 
 SHARED_USES = 2.0  # in a minute or two: somebody has asked for it before, and will again
 
@@ -41,19 +40,19 @@ class Shaper:
         self,
         hints: Sequence[HashHint],
         num_prompt_tokens: int,
-        states: Sequence[ReplicaState],
         cached: Sequence[int],
+        num_waiting: int,
         num_held: int,
         now: float,
         least_copies: int = 0,
     ) -> RequestShape:
-        """states, cached: the replicas it may go to, and the prompt's usable tokens that each holds.
-        num_held: requests that wait at this router. least_copies: of a hot prefix, for one more to be an
-        investment.
+        """cached: the prompt's usable tokens, on each replica that it may go to. num_waiting: requests that
+        wait at those. num_held: requests that wait at this router. least_copies: of a hot prefix, for one
+        more to be an investment.
         """
         # Requests come to the routers alike: what waits at the others is about as much as what waits here.
-        waiting = sum([state.num_waiting for state in states]) + num_held * self._peers()[1]
-        mean_queued = self._queue.update(waiting / len(states), now)
+        waiting = num_waiting + num_held * self._peers()[1]
+        mean_queued = self._queue.update(waiting / len(cached), now)
         weight = self._priced.charge.weight(mean_queued)
         least_uses = self._priced.uses_of_a_copy(mean_queued)
         hot_blocks = self._hot.num_hot_blocks(hints, least_uses)

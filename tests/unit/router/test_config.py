@@ -27,6 +27,7 @@ def test_every_policy_can_be_configured(policy: str) -> None:
         ("reservation_ttl_s", 0.0),
         ("max_wait_s", 0.0),
         ("max_wait_s", float("nan")),
+        ("overload_wait_s", 0.0),
         ("silent_after_s", 0.0),
         ("max_attempts", 0),
         ("shadow_policy", "fastest"),

@@ -5,8 +5,7 @@
     300 %          ->  goodput, latency of whoever was taken in, refusals, memory
     60 % again     ->  how long it takes until everything is as before
 
-The queue's bound is set as an operator would who promises such a time to the first token: half a second,
-about what two prompts take. Prompts are all different, so capacity follows from the modelled step alone.
+As it comes: no bound is set. Prompts are all different, so capacity follows from the modelled step alone.
 """
 
 from __future__ import annotations
@@ -36,13 +35,11 @@ STEP: dict[str, float] = {
 }
 PROMPT_TOKENS = (200, 1400)  # least and most, uniform
 OUTPUT_TOKENS = (6, 18)
-MAX_WAIT_S = 0.5
 SPEC = Spec(
     replicas=NUM_REPLICAS,
     routers=1,
     # A small cache is full before anything is measured: what fills it is no growth.
     replica={"max_batched_tokens": MAX_BATCHED_TOKENS, "sim": {**STEP, "num_blocks": 1024}},
-    router={"max_wait_s": MAX_WAIT_S},
 )
 
 PROBE, OVERLOAD = 0.6, 3.0

@@ -17,7 +17,9 @@ from tests.fakes.router import BLOCK_SIZE, FakeClock, config, info, load, query,
 
 A, B = replica_id(0), replica_id(1)
 OPTIONS = HoldOptions(max_backlog_s=0.1, window=24, aging=0.1, age_floor_s=20.0, max_held_per_replica=10)
-TOKEN_S = 0.0001 + 0.01 / 512  # what a queued token of the paper replicas takes, but for the sequence's 1 ms
+TOKEN_S = (
+    0.0001 + 0.011 / 512
+)  # what a queued token of the paper replicas takes, in prompts of a step or more
 
 
 @dataclass
@@ -213,6 +215,35 @@ def test_who_would_wait_too_long_is_refused_and_told_when_there_will_be_room() -
     assert router.routing.statistics().all_busy == 1
     router.clock.advance(0.6)
     router.submit("d")  # time has made room, nobody else has
+
+
+def test_in_overload_those_let_in_before_it_was_known_wait_no_longer_than_others() -> None:
+    """One replica, prompts of 0.1 s, twenty a second: at other times they may wait for ten seconds."""
+    options = replace(OPTIONS, max_wait_s=10.0, overload_wait_s=0.5, max_held_per_replica=1000)
+    router = Router(options=options)
+    num_blocks, backlog_s, refused, late = round(0.1 / TOKEN_S / BLOCK_SIZE), 0.0, [], []
+    for number in range(120):
+        router.report(A, backlog_s=backlog_s)
+        try:
+            router.submit(f"{number}", num_blocks)
+        except AllBusy:
+            refused.append(number)
+        departures = router.held.poll()
+        backlog_s += 0.1 * sum(departure.placement is not None for departure in departures)
+        late += [departure for departure in departures if departure.error is not None]
+        backlog_s = max(0.0, backlog_s - 0.05)
+        router.clock.advance(0.05)
+    first_s = refused[0] * 0.05
+    assert 4 * 0.5 <= first_s <= 4.0
+    assert len(refused) >= (6.0 - first_s) * 20 / 2 * 0.8
+    assert late
+    assert all(isinstance(each.error, AllBusy) for each in late)
+    assert all(each.waited_s >= 1.5 * 0.5 for each in late)
+    assert router.routing.statistics().all_busy == len(refused) + len(late)
+    assert len(router.held) * 0.1 <= 0.5 + 0.2
+    lost = query("lost", 1, excluded=frozenset({B}))
+    router.held.submit(lost, since=router.clock() - 60.0)  # may have begun to answer
+    assert all(each.error is None for each in router.held.poll())
 
 
 def test_those_turned_away_are_not_told_to_come_back_together() -> None:

@@ -1,0 +1,80 @@
+"""Whether more keeps coming than is served: a queue that only grows, told from one that drains or stands.
+
+    E = those that wait here + those refused since the queue was last empty
+
+A batch of prompts makes E jump once, then fall. So many clients, each with one request at a time, make it
+jump to their number at most, and stand. Requests that come faster than they can be served, whoever sends
+them, make it grow without end, refused or not. So the last is told from the others by its growth: in the
+second half of the time since the queue was last empty E has become half as large again as it had ever been
+in the first half, and a few more. That knows no rate, no speed and no number of clients, and finds 1.2 times
+capacity as well as three times, only later.
+
+It is over when somebody who comes finds the queue empty, and of the latest who came few had to be refused:
+a queue that is kept short empties now and then though three times too many come. Clients that come back as
+often as they are refused are overload too: they cannot be told from others.
+
+Pure: knows counts and times; knows neither requests nor what is done about it.
+Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+GROWTH = 1.5  # from the largest of the first half to now
+FEW = 8  # requests more than that, so that small numbers do not count as growth
+FEW_REFUSED = 1 / 8  # of those who came lately, when it is over
+LATELY = 16  # requests, about
+_KEPT = 1.05  # a new maximum is noted when it is larger by so much: their number stays small
+
+
+class Overload:
+    """Looked at with each arrival, before it is counted."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._since = 0.0  # when the queue was last seen empty, by the caller's clock
+        self._num_refused = 0  # since then
+        self._num_lately = 0.0  # refused, of about `LATELY` that came last; a mean that forgets
+        # Maxima of E since then, each when it was reached: rising in both.
+        self._reached_at: list[float] = []
+        self._maxima: list[int] = []
+
+    def look(
+        self, now: float, num_waiting: int, wait_s: float, *, long_wait_s: float, least_busy_s: float
+    ) -> bool:
+        """Whether this is overload. O(log of the queue's length).
+
+        wait_s: a newcomer's; 0 = none. long_wait_s: a shorter one is none yet.
+        least_busy_s: nor is one behind a queue that is younger than this.
+        """
+        self._num_lately *= 1.0 - 1.0 / LATELY
+        if wait_s <= 0.0 and not (self.is_on and self._num_lately > FEW_REFUSED * LATELY):
+            self._begin_anew(now)
+            return False
+        excess = num_waiting + self._num_refused
+        if not self.is_on:
+            is_long = wait_s > long_wait_s and now - self._since >= least_busy_s
+            self.is_on = is_long and excess >= GROWTH * self._most_by((self._since + now) / 2) + FEW
+            if self.is_on:
+                self._num_lately = LATELY  # nobody was refused yet, but now they will be
+        if not self._maxima or excess > _KEPT * self._maxima[-1]:
+            self._reached_at.append(now)
+            self._maxima.append(excess)
+        return self.is_on
+
+    def refused(self) -> None:
+        """Somebody who came, or waited, was sent away."""
+        self._num_refused += 1
+        self._num_lately += 1.0
+
+    def _most_by(self, time_s: float) -> int:
+        number = bisect_right(self._reached_at, time_s)
+        return self._maxima[number - 1] if number else 0
+
+    def _begin_anew(self, now: float) -> None:
+        self.is_on = False
+        self._since = now
+        self._num_refused = 0
+        self._reached_at.clear()
+        self._maxima.clear()

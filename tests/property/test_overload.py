@@ -1,0 +1,115 @@
+"""Laws of telling overload from what passes: batches and so many clients never are, too many requests always.
+
+The queue here is a number: so many are served a second, and whoever waits is counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.placement.overload import FEW, GROWTH, Overload
+
+LONG_WAIT_S, LEAST_BUSY_S = 0.5, 1.0
+RATES = st.floats(5.0, 100.0)
+
+
+@dataclass
+class Queue:
+    """One server that takes 1 / rate_per_s for each, first come first served."""
+
+    rate_per_s: float
+    free_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.overload = Overload()
+
+    def came(self, now: float) -> bool:
+        """Somebody comes and is taken in; whether that is overload."""
+        wait_s = max(0.0, self.free_at - now)
+        num_waiting = round(wait_s * self.rate_per_s)
+        self.free_at = max(now, self.free_at) + 1 / self.rate_per_s
+        return self.look(now, num_waiting, wait_s)
+
+    def look(self, now: float, num_waiting: int, wait_s: float) -> bool:
+        limits = {"long_wait_s": LONG_WAIT_S, "least_busy_s": LEAST_BUSY_S}
+        return self.overload.look(now, num_waiting, wait_s, **limits)
+
+
+@given(RATES, st.lists(st.integers(1, 200), min_size=1, max_size=8))
+def test_batches_are_no_overload_however_large(rate_per_s: float, sizes: list[int]) -> None:
+    """Each comes in one moment, when the one before has been served."""
+    queue, now = Queue(rate_per_s), 1.0
+    for size in sizes:
+        for _ in range(size):
+            assert not queue.came(now)
+        now = queue.free_at + 0.01
+
+
+@given(RATES, st.integers(1, 150), st.floats(0.0, LEAST_BUSY_S / 2), st.floats(0.0, 0.2))
+def test_clients_with_one_request_each_are_no_overload_however_many(
+    rate_per_s: float, num_clients: int, joining_s: float, thinking_s: float
+) -> None:
+    """They join within half a second here, and ask again when they are answered."""
+    queue = Queue(rate_per_s)
+    asks = [1.0 + joining_s * client / num_clients for client in range(num_clients)]
+    heapq.heapify(asks)
+    for _ in range(4 * num_clients):
+        now = heapq.heappop(asks)
+        assert not queue.came(now)
+        heapq.heappush(asks, queue.free_at + thinking_s)
+
+
+@given(RATES, st.floats(1.2, 10.0), st.integers(0, 50))
+def test_more_than_is_served_is_overload_before_the_queue_is_long(
+    rate_per_s: float, load: float, num_first: int
+) -> None:
+    """Whatever was there first: at the latest when so many wait that what came since must be the larger part.
+
+    With growth from E0 at a steady rate, E reaches GROWTH * (E0 + E) / 2 + FEW there.
+    """
+    queue, now = Queue(rate_per_s), 1.0
+    for _ in range(num_first):
+        queue.came(now)
+    most = (GROWTH * num_first / 2 + FEW) / (1 - GROWTH / 2)
+    young = num_first + (load - 1) * LEAST_BUSY_S * rate_per_s
+    long = LONG_WAIT_S * rate_per_s
+    while not queue.came(now):
+        now += 1 / (load * rate_per_s)
+        assert (queue.free_at - now) * rate_per_s <= 1.1 * max(most, young, long) + 4
+
+
+@given(RATES, st.integers(1, 50), st.floats(10.0, 1000.0))
+def test_clients_that_were_there_for_long_hide_little_of_it(
+    rate_per_s: float, num_clients: int, since_s: float
+) -> None:
+    """Half as many more, and a few, though the queue has stood for minutes."""
+    queue = Queue(rate_per_s)
+    for _ in range(num_clients):
+        queue.came(1.0)
+    standing_s = num_clients / rate_per_s
+    now = 1.0 + since_s
+    queue.free_at = now + standing_s
+    while not queue.came(now):
+        now += 1 / (3 * rate_per_s)
+        most = max(1.1 * (GROWTH * num_clients + FEW), LONG_WAIT_S * rate_per_s)
+        assert (queue.free_at - now) * rate_per_s <= most + 4
+
+
+@given(RATES, st.floats(1.5, 10.0), st.integers(100, 400))
+def test_it_stays_while_refusals_keep_the_queue_short(rate_per_s: float, load: float, more: int) -> None:
+    """And is over soon after: once nobody is refused, with the first who finds the queue empty."""
+    queue, now = Queue(rate_per_s), 1.0
+    while not queue.came(now):
+        now += 1 / (load * rate_per_s)
+    for number in range(more):
+        is_refused = number * (1 - 1 / load) % 1 < 1 - 1 / load  # evenly
+        assert queue.look(now, 0, 0.0)  # the queue is found empty, and there are refusals all the same
+        if is_refused:
+            queue.overload.refused()
+    for _ in range(50):
+        queue.look(now, 0, 0.0)
+    assert not queue.overload.is_on
