@@ -1,12 +1,12 @@
-"""The largest logit without the float32 product: bfloat16 finds who could be it, exact sums decide.
+"""The largest logit without the float32 product: a coarse one finds who could be it, exact sums decide.
 
-A linear layer's product with its weight and its rows rounded to bfloat16 reads half the bytes and, where the
-processor has the instructions, takes half the time. Its logits are wrong by a bounded amount, so a few
-tokens a row can be the largest one; only those are computed exactly. Nothing here is an approximation:
-what the bound cannot exclude is computed, and a row with too much of that is handed back.
+A linear layer's product in fewer bits (`coarse_product.py`) reads half or a quarter of the bytes, and takes
+half or a third of the time. Its logits are wrong by a bounded amount, so a few tokens a row can be the
+largest one; only those are computed exactly. Nothing here is an approximation: what the bound cannot exclude
+is computed, and a row with too much of that is handed back.
 
 The bound. For a row x and a token's weights w and bias b (n numbers each), x', w', b' what is left of them
-in bfloat16, and a the logit that came out:
+in the coarse product, and a the logit that came out:
 
     x.w + b - (x'.w' + b')  =  x.(w - w') + (x - x').w' + (b - b')
     by Cauchy and Schwarz  <=  |x| |w - w'|  +  |x - x'| |w'|  +  |b - b'|      (1) rounding of what goes in
@@ -15,11 +15,16 @@ in bfloat16, and a the logit that came out:
 
 (1) takes the rounding errors as they are (|w - w'| when the weights are packed, |x - x'| in every step), not
 as they could be at worst: 2.4 times tighter on ordinary numbers, and nothing at all of |w - w'| for a
-checkpoint that was stored in bfloat16. (2) holds for adders that truncate, too, and is taken twice, so that
-the bound also holds against what a float32 product would have said: the token it finds largest is among
-ours. Numbers too small for a normal float32, and squares that become so, may count as zero in the
-instructions and in the norms; `_TINY` stands for them. Everything is widened by several times 2^-10, more
-than float32 loses in computing norms and bound themselves.
+checkpoint that was stored in bfloat16, in a bfloat16 product. (2) holds for adders that truncate, too, and is
+taken twice, so that the bound also holds against what a float32 product would have said: the token it finds
+largest is among ours. An int8 product sums exactly; in place of the first (2) it has three roundings to
+float32, of x', of w' and of their sum, which are less. Numbers too small for a normal float32, and squares
+that become so, may count as zero in the instructions and in the norms; `_TINY` stands for them. Everything is
+widened by several times 2^-10, more than float32 loses in computing norms and bound themselves.
+
+Who could be it. The token with the largest coarse logit is computed exactly first: then only those can be
+larger that reach as high with their whole error. Without that, the largest coarse logit would have to be
+taken as low as its own error allows, and three times as many would come near it.
 
 Knows weights and rows; knows neither models nor requests.
 Sources: N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1, for (2).
@@ -31,14 +36,7 @@ from dataclasses import dataclass
 
 import torch
 
-from replica.layers.packed_linear import (
-    EXPECTED_ROWS,
-    FEWEST_ROWS,
-    LARGE_WEIGHT,
-    Multiply,
-    Pack,
-    find_kernels,
-)
+from replica.layers.coarse_product import CoarseLogits, MakeProduct
 
 # Tokens that share one bound and one maximum; more are fewer bounds, but then more tokens to look at again.
 CHUNK = 64
@@ -46,12 +44,15 @@ CHUNK = 64
 # Tokens computed exactly in one call, over all rows, at most this share of the vocabulary: the weights of
 # scattered tokens are read about this many times slower than a product reads them in a row.
 EXACT_SHARE = 16
-FEWEST_EXACT = 4  # a row's, whatever the share: two or three contenders are the rule
+FEWEST_EXACT = 8  # a row's, whatever the share: two contenders are the rule in bfloat16, ten in int8
 
 # Norms whose product could leave float32's range are not bounded at all.
 _LARGEST_PRODUCT = 1e37
 
 _OUTPUT_ROUNDING = 2.0**-8 + 2.0**-15
+# What is screened out stays this far (relatively) below what is not, so that what a model does to its logits
+# afterwards does not make equals of them.
+_DISTANCE = 2.0**-10
 _WIDENING = 1.0 + 2.0**-10
 _TINY = 2.0**-62  # whose square is no longer a normal float32, four times over
 _SLICE = 1 << 18  # weights looked at at once: as much as stays in a core's cache
@@ -72,28 +73,26 @@ class Contenders:
 
 
 class GreedyScreen:
-    """A linear layer's weight in bfloat16, packed, with what is lost in it. Float32 on CPU."""
+    """A linear layer's weight in a coarse product, with what is lost in it. Float32 on CPU."""
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, pack: Pack, multiply: Multiply
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, make_product: MakeProduct) -> None:
         """weight: (tokens, width) float32, contiguous; held for the exact sums, as long as this lives.
 
         A weight stored in less than float32 and widened, as most checkpoints are, may be given as it was
-        (see `narrowed`). Raises ValueError for weights that are not numbers, or too large to be bounded.
+        (see `narrowed`). Raises ValueError for weights that are not numbers, or too large to be bounded, and
+        what `make_product` raises.
         """
         self.num_tokens, self.width = weight.shape
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach().float()
-        bounds = _bounds(self._weight, self._bias)
+        padded_bias = None if self._bias is None else _filled_up(self._bias)
+        self._product = make_product(_filled_up(self._weight), padded_bias)
+        self._summing = 2 * (self.width + 2) * 2.0**-23  # (2), taken twice
+        bounds = self._bounds_of_chunks()
         self._largest_norm = float(bounds[1].max())
         if not self._largest_norm < _LARGEST_PRODUCT or not bool(torch.isfinite(bounds).all()):
             raise ValueError("weights that are not numbers, or too large to be bounded")
         self._bounds = bounds
-        self._packed = pack(_filled_up(self._weight.to(torch.bfloat16)), EXPECTED_ROWS)
-        self._packed_bias = None if self._bias is None else _filled_up(self._bias.to(torch.bfloat16))
-        self._multiply = multiply
-        self._fewest_rows = FEWEST_ROWS if weight.numel() >= LARGE_WEIGHT else 1
 
     def can_bound(self, rows: torch.Tensor) -> torch.Tensor:
         """Which rows' logits are bounded, so numbers: (rows,) bool. False for NaN, infinite or huge ones."""
@@ -104,17 +103,18 @@ class GreedyScreen:
         """Who may have the largest logit. rows: (rows, width) float32, at least one."""
         count = rows.shape[0]
         most = max(FEWEST_EXACT, self.num_tokens // (EXACT_SHARE * count))
-        approximate = self._approximate(rows).view(count, -1, CHUNK)
-        errors = self._errors(rows)  # (rows, chunks)
-        peaks = largest_of_chunks(approximate)
-        margins = errors + _OUTPUT_ROUNDING * peaks.abs()
-        limits = (peaks - margins).amax(dim=-1)  # the largest logit is at least this
-        is_near = peaks + margins >= limits[:, None]
+        coarse = self._product(rows)
+        values = coarse.values.view(count, -1, CHUNK)
+        peaks = _in_units(largest_of_chunks(values), coarse.units)
+        errors = self._errors(rows, coarse)
+        limits = self._limits(rows, self._leaders(values, peaks))
+        is_near = peaks + errors + _OUTPUT_ROUNDING * peaks.abs() >= limits[:, None]
         places = is_near.nonzero()
         if places.shape[0] > most * count:  # at least a token each: whose are too many is known already
             places = (is_near & (is_near.sum(dim=-1) <= most)[:, None]).nonzero()
         of_row, chunk = places[:, 0], places[:, 1]
-        near = approximate[of_row, chunk].float()
+        units = None if coarse.units is None else coarse.units[of_row]
+        near = _in_units(values[of_row, chunk].float(), units)
         highest = near + _OUTPUT_ROUNDING * near.abs() + errors[of_row, chunk][:, None]
         inside = (highest >= limits[of_row][:, None]).nonzero()
         of_row, tokens = of_row[inside[:, 0]], chunk[inside[:, 0]] * CHUNK + inside[:, 1]
@@ -125,33 +125,76 @@ class GreedyScreen:
         return Contenders(of_row[keep], tokens[keep], limits, counts.tolist())
 
     def exact(self, rows: torch.Tensor, contenders: Contenders) -> torch.Tensor:
-        """The contenders' logits, summed in float64 and rounded once to float32.
+        """The contenders' logits, summed in float64 and rounded once to float32."""
+        logits: torch.Tensor = self._sums(rows.index_select(0, contenders.rows), contenders.tokens).float()
+        return logits
+
+    def _sums(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of a token for each row, float64.
 
         Equal weights give equal bits: every sum runs over its own contiguous products in one order.
         """
-        weights = self._weight.index_select(0, contenders.tokens).double()
-        logits = weights.mul_(rows.index_select(0, contenders.rows)).sum(dim=-1)
+        weights = self._weight.index_select(0, tokens).double()
+        logits = weights.mul_(rows).sum(dim=-1)
         if self._bias is not None:
-            logits += self._bias.index_select(0, contenders.tokens)
-        return logits.float()
+            logits += self._bias.index_select(0, tokens)
+        return logits
 
-    def _approximate(self, rows: torch.Tensor) -> torch.Tensor:
-        """bfloat16 logits, (rows, chunks * CHUNK)."""
-        rounded = rows.to(torch.bfloat16)
-        if rows.shape[0] < self._fewest_rows:  # as in `PackedLinear`
-            rounded = rounded.repeat(-(-self._fewest_rows // rows.shape[0]), 1)
-        product = self._multiply(rounded, self._packed, self._packed_bias, "none", [], "")
-        return product[: rows.shape[0]]
+    def _leaders(self, values: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+        """Each row's token with the largest coarse logit, (rows,); any token in rows that are not numbers."""
+        chunk = peaks.argmax(dim=-1)
+        inside = values[torch.arange(chunk.shape[0]), chunk].float().argmax(dim=-1)
+        tokens: torch.Tensor = chunk * CHUNK + inside
+        return tokens.clamp_(max=self.num_tokens - 1)  # copies that fill up the last chunk are of the last
 
-    def _errors(self, rows: torch.Tensor) -> torch.Tensor:
+    def _limits(self, rows: torch.Tensor, leaders: torch.Tensor) -> torch.Tensor:
+        """What a logit must reach to be the largest, (rows,); -inf in rows that cannot be bounded.
+
+        A little less than the leader's, which a float32 product may find smaller than it is by (2).
+        """
+        logits = self._sums(rows, leaders).float()
+        norms = torch.linalg.vector_norm(rows, dim=-1)
+        slack = (norms + self.width**0.5 * _TINY) * (self._summing * _WIDENING * self._largest_norm)
+        slack += _DISTANCE * logits.abs()
+        if self._bias is not None:
+            slack += self._summing * self._bias.abs().amax()
+        bounded = norms * self._largest_norm < _LARGEST_PRODUCT
+        limits: torch.Tensor = logits - slack - self.width * _TINY**2
+        return limits.masked_fill_(~bounded, -float("inf"))
+
+    def _errors(self, rows: torch.Tensor, coarse: CoarseLogits) -> torch.Tensor:
         """Terms (1) and (2), (rows, chunks); infinite for a row that cannot be bounded."""
         norms = torch.linalg.vector_norm(rows, dim=-1)
-        lost = torch.linalg.vector_norm(rows - rows.to(torch.bfloat16).float(), dim=-1)
+        lost = torch.linalg.vector_norm(rows - coarse.rows, dim=-1)
         tiny = self.width**0.5 * _TINY
         of_rows = torch.stack([norms + tiny, lost + tiny, torch.ones_like(norms)], dim=-1)
         errors = (of_rows @ self._bounds).mul_(_WIDENING * _WIDENING)  # norms, and this product
         bounded = norms * self._largest_norm < _LARGEST_PRODUCT  # not for NaN either
         return errors.masked_fill_(~bounded[:, None], float("inf"))
+
+    def _bounds_of_chunks(self) -> torch.Tensor:
+        """Per chunk what |x|, |x - x'| and 1 are multiplied by, (3, chunks) float32."""
+        norms, lost = [], []
+        for part in map(torch.Tensor.float, _slices(self._weight)):
+            left = self._product.rounded(part)
+            lost.append(torch.linalg.vector_norm(part - left, dim=-1))
+            of_both = [torch.linalg.vector_norm(each, dim=-1) for each in (part, left)]
+            norms.append(torch.maximum(*of_both))
+        tiny = self.width**0.5 * _TINY
+        # The norms' own rounding is a widening's worth; the last one covers what the bound is computed with.
+        norm, loss = torch.cat(norms) * _WIDENING + tiny, torch.cat(lost) * _WIDENING + tiny
+        constant = torch.full_like(norm, self.width * _TINY**2)
+        if self._bias is not None:
+            left = self._bias.to(torch.bfloat16).float()
+            largest = torch.maximum(self._bias.abs(), left.abs())
+            constant += (self._bias - left).abs() + self._summing * largest
+        # |x'| is at most 1.01 |x| in bfloat16; in int8 more, of far fewer roundings.
+        by_token = _filled_up(torch.stack([loss + 1.02 * self._summing * norm, norm, constant], dim=1))
+        return by_token.T.reshape(3, -1, CHUNK).amax(dim=-1)
+
+
+def _in_units(logits: torch.Tensor, units: torch.Tensor | None) -> torch.Tensor:
+    return logits if units is None else logits * units
 
 
 def largest_of_chunks(values: torch.Tensor) -> torch.Tensor:
@@ -168,34 +211,6 @@ def largest_of_chunks(values: torch.Tensor) -> torch.Tensor:
     if of_row.numel():
         peaks[of_row, chunk] = values[of_row, chunk].float().amax(dim=-1)
     return peaks
-
-
-def find_screen_kernels() -> tuple[Pack, Multiply] | None:
-    """oneDNN's reorder and product, if they take bfloat16 and sum it in float32; None otherwise.
-
-    Private names, as in `packed_linear`. Processors without bfloat16 instructions imitate them, correctly
-    and slowly: whether it is worth it is measured.
-    """
-    kernels = find_kernels()
-    if kernels is None:
-        return None
-    pack, multiply = kernels
-    try:
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return None
-        # Of two parts that cancel but for the bias: sums kept in bfloat16 would stop growing at 256.
-        halves = torch.cat([torch.ones(2048), -torch.ones(2048)])
-        weight = torch.stack([torch.ones(4096), halves]).to(torch.bfloat16)
-        bias = torch.tensor([0.0, 3.0], dtype=torch.bfloat16)
-        packed = pack(weight, EXPECTED_ROWS)
-        for num_rows in (1, 5):
-            ones = torch.ones(num_rows, 4096, dtype=torch.bfloat16)
-            product = multiply(ones, packed, bias, "none", [], "").float()
-            if product.tolist() != [[4096.0, 3.0]] * num_rows:
-                return None
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    return kernels
 
 
 def narrowed(weight: torch.Tensor) -> torch.Tensor:
@@ -215,25 +230,3 @@ def _filled_up(values: torch.Tensor) -> torch.Tensor:
     """To a whole number of chunks, with copies of the last token: whatever they say is true of a token."""
     lacking = -values.shape[0] % CHUNK
     return torch.cat([values, values[-1:].expand(lacking, *values.shape[1:])]) if lacking else values
-
-
-def _bounds(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Per chunk what |x|, |x - x'| and 1 are multiplied by, (3, chunks) float32."""
-    width = weight.shape[1]
-    norms, lost = [], []
-    for part in map(torch.Tensor.float, _slices(weight)):
-        left = part.to(torch.bfloat16).float()
-        lost.append(torch.linalg.vector_norm(part - left, dim=-1))
-        of_both = [torch.linalg.vector_norm(each, dim=-1) for each in (part, left)]
-        norms.append(torch.maximum(*of_both))
-    tiny = width**0.5 * _TINY
-    # The norms' own rounding is a widening's worth; the last one covers what the bound is computed with.
-    norm, loss = torch.cat(norms) * _WIDENING + tiny, torch.cat(lost) * _WIDENING + tiny
-    summing = 2 * (width + 2) * 2.0**-23
-    constant = torch.full_like(norm, width * _TINY**2)
-    if bias is not None:
-        left = bias.to(torch.bfloat16).float()
-        constant += (bias - left).abs() + summing * torch.maximum(bias.abs(), left.abs())
-    # |x'| is at most 1.004 |x|.
-    by_token = _filled_up(torch.stack([loss + 1.01 * summing * norm, norm, constant], dim=1))
-    return by_token.T.reshape(3, -1, CHUNK).amax(dim=-1)

@@ -37,10 +37,17 @@ class ProductCost:
 class ScreenCosts:
     """What both ways take on this machine, and how often a screen decides. Engine thread only."""
 
-    def __init__(self, whole: ProductCost, screened: ProductCost) -> None:
+    def __init__(self, whole: ProductCost, screened: ProductCost, handed_back: float = 0.0) -> None:
+        """handed_back: the share of screened rows that is to be expected, until some were."""
         self._whole = whole
         self._screened = screened
-        self._handed_back = 0.0  # share of screened rows
+        self._handed_back = handed_back
+
+    def seconds(self, num_largest: int) -> float:
+        """What so many rows take when they are screened, those handed back with them."""
+        anything = 1.0 - (1.0 - self._handed_back) ** num_largest  # how likely any row is handed back
+        again_s = self._whole.base_s * anything + self._whole.per_row_s * num_largest * self._handed_back
+        return self._screened.of(num_largest) + again_s
 
     def pays(self, num_largest: int, num_others: int, num_unused: int = 0) -> bool:
         """Whether to screen. The rows of which only the largest logit is asked, all logits, and none."""

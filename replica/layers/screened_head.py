@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from replica.layers.greedy_screen import GreedyScreen, find_screen_kernels, narrowed
+from replica.layers.coarse_product import MakeProduct, find_bfloat16, find_int8
+from replica.layers.greedy_screen import GreedyScreen, narrowed
 from replica.layers.packed_linear import PackedLinear
 from replica.layers.screen_costs import FEW_ROWS, MANY_ROWS, ScreenCosts, measure
 
@@ -196,28 +197,39 @@ def keeps_order(vocabulary: int, replay: Callable[[torch.Tensor], torch.Tensor])
 
 
 def screen_head(
-    linear: nn.Linear, whole: PackedLinear, *, is_shared: bool, measured: bool
+    linear: nn.Linear, whole: PackedLinear, rows: torch.Tensor, *, is_shared: bool, measured: bool
 ) -> ScreenedHead | None:
     """The layer that screens; None where it would not, with the reason logged.
 
-    linear: the layer as loaded. is_shared: its weight stays in memory anyway (tied embeddings).
+    linear: the layer as loaded. rows: (rows, width), such as the model gives it: how few contenders a coarse
+    product leaves depends on them. is_shared: its weight stays in memory anyway (tied embeddings).
     measured: only if it is the faster way on this machine.
     """
-    kernels = find_screen_kernels()
-    if kernels is None:
-        _log_refusal("this torch or processor has no bfloat16 product")
+    weight = linear.weight if is_shared else narrowed(linear.weight.detach())
+    best: tuple[ScreenCosts, GreedyScreen] | None = None
+    refusal = "this torch or processor has no coarse product"
+    for make in _products():
+        try:
+            screen = GreedyScreen(weight, linear.bias, make)
+        except (ValueError, RuntimeError) as error:
+            refusal = str(error)
+            continue
+        costs = _measured(whole, screen, rows)
+        if best is None or costs.seconds(MANY_ROWS) < best[0].seconds(MANY_ROWS):
+            best = costs, screen
+    if best is None:
+        _log_refusal(refusal)
         return None
-    try:
-        weight = linear.weight if is_shared else narrowed(linear.weight.detach())
-        screen = GreedyScreen(weight, linear.bias, *kernels)
-    except (ValueError, RuntimeError) as error:
-        _log_refusal(str(error))
-        return None
-    costs = _measured(whole, screen) if measured else None
-    if costs is not None and not (costs.pays(FEW_ROWS, 0) or costs.pays(MANY_ROWS, 0)):
+    costs, screen = best
+    if measured and not (costs.pays(FEW_ROWS, 0) or costs.pays(MANY_ROWS, 0)):
         _log_refusal("the whole product is as fast")
         return None
-    return ScreenedHead(whole, screen, costs).train(linear.training)
+    return ScreenedHead(whole, screen, costs if measured else None).train(linear.training)
+
+
+def _products() -> list[MakeProduct]:
+    """The coarse products that this machine has."""
+    return [make for make in (find_bfloat16(), find_int8()) if make is not None]
 
 
 def _log_refusal(reason: str) -> None:
@@ -225,16 +237,19 @@ def _log_refusal(reason: str) -> None:
 
 
 def screen_bytes(linear: nn.Linear, *, is_shared: bool) -> int:
-    """Memory that screening takes at most: half the layer, and the layer itself where it would be freed."""
-    return linear.weight.numel() * torch.bfloat16.itemsize + (0 if is_shared else linear.weight.nbytes)
+    """Memory that screening takes at most, while both kinds are tried: three bytes a weight, and the layer
+    itself where it would be freed. What is left of the three is two, or one."""
+    return linear.weight.numel() * 3 + (0 if is_shared else linear.weight.nbytes)
 
 
-def _measured(whole: PackedLinear, screen: GreedyScreen) -> ScreenCosts:
-    rows = torch.randn(1, MANY_ROWS, whole.in_features, generator=torch.Generator().manual_seed(0))
+def _measured(whole: PackedLinear, screen: GreedyScreen, rows: torch.Tensor) -> ScreenCosts:
+    """What both ways take with rows like these, over and over if there are too few."""
+    many = rows.repeat(-(-MANY_ROWS // rows.shape[0]), 1)[:MANY_ROWS]
 
     def screened(num_rows: int) -> Any:
-        those = rows[0, :num_rows]
-        return screen.exact(those, screen.contenders(those))
+        return screen.exact(many[:num_rows], screen.contenders(many[:num_rows]))
 
     with torch.inference_mode():
-        return ScreenCosts(measure(lambda num_rows: whole(rows[:, :num_rows])), measure(screened))
+        of_whole = measure(lambda num_rows: whole(many[None, :num_rows]))
+        handed_back = screen.contenders(many).counts.count(0) / MANY_ROWS
+        return ScreenCosts(of_whole, measure(screened), handed_back)

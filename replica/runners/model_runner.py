@@ -110,10 +110,10 @@ class ModelRunner:
             fetch_weights(resolved)
             _check_memory_for_weights(resolved, device, dtype)
             model = load_model(resolved, device, dtype)
-            reference = _reference_logits(model, max_model_len)
+            reference, head_rows = _reference(model, max_model_len)
             model_probe.probe_layers(model)
             fuse_norms(model)
-            head = _head_to_screen(config, model)
+            head = _head_to_screen(config, model) if head_rows.numel() else None
             fuse_blocks(model, run=lambda: model_probe.probe_layers(model, _spread(max_model_len)))
             pack_linears(model, run=lambda: model_probe.probe_layers(model))
             layers = model_probe.probe_layers(model)  # as they are now
@@ -121,9 +121,8 @@ class ModelRunner:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]
         if head is not None:
-            _screen_head(
-                config, resolved, model, head, kv_pages.bytes_per_block(shapes, config.block_size, dtype)
-            )
+            block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
+            _screen_head(config, resolved, model, head, head_rows, block_bytes)
             del head  # and with it the weight as loaded, if nobody else holds it
         # After everything else that is kept for as long as the model.
         num_blocks = _choose_num_blocks(config, resolved, shapes, device, dtype, max_model_len)
@@ -285,19 +284,28 @@ class ModelRunner:
                 )
 
 
-def _reference_logits(model: Any, max_model_len: int) -> torch.Tensor:
-    """What the model itself says about the self-check's prompt, (tokens, vocabulary) float32."""
+def _reference(model: Any, max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model itself says about the self-check's prompt, (tokens, vocabulary) float32, and the rows
+    that its output layer says it of, (tokens, width); none of a model that does not name that layer."""
     length = min(CHECK_TOKENS, max_model_len)
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.tensor([_check_tokens(length, vocabulary)])
+    rows = [torch.empty(1, 0, 0)]
+    head = model.get_output_embeddings()
+    hooks = [] if head is None else [head.register_forward_pre_hook(lambda _, given: rows.append(given[0]))]
     try:
         # Eager is the definition: other implementations leave out what they cannot do (transformers 5.17's
         # SDPA ignores gemma2's softcap).
         model.set_attn_implementation("eager")
         with torch.inference_mode():
-            return model_probe.run(model, tokens, torch.arange(length)[None])[0].float()
+            return model_probe.run(model, tokens, torch.arange(length)[None])[0].float(), rows[-1].flatten(
+                0, -2
+            )
     except Exception as error:
         raise model_probe.Unsupported(f"its own forward fails: {type(error).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _check_tokens(length: int, vocabulary: int) -> list[int]:
@@ -414,11 +422,16 @@ def _head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
 
 
 def _screen_head(
-    config: ReplicaConfig, resolved: ResolvedModel, model: Any, linear: nn.Linear, block_bytes: int
+    config: ReplicaConfig,
+    resolved: ResolvedModel,
+    model: Any,
+    linear: nn.Linear,
+    rows: torch.Tensor,
+    block_bytes: int,
 ) -> None:
     """Let the model's output layer screen greedy tokens, where that is asked for or faster.
 
-    Raises NotEnoughMemory when it is asked for and does not fit.
+    rows: (rows, width), such as it is given. Raises NotEnoughMemory when it is asked for and does not fit.
     """
     packed = model.get_output_embeddings()
     if not isinstance(packed, PackedLinear):
@@ -431,7 +444,8 @@ def _screen_head(
     if config.greedy_screen == "auto" and needed > to_spare:
         logger.info("greedy tokens are not screened", extra={"reason": "memory", "needed_bytes": needed})
         return
-    screened = screen_head(linear, packed, is_shared=is_shared, measured=config.greedy_screen == "auto")
+    measured = config.greedy_screen == "auto"
+    screened = screen_head(linear, packed, rows, is_shared=is_shared, measured=measured)
     if screened is not None:
         model.set_output_embeddings(screened)
         logger.info("greedy tokens are screened", extra={"bytes": needed})

@@ -19,7 +19,7 @@ from cache.types import RequestId
 from replica.attention import kv_pages
 from replica.config import ReplicaConfig
 from replica.layers import screened_head
-from replica.layers.greedy_screen import find_screen_kernels
+from replica.layers.coarse_product import find_bfloat16
 from replica.layers.screen_costs import ProductCost, ScreenCosts
 from replica.layers.screened_head import RowsAnswered, RowsAsked
 from replica.models.model_source import NotEnoughMemory, resolve
@@ -28,7 +28,7 @@ from replica.runners.model_runner import ModelRunner
 from tests import model_families as families
 from tests.model_families import FAMILIES, GREEDY, MAX_NEW_TOKENS, Runners, Setting, engine_over
 
-pytestmark = pytest.mark.skipif(find_screen_kernels() is None, reason="no bfloat16 product here")
+pytestmark = pytest.mark.skipif(find_bfloat16() is None, reason="no bfloat16 product here")
 
 PROMPTS = families.prompts()
 SCREENED = Setting("screened", block_size=4, greedy_screen="on")
@@ -148,8 +148,9 @@ def layer_bytes() -> int:
 
 
 def test_memory_for_it_is_asked_for_or_gone_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(screened_head, "_measured", lambda *_: None)  # as where it pays
-    needed = layer_bytes() * 3 // 2  # nobody else has the weight
+    pays = ScreenCosts(ProductCost(1.0, 0.02), ProductCost(0.5, 0.01))
+    monkeypatch.setattr(screened_head, "_measured", lambda *_: pays)
+    needed = layer_bytes() * 7 // 4  # nobody else has the weight
     blocks = 16 * load(folder, greedy_screen="off").info.kv_bytes_per_block
     for free, mode, screens in (
         (4 * needed + blocks, "auto", True),

@@ -8,10 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.layers import greedy_screen
-from replica.layers.greedy_screen import Contenders, GreedyScreen, find_screen_kernels
+from replica.layers.coarse_product import MakeProduct, find_bfloat16, find_int8
+from replica.layers.greedy_screen import Contenders, GreedyScreen
 
-KERNELS = find_screen_kernels()
-pytestmark = pytest.mark.skipif(KERNELS is None, reason="no bfloat16 product here")
+PRODUCTS = {"bfloat16": find_bfloat16(), "int8": find_int8()}
+
+
+@pytest.fixture(scope="module", params=list(PRODUCTS))
+def make_product(request: pytest.FixtureRequest) -> MakeProduct:
+    make = PRODUCTS[request.param]
+    if make is None:
+        pytest.skip(f"no {request.param} product here")
+    return make
 
 
 @st.composite
@@ -103,14 +111,14 @@ TRICKS = [
 
 
 @settings(max_examples=150)
-@given(layers())
+@given(layer=layers())
 def test_the_largest_logit_is_always_among_the_contenders(
-    layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor],
+    make_product: MakeProduct, layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 ) -> None:
     """Exact or from a float32 product; and what is left out is below the limit, in either."""
     weight, bias, rows = layer
     with torch.inference_mode():
-        screen = _screen(weight, bias)
+        screen = _screen(weight, bias, make_product)
         if screen is None:
             return
         found = screen.contenders(rows)
@@ -137,16 +145,16 @@ def test_the_largest_logit_is_always_among_the_contenders(
 
 
 @settings(max_examples=40)
-@given(layers())
+@given(layer=layers())
 def test_tokens_with_the_same_weights_get_the_same_bits(
-    layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor],
+    make_product: MakeProduct, layer: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 ) -> None:
     """The first of equals is the answer, so equals must come out equal wherever they stand."""
     weight, _, rows = layer
     twins = torch.cat([weight, weight.flip(0)])
     tokens = twins.shape[0]
     with torch.inference_mode():
-        screen = _screen(twins, None)
+        screen = _screen(twins, None, make_product)
         if screen is None:
             return
         everything = Contenders(
@@ -159,10 +167,14 @@ def test_tokens_with_the_same_weights_get_the_same_bits(
     torch.testing.assert_close(logits, logits.flip(1), rtol=0, atol=0, equal_nan=True)
 
 
-def _screen(weight: torch.Tensor, bias: torch.Tensor | None) -> GreedyScreen | None:
-    assert KERNELS is not None
+def _screen(
+    weight: torch.Tensor, bias: torch.Tensor | None, make_product: MakeProduct
+) -> GreedyScreen | None:
+    is_large = float(weight.abs().max()) > greedy_screen._LARGEST_PRODUCT / weight.shape[1]
+    is_unsuited = bias is not None and make_product is PRODUCTS["int8"]
     try:
-        return GreedyScreen(weight, bias, *KERNELS)
+        return GreedyScreen(weight, bias, make_product)
     except ValueError:
-        assert float(weight.abs().max()) > greedy_screen._LARGEST_PRODUCT / weight.shape[1]
-        return None
+        if is_large or is_unsuited:
+            return None
+        raise

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from replica.layers import greedy_screen, packed_linear
-from replica.layers.greedy_screen import GreedyScreen, find_screen_kernels, largest_of_chunks, narrowed
+from replica.layers.coarse_product import MakeProduct, find_bfloat16, find_int8
+from replica.layers.greedy_screen import GreedyScreen, largest_of_chunks, narrowed
 
-KERNELS = find_screen_kernels()
-needs_kernels = pytest.mark.skipif(KERNELS is None, reason="no bfloat16 product here")
-
-
-def screen_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GreedyScreen:
-    assert KERNELS is not None
-    return GreedyScreen(weight, bias, *KERNELS)
+BFLOAT16, INT8 = find_bfloat16(), find_int8()
+needs_bfloat16 = pytest.mark.skipif(BFLOAT16 is None, reason="no bfloat16 product here")
+needs_int8 = pytest.mark.skipif(INT8 is None, reason="no int8 product here")
+both = pytest.mark.parametrize(
+    "make_product", [pytest.param(BFLOAT16, marks=needs_bfloat16), pytest.param(INT8, marks=needs_int8)]
+)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@needs_kernels
+@both
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 32])
 @pytest.mark.parametrize("vocabulary", [8_000, 8_001, 63])
-def test_ordinary_rows_are_decided_among_a_few(num_rows: int, vocabulary: int) -> None:
+def test_ordinary_rows_are_decided_among_a_few(
+    make_product: MakeProduct, num_rows: int, vocabulary: int
+) -> None:
     """A screen that handed everything back would be as exact, and useless."""
     with torch.inference_mode():
         weight, rows = drawn(vocabulary, 256) * 0.02, drawn(num_rows, 256, seed=1)
-        found = screen_of(weight).contenders(rows)
+        found = GreedyScreen(weight, None, make_product).contenders(rows)
         wanted = (rows.double() @ weight.double().T).argmax(dim=-1).tolist()
     assert len(found.counts) == num_rows
     decided = [row for row in range(num_rows) if found.counts[row]]
     assert len(decided) >= 0.9 * num_rows
-    assert sum(found.counts) < 8 * num_rows
+    assert sum(found.counts) < (8 if make_product is BFLOAT16 else 16) * num_rows
     for row in decided:
         assert wanted[row] in found.tokens[found.rows == row]
 
 
-@needs_kernels
+@needs_bfloat16
 def test_a_weight_that_was_stored_in_bfloat16_leaves_fewer() -> None:
     weight, rows = drawn(8_000, 256) * 0.02, drawn(32, 256, seed=1)
     stored = weight.to(torch.bfloat16)
+    assert BFLOAT16 is not None
     with torch.inference_mode():
-        usual = screen_of(weight).contenders(rows)
-        fewer, same = (screen_of(each).contenders(rows) for each in (stored, stored.float()))
+        usual, fewer, same = (
+            GreedyScreen(each, None, BFLOAT16).contenders(rows) for each in (weight, stored, stored.float())
+        )
     assert sum(fewer.counts) < sum(usual.counts)
     assert fewer.counts == same.counts
 
@@ -63,11 +64,11 @@ def test_only_what_loses_nothing_is_narrowed() -> None:
     assert narrowed(with_nan) is with_nan
 
 
-@needs_kernels
+@both
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e28])
-def test_rows_that_are_no_numbers_or_huge_are_handed_back(bad: float) -> None:
+def test_rows_that_are_no_numbers_or_huge_are_handed_back(make_product: MakeProduct, bad: float) -> None:
     with torch.inference_mode():
-        screen = screen_of(drawn(640, 32) * 1e10)
+        screen = GreedyScreen(drawn(640, 32) * 1e10, None, make_product)
         rows = drawn(3, 32, seed=1)
         rows[1, 7] = bad
         found = screen.contenders(rows)
@@ -85,35 +86,19 @@ def test_the_largest_of_a_chunk_is_found_whatever_its_sign(shift: float) -> None
     assert torch.equal(largest_of_chunks(values), values.float().amax(dim=-1))
 
 
-@needs_kernels
-def test_a_row_of_equals_is_handed_back() -> None:
+@both
+def test_a_row_of_equals_is_handed_back(make_product: MakeProduct) -> None:
     with torch.inference_mode():
-        found = screen_of(drawn(6400, 32)).contenders(torch.stack([torch.zeros(32), drawn(32)]))
+        screen = GreedyScreen(drawn(6400, 32), None, make_product)
+        found = screen.contenders(torch.stack([torch.zeros(32), drawn(32)]))
     assert found.counts[0] == 0
     assert found.counts[1] > 0
 
 
-@needs_kernels
+@both
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
-def test_weights_that_cannot_be_bounded_are_refused(bad: float) -> None:
+def test_weights_that_cannot_be_bounded_are_refused(make_product: MakeProduct, bad: float) -> None:
     weight = drawn(100, 32)
     weight[99, 3] = bad
     with pytest.raises(ValueError, match="too large to be bounded"):
-        screen_of(weight)
-
-
-@needs_kernels
-@pytest.mark.parametrize("error", [1, 0.5])
-def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    real = torch.ops.mkldnn._linear_pointwise.default
-    other = SimpleNamespace(
-        default=lambda rows, *rest: real(rows, *rest) + error * (rows.dtype.itemsize == 2)
-    )
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", other)
-    assert packed_linear.find_kernels() is not None
-    assert find_screen_kernels() is None
-
-
-def test_without_the_kernel_there_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greedy_screen, "find_kernels", lambda: None)
-    assert find_screen_kernels() is None
+        GreedyScreen(weight, None, make_product)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from replica.layers.greedy_screen import find_screen_kernels
+from replica.layers.coarse_product import find_bfloat16
 from replica.layers.packed_linear import PackedLinear, pack_linears
 from replica.layers.screen_costs import ProductCost, ScreenCosts
 from replica.layers.screened_head import (
@@ -20,7 +20,7 @@ from replica.layers.screened_head import (
     screen_head,
 )
 
-pytestmark = pytest.mark.skipif(find_screen_kernels() is None, reason="no bfloat16 product here")
+pytestmark = pytest.mark.skipif(find_bfloat16() is None, reason="no bfloat16 product here")
 
 WIDTH, VOCABULARY = 64, 1000
 
@@ -38,7 +38,7 @@ def head_of(linear: nn.Linear, costs: ScreenCosts | None = None) -> ScreenedHead
     pack_linears(holder)
     whole = holder[0]
     assert isinstance(whole, PackedLinear)
-    head = screen_head(linear, whole, is_shared=False, measured=False)
+    head = screen_head(linear, whole, torch.randn(40, WIDTH), is_shared=False, measured=False)
     assert head is not None
     head._costs = costs
     return head
@@ -183,7 +183,7 @@ def test_a_layer_too_small_to_pay_is_left_as_it_is(linear: nn.Linear) -> None:
     pack_linears(holder)
     whole = holder[0]
     assert isinstance(whole, PackedLinear)
-    assert screen_head(linear, whole, is_shared=False, measured=True) is None
+    assert screen_head(linear, whole, torch.randn(40, WIDTH), is_shared=False, measured=True) is None
 
 
 def test_weights_that_are_no_numbers_are_left_alone(linear: nn.Linear) -> None:
@@ -193,12 +193,12 @@ def test_weights_that_are_no_numbers_are_left_alone(linear: nn.Linear) -> None:
     pack_linears(holder)
     whole = holder[0]
     assert isinstance(whole, PackedLinear)
-    assert screen_head(linear, whole, is_shared=False, measured=False) is None
+    assert screen_head(linear, whole, torch.randn(40, WIDTH), is_shared=False, measured=False) is None
 
 
-def test_the_memory_it_takes_is_half_the_layer_and_the_rows_if_nobody_else_has_them(
+def test_the_memory_it_takes_is_both_products_and_the_rows_if_nobody_else_has_them(
     linear: nn.Linear,
 ) -> None:
     numbers = WIDTH * VOCABULARY
-    assert screen_bytes(linear, is_shared=True) == 2 * numbers
-    assert screen_bytes(linear, is_shared=False) == 6 * numbers
+    assert screen_bytes(linear, is_shared=True) == 3 * numbers
+    assert screen_bytes(linear, is_shared=False) == 7 * numbers
