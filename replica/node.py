@@ -91,4 +91,5 @@ def _info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> Repli
         max_waiting=config.max_waiting,
         has_prefix_cache=config.prefix_caching,
         has_kv_events=config.kv_events,
+        has_logits=info.has_logits,
     )

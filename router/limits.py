@@ -23,6 +23,7 @@ class Limits:
     max_stop_strings: int = 16  # and as many `stop_token_ids`: each is looked for after every token
     max_stop_chars: int = 256  # of one stop string: that much text may have to be held back
     max_salt_chars: int = 1024  # of `cache_salt` and `prompt_cache_key`: a digest fits many times
+    max_logit_bias: int = 1024  # token ids in it: each is looked up in every step
     max_tools: int = 128  # the API's own bound
     max_structure_bytes: int = 64 << 10  # of a schema, regular expression or grammar; large ones have ten
     max_schema_depth: int = 16  # schemas in schemas, of `response_format`; a text of that shape is unreadable

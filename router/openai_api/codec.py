@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from cache.errors import ServingError
 from cache.messages import Delta, FinishReason
+from router.openai_api.logprobs import LogprobRecord, NoLogprobs
 from router.openai_api.responses import (
     AssistantMessage,
     ChatChoice,
@@ -26,8 +27,10 @@ from router.openai_api.responses import (
     ChatCompletionChunk,
     ChatDelta,
     ChatFinishReason,
+    ChatLogprobs,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
     FunctionCall,
     ToolCallDelta,
     ToolCallEntry,
@@ -53,6 +56,9 @@ class Choice:
     has_started: bool = False  # a chunk of it was sent
     finish_reason: FinishReason | None = None
     reader: Reader = field(default_factory=PlainReader)
+    logprobs: LogprobRecord = field(default_factory=NoLogprobs)
+    echo: str = ""  # the prompt, where the answer begins with it
+    tells_output: bool = True  # False: one token was generated, for the prompt's sake, and is nobody's
     calls: list[ToolCall] = field(default_factory=list)
 
     @property
@@ -65,9 +71,15 @@ class Choice:
             raise Unfinished("a delta came after the finish_reason")
         if not self.completion_tokens:  # the count belongs to the first admission
             self.cached_tokens = min(delta.cached_tokens, self.prompt_tokens)
-        self.completion_tokens += len(delta.token_ids)
+        self.logprobs.take(delta)
         self.finish_reason = delta.finish_reason
-        return self.reader.read(delta.text, is_last=delta.finish_reason is not None)
+        echo, self.echo = self.echo, ""
+        if not self.tells_output:
+            self.finish_reason = delta.finish_reason and FinishReason.LENGTH
+            return Piece(echo)
+        self.completion_tokens += len(delta.token_ids)
+        piece = self.reader.read(delta.text, is_last=delta.finish_reason is not None)
+        return Piece(echo + piece.text, piece.calls) if echo else piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +118,8 @@ class ChatCodec:
         role = b"" if choice.has_started else b'"role":"assistant",'
         content = b"" if choice.has_started and not piece.text else b'"content":' + to_json(piece.text)
         reason = choice.finish_reason and _chat_finish_reason(choice.finish_reason, bool(choice.calls))
-        return b'%b{"index":%d,"delta":{%b%b},"logprobs":null,"finish_reason":%b}]%b}' % (
-            *(self._opening, index, role, content),
+        return b'%b{"index":%d,"delta":{%b%b},"logprobs":%b,"finish_reason":%b}]%b}' % (
+            *(self._opening, index, role, content, _logprobs(choice)),
             *(_quoted(reason), _usage_member(usage, has_usage)),
         )
 
@@ -124,7 +136,7 @@ class ChatCodec:
         entry = ChatChunkChoice(
             index=index,
             delta=ChatDelta.model_validate(part),
-            logprobs=None,
+            logprobs=_chat_logprobs(choice),
             finish_reason=None
             if choice.finish_reason is None
             else _chat_finish_reason(choice.finish_reason, has_calls=True),
@@ -144,7 +156,7 @@ class ChatCodec:
                 ChatChoice(
                     index=index,
                     message=_message(choice),
-                    logprobs=None,
+                    logprobs=_chat_logprobs(choice),
                     finish_reason=_chat_finish_reason(_finish_reason(choice), bool(choice.calls)),
                 )
                 for index, choice in enumerate(choices)
@@ -174,8 +186,8 @@ class CompletionCodec:
         object.__setattr__(self, "_opening", _up_to_choices(self._object([], None, False)))
 
     def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
-        return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b}]%b}' % (
-            *(self._opening, index, to_json(piece.text)),
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b}' % (
+            *(self._opening, index, to_json(piece.text), _logprobs(choice)),
             *(_quoted(choice.finish_reason), _usage_member(usage, has_usage)),
         )
 
@@ -187,7 +199,7 @@ class CompletionCodec:
             CompletionChoice(
                 index=index,
                 text=choice.content,
-                logprobs=None,
+                logprobs=_completion_logprobs(choice),
                 finish_reason=_finish_reason(choice),
             )
             for index, choice in enumerate(choices)
@@ -215,6 +227,24 @@ def _up_to_choices(without_choices: ChatCompletionChunk | Completion) -> bytes:
 def _quoted(reason: ChatFinishReason | None) -> bytes:
     """A finish_reason, whose words need no escaping."""
     return b"null" if reason is None else b'"%b"' % reason.encode()
+
+
+def _logprobs(choice: Choice) -> bytes:
+    """Those of all tokens since the last chunk, the ones whose text was held back included."""
+    due = choice.logprobs.due()
+    return b"null" if due is None else due.encoded()
+
+
+def _chat_logprobs(choice: Choice) -> ChatLogprobs | None:
+    due = choice.logprobs.due()
+    assert not isinstance(due, CompletionLogprobs)
+    return due
+
+
+def _completion_logprobs(choice: Choice) -> CompletionLogprobs | None:
+    due = choice.logprobs.due()
+    assert not isinstance(due, ChatLogprobs)
+    return due
 
 
 def _usage_member(usage: Usage | None, has_usage: bool) -> bytes:

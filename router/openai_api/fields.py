@@ -74,14 +74,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_bias(value: Any) -> bool:
-    """Token ids, which are strings as JSON keys, each with a bias."""
-    return isinstance(value, dict) and all(
-        token.isascii() and token.isdigit() and _is_number(bias) and -100 <= bias <= 100
-        for token, bias in value.items()
-    )
-
-
 _BOOLEAN = _one_of(bool, "true or false")
 _STRING = _one_of(str, "a string")
 _OBJECT = _one_of(dict, "an object")
@@ -89,11 +81,6 @@ _LIST = _one_of(list, "a list")
 _STRINGS = _list_of(lambda value: isinstance(value, str), "a list of strings")
 _ANY = Domain("anything", lambda _value: True)
 _FINITE = Domain("a number", _is_number)
-_POSITIVE = Domain("a number above 0", lambda value: _is_number(value) and value > 0)
-_LOGPROBS = Domain(
-    "an integer between 0 and 20",
-    lambda value: isinstance(value, bool) or (_is_integer(value) and 0 <= value <= 20),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +129,12 @@ FIELDS: tuple[Field, ...] = (
         "a string, a list of token ids, or a list of either",
         COMPLETIONS,
     ),
-    _used("max_tokens", "an integer of at least 1, and fit the context together with the prompt"),
+    _used("max_tokens", "an integer of at least 1, and fit the context together with the prompt", CHAT),
+    _used(
+        "max_tokens",
+        "an integer of at least 1, or 0 with echo, and fit the context together with the prompt",
+        COMPLETIONS,
+    ),
     _used(
         "max_completion_tokens",
         "an integer of at least 1, and fit the context together with the prompt",
@@ -152,6 +144,15 @@ FIELDS: tuple[Field, ...] = (
     _used("temperature", "a number between 0 and 2"),
     _used("top_p", "a number above 0 and up to 1"),
     _used("top_k", "an integer of at least 1, or 0 or -1 for all tokens"),
+    _used("min_p", "a number between 0 and 1"),
+    _used("presence_penalty", "a number between -2 and 2"),
+    _used("frequency_penalty", "a number between -2 and 2"),
+    _used("repetition_penalty", "a number between 0.01 and 100"),
+    _used("logit_bias", "an object of token ids of this model with a number between -100 and 100 each"),
+    _used("logprobs", "true or false", CHAT),
+    _used("top_logprobs", "an integer between 0 and 20, and only with logprobs: true", CHAT),
+    _used("logprobs", "an integer between 0 and 20", COMPLETIONS),
+    _used("echo", "true or false", COMPLETIONS),
     _used("seed", "an integer between -9223372036854775808 and 9223372036854775807"),
     _used("stop", "a non-empty string or a list of non-empty strings"),
     _used("stop_token_ids", "a list of token ids of this model"),
@@ -179,19 +180,12 @@ FIELDS: tuple[Field, ...] = (
     _ignored("service_tier"),
     _refused("n", 1, domain=_integer(1)),
     _refused("best_of", 1, domain=_integer(1)),
-    _refused("echo", False, domain=_BOOLEAN),
+    _refused("echo", False, domain=_BOOLEAN, endpoints=CHAT),
     _refused("suffix", "", domain=_STRING, endpoints=COMPLETIONS),
-    _refused("logprobs", False, domain=_BOOLEAN, endpoints=CHAT),
-    _refused("logprobs", False, domain=_LOGPROBS, endpoints=COMPLETIONS),
-    _refused("top_logprobs", 0, domain=_integer(0, 20)),
+    _refused("top_logprobs", 0, domain=_integer(0, 20), endpoints=COMPLETIONS),
     _refused("prompt_logprobs", domain=_integer(-1)),
-    _refused("presence_penalty", 0, domain=_number(-2, 2)),
-    _refused("frequency_penalty", 0, domain=_number(-2, 2)),
-    _refused("repetition_penalty", 1, domain=_POSITIVE),
     _refused("length_penalty", 1, domain=_FINITE),
-    _refused("min_p", 0, domain=_number(0, 1)),
     _refused("typical_p", 1, domain=_number(0, 1)),
-    _refused("logit_bias", {}, domain=Domain("token ids with a bias from -100 to 100 each", _is_bias)),
     _refused("logits_processors", [], domain=_LIST),
     _refused("bad_words", [], domain=_STRINGS),
     _refused("allowed_token_ids", domain=_list_of(_is_integer, "a list of token ids")),

@@ -64,10 +64,34 @@ class AssistantMessage(_Out):
     tool_calls: list[ToolCallEntry] = []  # absent unless there are some
 
 
+class TopLogprob(_Out):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Out):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(_Out):
+    """One entry per token in each list; null where nothing precedes the token."""
+
+    text_offset: list[int]  # characters of the choice's text before the token's
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
 class ChatChoice(_Out):
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
 
 
@@ -89,7 +113,7 @@ class ChatDelta(_Out):
 class ChatChunkChoice(_Out):
     index: int
     delta: ChatDelta
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
 
 
@@ -105,7 +129,7 @@ class ChatCompletionChunk(_Out):
 class CompletionChoice(_Out):
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 

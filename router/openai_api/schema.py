@@ -26,6 +26,7 @@ from cache.structure import Structure
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.fields import Endpoint, accepted_text, refuse_unsupported
+from router.openai_api.sampling_fields import Logprobs, SamplingFields, false_is_none
 from router.openai_api.structures import (
     to_format,
     to_guided_choice,
@@ -405,10 +406,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False  # every chunk carries the usage so far
 
 
-class RequestBody(BaseModel):
+class RequestBody(SamplingFields):
     """What both endpoints share. Strict: a number in quotes is an error, not a number."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Tokens | None = None
@@ -487,6 +486,18 @@ class ChatBody(RequestBody):
         str, BeforeValidator(_to_tool_choice), WithJsonSchema({"enum": list(_TOOL_CHOICES)})
     ] = "auto"
     parallel_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: Logprobs = 0
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidField("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
@@ -498,10 +509,34 @@ class CompletionBody(RequestBody):
     """POST /v1/completions"""
 
     prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_to_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    logprobs: Annotated[Logprobs | None, BeforeValidator(false_is_none)] = None
+    echo: bool = False  # the answer begins with the prompt, and so do its log probabilities
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidField(
+                "max_tokens", f"'max_tokens' must be {accepted_text(Endpoint.COMPLETIONS, 'max_tokens')}."
+            )
+        return self
 
     @property
     def token_limit(self) -> int:
-        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+        """What is generated: with `max_tokens: 0` one token all the same, which is not told."""
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
+    @property
+    def tells_output(self) -> bool:
+        return self.max_tokens != 0
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
 
 
 _DEFAULTS = Limits()

@@ -38,6 +38,12 @@ from router.openai_api.codec import (
     whole_answer,
 )
 from router.openai_api.fields import Endpoint
+from router.openai_api.logprobs import (
+    ChatLogprobRecord,
+    CompletionLogprobRecord,
+    LogprobRecord,
+    NoLogprobs,
+)
 from router.openai_api.prefixes import Prefixes
 from router.openai_api.prompt_text import ChatText, PlainText, SaltedText
 from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
@@ -45,7 +51,7 @@ from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBo
 from router.openai_api.streams import Indexed, merge
 from router.openai_api.structure_check import StructureChecker
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
-from router.openai_api.tool_calls import PlainReader, Reader, ToolFormat, format_of, reader_for, renders_tools
+from router.openai_api.tool_calls import ToolFormat, format_of, reader_for, renders_tools
 from router.placement.routing import Routing
 from router.placement.routing_statistics import ReplicaStatistics
 from router.policies import NAMES as POLICY_NAMES
@@ -214,8 +220,19 @@ class Service:
         unique = self._unique(request_id)
         job = await self._job(body, prompt, text, salt, body.token_limit, unique, policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
-        reader = reader_for(tool_format, is_parallel=body.parallel_tool_calls)
-        return self._answer(Endpoint.CHAT, body, codec, [job], arrived_at, visit, reader)
+        return self._answer(
+            Endpoint.CHAT,
+            body,
+            codec,
+            [job],
+            arrived_at,
+            visit,
+            lambda _index: Choice(
+                prompt_tokens=len(prompt),
+                reader=reader_for(tool_format, is_parallel=body.parallel_tool_calls),
+                logprobs=ChatLogprobRecord(self._encoder.token_bytes) if body.logprobs else NoLogprobs(),
+            ),
+        )
 
     async def complete(
         self,
@@ -232,15 +249,46 @@ class Service:
         unique = self._unique(request_id)
         session_hint = session or body.prompt_cache_key
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        jobs = []
+        jobs, echoes = [], []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
             token_ids = await self._encode(prompt, param, salt)
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(await self._job(body, token_ids, text, salt, body.token_limit, job_id, policy, param))
+            echoes.append(await self._echo(prompt, token_ids) if body.echo else "")
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
-        return self._answer(Endpoint.COMPLETIONS, body, codec, jobs, arrived_at, visit)
+        return self._answer(
+            Endpoint.COMPLETIONS,
+            body,
+            codec,
+            jobs,
+            arrived_at,
+            visit,
+            lambda index: Choice(
+                prompt_tokens=len(jobs[index].prompt),
+                logprobs=self._completion_logprobs(body, jobs[index].prompt, echoes[index]),
+                echo=echoes[index],
+                tells_output=body.tells_output,
+            ),
+        )
+
+    async def _echo(self, prompt: Prompt, token_ids: array[int]) -> str:
+        """The prompt as its answer repeats it: what was sent, or the text of the tokens that were."""
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return await asyncio.to_thread(self._encoder.decode_text, token_ids)
+
+    def _completion_logprobs(self, body: CompletionBody, prompt: array[int], echo: str) -> LogprobRecord:
+        if body.logprobs is None:
+            return NoLogprobs()
+        return CompletionLogprobRecord(
+            self._encoder.token_bytes,
+            self._encoder.is_special,
+            prompt=prompt if body.echo else (),
+            prompt_text=echo,
+            tells_output=body.tells_output,
+        )
 
     def _answer(
         self,
@@ -250,16 +298,16 @@ class Service:
         jobs: Sequence[Job],
         arrived_at: float,
         visit: Visit,
-        reader: Reader | None = None,
+        begin: Callable[[int], Choice],
     ) -> Answer:
-        """reader: of the only choice's text; None = text is text. Raises RateLimitExceeded."""
+        """begin: a new choice of the job at this index. Raises RateLimitExceeded."""
         visit.charge(len(jobs), sum(len(job.prompt) for job in jobs))
         first_token_s = self.metrics.first_token_s.labels(endpoint.value)
         return Answer(
             endpoint,
             body,
             codec,
-            choices=[Choice(prompt_tokens=len(job.prompt), reader=reader or PlainReader()) for job in jobs],
+            choices=[begin(index) for index in range(len(jobs))],
             generations=[self._dispatcher.start(job) for job in jobs],
             on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
             visit=visit,
@@ -278,6 +326,13 @@ class Service:
         if any(token_id >= vocab_size for token_id in body.stop_token_ids):
             raise InvalidField(
                 "stop_token_ids", f"'stop_token_ids' must have ids between 0 and {vocab_size - 1}."
+            )
+        if any(token_id >= vocab_size for token_id, _ in body.logit_bias):
+            raise InvalidField("logit_bias", f"'logit_bias' must have ids between 0 and {vocab_size - 1}.")
+        asked, replicas = body.asked_of_logits(), self._routing.replicas.values()
+        if asked is not None and replicas and not any(info.has_logits for info in replicas):
+            raise UnsupportedParameter(
+                asked, f"'{asked}' is not supported: this server simulates its model and has no logits."
             )
 
     async def _check_structure(self, body: RequestBody) -> None:
@@ -354,6 +409,13 @@ class Service:
                 stop=body.stop,
                 stop_token_ids=body.stop_token_ids,
                 ignore_eos=body.ignore_eos,
+                min_p=body.min_p,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                repetition_penalty=body.repetition_penalty,
+                logit_bias=body.logit_bias,
+                logprobs=body.num_logprobs,
+                prompt_logprobs=body.num_prompt_logprobs,
             ),
             # Drawn here if not given, so that any replica can continue the stream.
             seed=body.seed if body.seed is not None else self._rng.getrandbits(63),

@@ -33,6 +33,7 @@ from router.errors import InvalidField, NoChatTemplate
 from router.prompts.chat import Chat
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
 from router.prompts.segments import WholeOnly, segment_rule
+from router.prompts.token_bytes import token_bytes_of
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
@@ -83,6 +84,9 @@ class PromptEncoder:
         self._template: ChatTemplate = tokenizer.chat_template
         self.template_digest = template_digest(self._template)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have holes: the largest counts
+        self._spell = token_bytes_of(tokenizer)
+        self._token_bytes: dict[int, bytes] = {}  # as far as asked for; never more than the vocabulary
+        self._special_ids = frozenset(tokenizer.all_special_ids)
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
             tokenizer.special_tokens_map
         )
@@ -181,6 +185,24 @@ class PromptEncoder:
         """The text of ids below `vocab_size`, special tokens included, nothing cleaned up."""
         text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
         return text
+
+    def decode_text(self, token_ids: Sequence[int]) -> str:
+        """`decode` without special tokens, as answers are written."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, which need not be whole characters; b"" for an id of no token."""
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            found = self._token_bytes[token_id] = self._spell(token_id) if token_id < self.vocab_size else b""
+        return found
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of texts."""
+        return token_id in self._special_ids
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as the vocabulary spells it; "" where it has a hole."""

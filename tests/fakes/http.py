@@ -38,6 +38,8 @@ class ByteTokenizer:
 
     chat_template = "bytes"
     special_tokens_map: dict[str, str] = {}  # noqa: RUF012  # as transformers has it
+    added_tokens_decoder: dict[int, str] = {}  # noqa: RUF012
+    all_special_ids: list[int] = []  # noqa: RUF012
 
     def get_vocab(self) -> dict[str, int]:
         return {chr(0x100 + byte): byte for byte in range(256)}

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.conformance.asking import MESSAGES, assert_refused, chat, complete, metric
+from tests.conformance.asking import MESSAGES, assert_refused, chat, complete, metric, unique
 from tests.conformance.rows import row
 from tests.http_server import MODEL, HttpServer
 
@@ -46,99 +46,116 @@ def test_n_answers(client: openai.OpenAI) -> None:
     assert len({choice.message.content for choice in answer.choices}) == 3
 
 
-@row("min_p")
-def test_min_p_is_refused_by_name(client: openai.OpenAI) -> None:
-    assert_refused(complete, client, "min_p", 0.1)
-    assert complete(client, extra_body={"min_p": 0}).choices
+def _refused(client: openai.OpenAI, ask: Any, name: str, value: Any, why: str = "must be") -> None:
+    """400 that names the field and what it takes."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, extra_body={name: value})
+    assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+    assert f"'{name}' {why}" in caught.value.message
 
 
 @row("min_p")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the sampler has no min_p", strict=True)
 def test_min_p_1_is_greedy(client: openai.OpenAI) -> None:
-    narrow = complete(client, temperature=1, extra_body={"min_p": 1.0})
+    narrow = complete(client, temperature=1, seed=1, extra_body={"min_p": 1.0})
     assert narrow.choices[0].text == complete(client).choices[0].text
+    assert complete(client, temperature=1, seed=1).choices[0].text != narrow.choices[0].text
+    for value in (-0.1, 1.1, "0.5", True):
+        _refused(client, complete, "min_p", value, "must be a number between 0 and 1")
+
+
+def _distinct(client: openai.OpenAI, **fields: Any) -> int:
+    """Of ten tokens, each of which can only be one of ten."""
+    bias = {str(token): 100 for token in range(50, 60)}
+    answer = complete(client, max_tokens=10, logprobs=0, logit_bias=bias, extra_body=fields)
+    return len(set(answer.choices[0].logprobs.tokens))
 
 
 def _check_penalty(client: openai.OpenAI, name: str, neutral: float, value: float) -> None:
-    assert complete(client, extra_body={name: neutral}).choices
-    assert_refused(complete, client, name, value)
-    with pytest.raises(openai.BadRequestError) as caught:
-        complete(client, extra_body={name: -10})
-    assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+    """It leads away from what is there already, and its neutral value changes nothing."""
+    plain = _distinct(client)
+    assert _distinct(client, **{name: neutral}) == plain
+    assert _distinct(client, **{name: value}) > plain
+    for poison in (-10, 1e9, "1", [1], False):
+        _refused(client, complete, name, poison, "must be a number between")
 
 
 @row("repetition_penalty")
-def test_repetition_penalty_is_refused_by_name(client: openai.OpenAI) -> None:
+def test_repetition_penalty(client: openai.OpenAI) -> None:
     _check_penalty(client, *PENALTIES[0])
 
 
 @row("presence_penalty")
-def test_presence_penalty_is_refused_by_name(client: openai.OpenAI) -> None:
+def test_presence_penalty(client: openai.OpenAI) -> None:
     _check_penalty(client, *PENALTIES[1])
 
 
 @row("frequency_penalty")
-def test_frequency_penalty_is_refused_by_name(client: openai.OpenAI) -> None:
+def test_frequency_penalty(client: openai.OpenAI) -> None:
     _check_penalty(client, *PENALTIES[2])
 
 
-def _distinct(text: str) -> float:
-    words = text.split()
-    return len(set(words)) / len(words)
-
-
-def _check_less_repetition(client: openai.OpenAI, name: str, value: float) -> None:
-    plain = complete(client, "la la la la la", max_tokens=64).choices[0].text
-    penalised = complete(client, "la la la la la", max_tokens=64, extra_body={name: value}).choices[0].text
-    assert _distinct(penalised) > _distinct(plain)
-
-
-@row("repetition_penalty")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the sampler has no penalties", strict=True)
-def test_repetition_penalty(client: openai.OpenAI) -> None:
-    _check_less_repetition(client, "repetition_penalty", 1.5)
-
-
-@row("presence_penalty")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the sampler has no penalties", strict=True)
-def test_presence_penalty(client: openai.OpenAI) -> None:
-    _check_less_repetition(client, "presence_penalty", 1.5)
-
-
-@row("frequency_penalty")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the sampler has no penalties", strict=True)
-def test_frequency_penalty(client: openai.OpenAI) -> None:
-    _check_less_repetition(client, "frequency_penalty", 1.5)
-
-
 @row("logprobs (completions)")
-def test_logprobs_of_completions_are_refused_by_name(client: openai.OpenAI) -> None:
-    assert complete(client, extra_body={"logprobs": None}).choices[0].logprobs is None
-    for value in (0, 1, 5):
-        assert_refused(complete, client, "logprobs", value)
-
-
-@row("logprobs (completions)")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the engine returns no logprobs", strict=True)
 def test_logprobs_of_completions(client: openai.OpenAI) -> None:
-    found = complete(client, logprobs=2).choices[0].logprobs
-    assert len(found.tokens) == len(found.token_logprobs) == 8
+    answer = complete(client, logprobs=2)
+    found = answer.choices[0].logprobs
+    assert len(found.tokens) == len(found.token_logprobs) == len(found.text_offset) == 8
     assert all(len(top) == 2 for top in found.top_logprobs)
+    pairs = zip(found.top_logprobs, found.token_logprobs, strict=True)
+    assert all(max(top.values()) == own for top, own in pairs)
+    text = answer.choices[0].text
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        assert text.startswith(token, offset) or token.startswith("bytes:")
+    assert complete(client, extra_body={"logprobs": None}).choices[0].logprobs is None
+    assert complete(client, extra_body={"logprobs": False}).choices[0].logprobs is None
+    assert [len(top) for top in complete(client, logprobs=0).choices[0].logprobs.top_logprobs] == [1] * 8
+    for value in (-1, 21, True, 1.5, "2"):
+        _refused(client, complete, "logprobs", value, "must be an integer between 0 and 20")
+
+
+@row("logprobs (completions)")
+def test_streamed_logprobs_of_completions_are_the_same(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"logprobs": 3, "temperature": 1, "seed": 4, "echo": True}
+    whole = complete(client, **asked).choices[0].logprobs
+    chunks = [chunk.choices[0].logprobs for chunk in complete(client, **asked, stream=True) if chunk.choices]
+    told = [chunk for chunk in chunks if chunk is not None]
+    assert [token for chunk in told for token in chunk.tokens] == whole.tokens
+    assert [offset for chunk in told for offset in chunk.text_offset] == whole.text_offset
+    logprobs = [logprob for chunk in told for logprob in chunk.token_logprobs]
+    assert logprobs[0] is None
+    assert logprobs[1:] == pytest.approx(whole.token_logprobs[1:], abs=1e-4)
 
 
 @row("logprobs and top_logprobs (chat)")
-def test_logprobs_of_chats_are_refused_by_name(client: openai.OpenAI) -> None:
-    assert chat(client, logprobs=False, extra_body={"top_logprobs": 0}).choices[0].logprobs is None
-    assert_refused(chat, client, "logprobs", True)
-    assert_refused(chat, client, "top_logprobs", 3)
-
-
-@row("logprobs and top_logprobs (chat)")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the engine returns no logprobs", strict=True)
 def test_logprobs_of_chats(client: openai.OpenAI) -> None:
-    entries = chat(client, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    answer = chat(client, logprobs=True, top_logprobs=3)
+    entries = answer.choices[0].logprobs.content
     assert len(entries) == 8
     assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 3 for entry in entries)
+    assert all(entry.top_logprobs[0].token == entry.token for entry in entries)  # greedy
+    told = bytes(byte for entry in entries for byte in entry.bytes)
+    assert told.decode(errors="replace") == answer.choices[0].message.content
+    assert all(not entry.top_logprobs for entry in chat(client, logprobs=True).choices[0].logprobs.content)
+    assert chat(client, logprobs=False, extra_body={"top_logprobs": 0}).choices[0].logprobs is None
+    _refused(client, chat, "top_logprobs", 3, "is only allowed when 'logprobs' is true")
+    for value in (1, "true", 0):
+        _refused(client, chat, "logprobs", value, "must be true or false")
+    for value in (-1, 21, True):
+        _refused(client, chat, "top_logprobs", value, "must be an integer between 0 and 20")
+
+
+@row("logprobs and top_logprobs (chat)")
+def test_streamed_logprobs_of_chats_are_the_same(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "temperature": 1, "seed": 4}
+    whole = chat(client, **asked).choices[0].logprobs.content
+    told = [
+        entry
+        for chunk in chat(client, **asked, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs is not None
+        for entry in choice.logprobs.content
+    ]
+    assert [entry.token for entry in told] == [entry.token for entry in whole]
+    assert [entry.logprob for entry in told] == pytest.approx([entry.logprob for entry in whole], abs=1e-4)
 
 
 @row("response_format")
@@ -188,23 +205,52 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_its_place(client: open
 
 
 @row("echo, suffix, best_of")
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 2)])
+def test_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
+    plain = complete(client, "The sea").choices[0].text
+    assert complete(client, "The sea", echo=True).choices[0].text == "The sea" + plain
+    pieces = [chunk.choices[0].text for chunk in complete(client, "The sea", echo=True, stream=True)]
+    assert "".join(pieces) == "The sea" + plain
+
+
+@row("echo, suffix, best_of")
+def test_a_prompt_is_scored_whatever_the_cache_holds(client: openai.OpenAI) -> None:
+    """As evaluation harnesses ask: the prompt's log probabilities, and no answer at all."""
+    prompt = unique()
+    first, second = (complete(client, prompt, echo=True, logprobs=1, max_tokens=0) for _ in range(2))
+    assert complete(client, prompt).usage.prompt_tokens_details.cached_tokens > 0
+    for answer in (first, second):
+        found = answer.choices[0].logprobs
+        assert answer.choices[0].text == prompt
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage.completion_tokens == 0
+        assert answer.usage.prompt_tokens_details.cached_tokens == 0
+        assert len(found.tokens) == answer.usage.prompt_tokens
+        assert found.token_logprobs[0] is found.top_logprobs[0] is None
+        assert all(logprob <= 0 for logprob in found.token_logprobs[1:])
+    assert second.choices[0].logprobs.token_logprobs[1:] == pytest.approx(
+        first.choices[0].logprobs.token_logprobs[1:], abs=1e-3
+    )
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        complete(client, prompt, max_tokens=0)
+
+
+@row("echo, suffix, best_of")
+@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("best_of", 2)])
 def test_old_fields_are_refused_by_name(client: openai.OpenAI, name: str, value: Any) -> None:
     assert_refused(complete, client, name, value)
 
 
 @row("logit_bias")
-def test_logit_bias_is_refused_by_name(client: openai.OpenAI) -> None:
-    assert chat(client, logit_bias={}).choices
-    assert_refused(chat, client, "logit_bias", {"50": 10})
-
-
-@row("logit_bias")
-@pytest.mark.xfail(raises=openai.BadRequestError, reason="the sampler has no logit_bias", strict=True)
 def test_logit_bias_decides(server: HttpServer, client: openai.OpenAI) -> None:
     answer = complete(client, [5] * 20, max_tokens=4, logit_bias={"50": 100})
     only = httpx.post(f"{server.url}/detokenize", json={"tokens": [50] * 4}).json()["prompt"]
     assert answer.choices[0].text == only
+    assert chat(client, logit_bias={}).choices
+    poison = [{"50": 101}, {"50": "1"}, {"-1": 1}, {"x": 1}, {"050": 1}, {"1" * 30: 1}, [50], "50"]
+    for value in poison:
+        _refused(client, chat, "logit_bias", value)
+    _refused(client, chat, "logit_bias", {"999999": 1}, "must have ids between 0 and")
+    _refused(client, chat, "logit_bias", {str(i): 1 for i in range(1025)}, "must have at most 1024")
 
 
 @row("structured_outputs")

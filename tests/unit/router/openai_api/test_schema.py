@@ -42,6 +42,17 @@ WRONG: list[tuple[str, Any, str]] = [
     ("top_p", 1.01, "top_p"),
     ("top_k", -2, "top_k"),
     ("top_k", 0.5, "top_k"),
+    *(("min_p", value, "min_p") for value in (-0.1, 1.1, "0", True, float("nan"))),
+    *(("presence_penalty", value, "presence_penalty") for value in (-2.1, 2.1, "0", False, 1e308)),
+    *(("frequency_penalty", value, "frequency_penalty") for value in (-2.1, 2.1, [], float("inf"))),
+    *(("repetition_penalty", value, "repetition_penalty") for value in (0, -1, 1e-40, 101, "1", 1e308)),
+    *(("logit_bias", value, "logit_bias") for value in ([], 1, "5", {"x": 1}, {"5": 101}, {"5": None})),
+    *(("logit_bias", value, "logit_bias") for value in ({"-5": 1}, {"05": 1}, {"5": True}, {"9" * 400: 1})),
+    *(("logit_bias", value, "logit_bias") for value in ({"٣": 1}, {str(1 << 31): 1}, {"5": float("nan")})),
+    ("logit_bias", {str(token): 1 for token in range(1025)}, "logit_bias"),
+    ("logprobs", "yes", "logprobs"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", -1, "logprobs"),
     ("seed", 1 << 63, "seed"),
     ("seed", "a", "seed"),
     ("seed", 1.0, "seed"),
@@ -210,6 +221,32 @@ def test_the_newer_name_of_the_limit_wins_and_completions_default_to_16() -> Non
     assert _completion().token_limit == 16
 
 
+def test_log_probabilities_are_asked_for_in_the_endpoints_own_way() -> None:
+    assert [_chat(logprobs=asked).num_logprobs for asked in (None, False, True)] == [None, None, 0]
+    assert _chat(logprobs=True, top_logprobs=4).num_logprobs == 4
+    assert _chat(logprobs=True, top_logprobs=4).num_prompt_logprobs is None
+    assert [_completion(logprobs=asked).num_logprobs for asked in (None, False, 0, 3)] == [None, None, 0, 3]
+    assert _completion(logprobs=3).num_prompt_logprobs is None
+    assert _completion(logprobs=3, echo=True).num_prompt_logprobs == 3
+    for wrong in (1, True, "a"):
+        with pytest.raises(InvalidField, match="'top_logprobs'"):
+            _chat(top_logprobs=wrong)
+    with pytest.raises(InvalidField, match="an integer between 0 and 20"):
+        _completion(logprobs=True)
+
+
+def test_nothing_may_be_generated_only_where_the_prompt_comes_back() -> None:
+    body = _completion(max_tokens=0, echo=True)
+    assert (body.token_limit, body.tells_output) == (1, False)
+    assert _completion(max_tokens=1, echo=True).tells_output
+    with pytest.raises(InvalidField, match="or 0 with echo"):
+        _completion(max_tokens=0)
+
+
+def test_biases_become_pairs_in_order_of_their_tokens() -> None:
+    assert _chat(logit_bias={"12": 1, "7": -100, "0": 0.5}).logit_bias == ((0, 0.5), (7, -100.0), (12, 1.0))
+
+
 # Of each kind of value, one that is defined and not neutral.
 _DEFINED: tuple[Any, ...] = (2, 0.5, True, False, "auto-matic", {"type": "json_object"}, {"7": 1}, [1], ["a"])
 
@@ -231,15 +268,8 @@ UNDEFINED: list[tuple[Endpoint, str, Any]] = [
     (endpoint, name, value)
     for endpoint, name, values in (
         (Endpoint.CHAT, "n", [0, -1, 1.5, "2", True, [], float("inf")]),
-        (Endpoint.CHAT, "logprobs", [1, "yes"]),
-        (Endpoint.COMPLETIONS, "logprobs", [-1, 21, "yes"]),
-        (Endpoint.CHAT, "top_logprobs", [-1, 21, 0.5]),
-        (Endpoint.CHAT, "presence_penalty", [-2.1, 2.1, "0"]),
-        (Endpoint.CHAT, "frequency_penalty", [1e308]),
-        (Endpoint.CHAT, "repetition_penalty", [0, -1]),
-        (Endpoint.CHAT, "min_p", [-0.1, 1.1]),
-        (Endpoint.CHAT, "logit_bias", [[], {"x": 1}, {"5": 101}, {"5": None}]),
-        (Endpoint.COMPLETIONS, "echo", [1]),
+        (Endpoint.COMPLETIONS, "top_logprobs", [-1, 21, 0.5]),
+        (Endpoint.CHAT, "echo", [1]),
         (Endpoint.COMPLETIONS, "best_of", [0]),
     )
     for value in values
@@ -276,15 +306,9 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Fie
         ("n", 1, True),
         ("n", 1.0, True),
         ("n", 2, False),
-        ("logprobs", False, True),
-        ("logprobs", True, False),
-        ("logprobs", 0, False),  # completions: the chosen token's own
-        ("logprobs", 3, False),
-        ("repetition_penalty", 1.0, True),
-        ("repetition_penalty", 1.1, False),
-        ("presence_penalty", 0.0, True),
-        ("min_p", 0.1, False),
-        ("echo", True, False),
+        ("top_logprobs", 0, True),
+        ("length_penalty", 1.0, True),
+        ("length_penalty", 1.1, False),
         ("best_of", 2, False),
     ],
 )
