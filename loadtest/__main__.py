@@ -1,4 +1,4 @@
-"""`python -m loadtest`: placement policies in a simulated cluster, and how many replicas a trace needs.
+"""`python -m loadtest`: real servers measured, and placement policies in a simulated cluster.
 
 Finds the command and turns errors into a line and an exit status; the commands are in `loadtest.commands`.
 """
@@ -12,7 +12,9 @@ from types import ModuleType
 
 from rich.console import Console
 
-from loadtest.commands import bench_placement, plan, simulate, tune
+from loadtest.client.errors import ClientError
+from loadtest.commands import bench_placement, compare, plan, replay, simulate, sweep, tune
+from loadtest.comparison.errors import BadDeployment, ComparisonError
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
 from loadtest.workloads.errors import WorkloadError
 
@@ -22,6 +24,8 @@ BAD_REQUEST = 2  # as argparse reports it
 FILE_WIDTH = 160  # columns when the tables go to a file or a pipe: nothing needs to be cut
 
 DESCRIPTION = """\
+compare, sweep and replay measure real servers; see docs/benchmarking.md. The others need none:
+
 Simulates a cluster of replicas under a virtual clock, with the router, scheduler and cache that run in
 production and a model's step time instead of a model. See docs/design/008-simulator.md.
 """
@@ -32,6 +36,9 @@ COMMANDS: Mapping[str, ModuleType] = {
     "bench-placement": bench_placement,
     "tune": tune,
     "plan": plan,
+    "replay": replay,
+    "compare": compare,
+    "sweep": sweep,
 }
 
 
@@ -46,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as error:
         errors.print(str(error), soft_wrap=True, markup=False)
         return STOPPED
-    except (BadRequest, WorkloadError) as error:
+    except (BadRequest, WorkloadError, BadDeployment) as error:
         errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
         return BAD_REQUEST
-    except PlacementError as error:
+    except (PlacementError, ComparisonError, ClientError) as error:
         errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
         return 1
     except KeyboardInterrupt:

@@ -1,0 +1,178 @@
+"""Options of the commands that ask real servers, and what they mean. Knows argparse; runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.commands.options import trace_of
+from loadtest.comparison.conditions import conditions
+from loadtest.comparison.contender import RAY_ROUTER, Changes, Contender, of_policies, read_contender
+from loadtest.comparison.deployment import Deployment, check
+from loadtest.comparison.errors import ComparisonError
+from loadtest.comparison.experiment import Experiment
+from loadtest.comparison.plan import Plan
+from loadtest.comparison.progress import ComparisonProgress, expected_s
+from loadtest.comparison.report import check_plots, report
+from loadtest.open_loop.tally import Targets
+from loadtest.placement import arguments as read
+from loadtest.placement.errors import BadRequest, Stopped
+from loadtest.workloads.generators import GENERATORS
+from loadtest.workloads.reference import WorkloadRef
+
+REPORTS = Path(".bench")
+
+
+class StoppedWithReport(Stopped):
+    """Ctrl-C, after the report of what ran."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "stopped: the report has what ran until then")
+
+
+def add_contenders(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, metavar="deploy.yaml", help="deployments to compare")
+    add(
+        "--policy",
+        metavar="NAME[:KNOB=VALUE],...",
+        help="instead: one file with each of these policies; names as in `simulate`, and "
+        f"{RAY_ROUTER}, Ray Serve's own PrefixCacheAffinityRouter",
+    )
+    add("--replicas", type=read.count, metavar="N", help="of every contender (default: as its file says)")
+    add(
+        "--simulated",
+        action="store_true",
+        help="replicas whose steps take time and compute nothing: 16 and more on a laptop",
+    )
+
+
+def contenders_of(options: argparse.Namespace) -> tuple[Contender, ...]:
+    """Raises BadRequest, BadDeployment."""
+    changes = Changes(num_replicas=options.replicas, simulated=options.simulated)
+    if options.policy is not None:
+        if len(options.files) > 1:
+            raise BadRequest("--policy changes one file: name none (deploy.yaml) or one")
+        file = options.files[0] if options.files else Path("deploy.yaml")
+        found = of_policies(file, policy_names(options.policy), changes)
+    else:
+        found = [read_contender(path, changes) for path in options.files]
+    labels = [contender.label for contender in found]
+    if not found:
+        raise BadRequest("name deploy.yaml files to compare, or --policy A,B,C")
+    if len(set(labels)) < len(labels):
+        raise BadRequest(f"a contender is named twice: {', '.join(labels)}")
+    return tuple(found)
+
+
+def policy_names(text: str) -> list[str]:
+    """`a,b:x=1,y=2,c`: a part with `=` and without `:` belongs to the policy before it."""
+    names: list[str] = []
+    for part in text.split(","):
+        if names and "=" in part and ":" not in part:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return names
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--workload",
+        type=read.generator,
+        metavar="NAME[:KNOB=VALUE,...]",
+        help=f"what is asked: {', '.join(GENERATORS)} (default: multi_turn)",
+    )
+    add("--trace", type=read.trace, metavar="FILE", help="instead: a recording, or Mooncake's format")
+    add("--spread-ticks", action="store_true", help="spread a trace's arrivals of one instant over its tick")
+    add("--seconds", type=read.positive_seconds, default=60.0, metavar="S", help="of arrivals (default: 60)")
+    add(
+        "--max-context",
+        type=read.tokens,
+        metavar="TOKENS",
+        help="cut prompts so that they fit with their answers",
+    )
+    add("--text", action="store_true", help="prompts as text instead of token ids")
+
+
+def workload_of(options: argparse.Namespace) -> WorkloadRef:
+    """Raises BadRequest."""
+    if options.trace is not None and options.workload is not None:
+        raise BadRequest("--workload is instead of --trace")
+    if options.trace is not None:
+        return trace_of(options)
+    return options.workload or WorkloadRef("multi_turn")
+
+
+def add_repeats(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--repeats",
+        type=read.count,
+        default=3,
+        metavar="N",
+        help="of everything, on servers started anew, contenders in turn (default: 3; 1 has no intervals)",
+    )
+    add("--seed", type=read.whole, default=0, metavar="N", help="of the first repeat (default: 0)")
+
+
+def add_targets(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    parser.add_argument(
+        "--ttft",
+        type=read.positive_seconds,
+        required=required,
+        metavar="SECONDS",
+        help="target: an answer is good if its first token comes within this",
+    )
+    parser.add_argument(
+        "--itl",
+        type=read.positive_seconds,
+        metavar="SECONDS",
+        help="target: ... and no two pieces of it are further apart",
+    )
+
+
+def targets_of(options: argparse.Namespace) -> Targets:
+    return Targets(options.ttft, options.itl)
+
+
+def add_report(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=REPORTS / name,
+        metavar="FOLDER",
+        help="results.json, report.md and report.html (default: %(default)s)",
+    )
+    parser.add_argument("--no-plots", action="store_true", help="no report.html; plots need matplotlib")
+
+
+def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command: list[str]) -> None:
+    """Check everything, run, report. Raises what the plan's parts raise, after the report of what ran."""
+    check_plots(with_plots=not options.no_plots)
+    for contender in plan.contenders:
+        check(contender)
+    console.print(f"About {expected_s(plan) / 60:.0f} minutes; Ctrl-C reports what ran until then.")
+    with ComparisonProgress(console, plan) as progress:
+        experiment = Experiment(plan, _started, progress, conditions(command))
+        try:
+            results = experiment.run()
+        except ComparisonError:
+            progress.__exit__(None, None, None)
+            if experiment.results.runs:
+                report(experiment.results, options.out, console, with_plots=not options.no_plots)
+            raise
+    report(results, options.out, console, with_plots=not options.no_plots)
+    if results.was_stopped:
+        raise StoppedWithReport
+
+
+@contextmanager
+def _started(contender: Contender) -> Iterator[str]:
+    with Deployment(contender) as deployment:
+        yield deployment.url

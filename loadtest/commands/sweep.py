@@ -1,0 +1,62 @@
+"""`python -m loadtest sweep`: the highest rate at which each policy keeps a latency target."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from loadtest.commands.serving import (
+    add_contenders,
+    add_repeats,
+    add_report,
+    add_targets,
+    add_workload,
+    carry_out,
+    contenders_of,
+    targets_of,
+    workload_of,
+)
+from loadtest.comparison.plan import Plan, Search
+from loadtest.placement import arguments as read
+
+SUMMARY = "find the highest rate that keeps a latency target, per policy"
+DESCRIPTION = """\
+For each contender: sends the workload by the clock at a rate, and raises the rate while 99 % of the requests
+keep the targets, lowers it when they do not, until the highest good rate is known to the precision asked for.
+A try that is lost already is given up. Every repeat starts servers anew, with another seed.
+
+examples
+  python -m loadtest sweep --policy expected_time,round_robin --replicas 4 --ttft 1 --rate 4
+  python -m loadtest sweep a.yaml b.yaml --workload system_prompts --ttft 0.5 --itl 0.2
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_contenders(parser)
+    add_workload(parser)
+    add_targets(parser, required=True)
+    parser.add_argument(
+        "--rate", type=read.load, default=4.0, metavar="R", help="to begin with, per second (default: 4)"
+    )
+    parser.add_argument(
+        "--precision", type=read.load, default=0.08, metavar="SHARE", help="of the rate (default: 0.08)"
+    )
+    add_repeats(parser)
+    add_report(parser, "sweep")
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    search = Search(workload_of(options), options.rate, options.seconds, options.precision)
+    plan = Plan(
+        contenders=contenders_of(options),
+        cells=(),
+        searches=(search,),
+        repeats=options.repeats,
+        seed=options.seed,
+        targets=targets_of(options),
+        max_context=options.max_context,
+        uses_text=options.text,
+    )
+    carry_out(plan, options, console, sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Deployments beside each other: started in turn, asked the same, measured alike, one report."""

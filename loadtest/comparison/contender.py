@@ -1,0 +1,143 @@
+"""What is compared: deployments, each as the content of a deploy.yaml with a label.
+
+Reads and changes mappings; starts nothing. What is wrong with one, `python -m deploy check` says.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtest.comparison.errors import BadDeployment
+from loadtest.placement.errors import BadRequest
+from loadtest.placement.policy_choice import DEFAULT, LATE, parse_policy
+
+IMPORT_PATH = "deploy.app:build"
+# Ray's own class on the replica deployment, behind an adapter; a policy's name on the command line.
+RAY_ROUTER = "ray_prefix_router"
+RAY_ROUTER_CLASS = "loadtest.rivals.ray_prefix_router:RayPrefixRouter"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    label: str
+    content: Mapping[str, Any]
+
+    @property
+    def num_replicas(self) -> int:
+        return int(_deployment(_application(self.content), "Replica").get("num_replicas", 1))
+
+    @property
+    def engine(self) -> str:
+        """What answers: for the report."""
+        replica = _application(self.content)["args"].get("replica", {})
+        if replica.get("runner") == "simulated":
+            return "simulated steps, no model"
+        return f"real engine, model {replica.get('model', 'tiny')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What every contender gets, whatever its file says. None = as the file says."""
+
+    num_replicas: int | None = None
+    simulated: bool = False
+    replica: Mapping[str, Any] | None = None
+    router: Mapping[str, Any] | None = None
+
+
+def read_contender(path: Path, changes: Changes) -> Contender:
+    """Raises BadDeployment."""
+    return _changed(str(path), _read(path), changes)
+
+
+def of_policies(path: Path, policies: Sequence[str], changes: Changes) -> list[Contender]:
+    """One file with each policy in turn, written as `simulate --policy` takes them.
+
+    The file's own binding is kept for what ships (`expected_time`); rivals dispatch at once, as they do
+    where they come from, unless `+late` asks otherwise. `ray_prefix_router` is Ray Serve's own class.
+    Raises BadDeployment.
+    """
+    content = _read(path)
+    return [_changed(text, _with_policy(content, text), changes) for text in policies]
+
+
+def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(dict(content))
+    application = _application(changed)
+    router = application["args"].setdefault("router", {})
+    if text == RAY_ROUTER:
+        _deployment(application, "Replica")["request_router_config"] = {
+            "request_router_class": RAY_ROUTER_CLASS,
+            "request_router_kwargs": {},
+        }
+        # Only to have the Router hold nothing back: the class above decides.
+        router.update(policy="round_robin", policy_options={}, binding="at_once")
+        return changed
+    try:
+        choice = parse_policy(text)
+    except BadRequest as error:
+        raise BadDeployment(f"{error} (and {RAY_ROUTER}, Ray Serve's own)") from None
+    if choice.is_ideal:
+        raise BadDeployment(f"{text!r} can be simulated only")
+    router.update(policy=choice.name, policy_options=dict(choice.options))
+    settings = dict(choice.router_settings)
+    if choice.name == DEFAULT and f"+{LATE}" not in text:
+        settings.pop("binding")
+    router.update(settings)
+    return changed
+
+
+def _changed(label: str, content: Mapping[str, Any], changes: Changes) -> Contender:
+    changed: dict[str, Any] = copy.deepcopy(dict(content))
+    application = _application(changed)
+    arguments = application["args"]
+    replica, router = arguments.setdefault("replica", {}), arguments.setdefault("router", {})
+    replica.update(changes.replica or {})
+    router.update({"expose_routing": True, **(changes.router or {})})  # which replica answered
+    if changes.simulated:
+        replica["runner"] = "simulated"
+    if changes.num_replicas is not None:
+        _deployment(application, "Replica")["num_replicas"] = changes.num_replicas
+    for name in ("Router", "Replica"):
+        _deployment(application, name)["graceful_shutdown_timeout_s"] = 2  # nobody is answered at the end
+    return Contender(label, changed)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise BadDeployment(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise BadDeployment(f"{path}: must be a mapping, as deploy.yaml is")
+    try:
+        _application(content)
+    except (LookupError, TypeError, AttributeError):
+        raise BadDeployment(f"{path}: needs an application with import_path {IMPORT_PATH}") from None
+    return content
+
+
+def _application(content: Mapping[str, Any]) -> dict[str, Any]:
+    application: dict[str, Any] = next(
+        (each for each in content["applications"] if each.get("import_path") == IMPORT_PATH), {}
+    )
+    if not application:
+        raise LookupError(IMPORT_PATH)
+    application.setdefault("args", {})
+    return application
+
+
+def _deployment(application: dict[str, Any], name: str) -> dict[str, Any]:
+    """Its options; added if the file does not mention it."""
+    deployments: list[dict[str, Any]] = application.setdefault("deployments", [])
+    for each in deployments:
+        if each.get("name") == name:
+            return each
+    deployments.append({"name": name})
+    return deployments[-1]

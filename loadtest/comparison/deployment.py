@@ -1,0 +1,118 @@
+"""Starts a contender on a Ray cluster of its own, as `python -m deploy serve` does, and ends it.
+
+Knows processes and `/health`; imports neither Ray nor the deployment's code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+
+from deploy.ports import free_base
+from loadtest.comparison.contender import Contender
+from loadtest.comparison.errors import BadDeployment, DeploymentFailed
+
+START_LIMIT_S, STOP_LIMIT_S = 240.0, 60.0
+_POLL_S = 0.2
+_SHOWN_CHARS = 3000  # of its log
+
+
+def check(contender: Contender) -> None:
+    """What can be found wrong before anything starts. Raises BadDeployment."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = _written(contender, Path(folder))
+        command = [sys.executable, "-m", "deploy", "check", str(file)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            told = ended.stderr.strip().replace(str(file), contender.label)
+            raise BadDeployment(told[-_SHOWN_CHARS:])
+
+
+class Deployment:
+    """A context manager: the server answers inside it."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._contender = contender
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        """Raises DeploymentFailed."""
+        # Short: Ray puts unix sockets below it, whose paths have at most 107 characters.
+        self._folder = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))
+        try:
+            self._start()
+            self._wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        port = free_base()
+        self.url = f"http://127.0.0.1:{port}"
+        file = _written(self._contender, self._folder)
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "deploy", "serve", str(file), "--port", str(port)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "RAY_TMPDIR": str(self._folder), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for us: the report of what ran comes first
+            )
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline_s and self._process.poll() is None:
+            if _num_ready(self.url) >= self._contender.num_replicas:
+                return
+            time.sleep(_POLL_S)
+        raise DeploymentFailed(self._contender.label, self._log_tail())
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+                try:
+                    self._process.wait(STOP_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(self._process.pid, signal.SIGKILL)  # its own group, made at its start
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _log_tail(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-_SHOWN_CHARS:]
+
+
+def _written(contender: Contender, folder: Path) -> Path:
+    file = folder / "deploy.yaml"
+    file.write_text(yaml.safe_dump(dict(contender.content), sort_keys=False))
+    return file
+
+
+def _num_ready(url: str) -> int:
+    """Replicas that the Router is ready to use."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+            return int(json.loads(answer.read())["replicas"])
+    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError):
+        return 0

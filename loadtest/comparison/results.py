@@ -1,0 +1,125 @@
+"""What was measured, as values and as a file: everything that the report is made of.
+
+Knows no report. A file written by one version is read by the same version only.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loadtest.comparison.errors import ComparisonError
+from loadtest.open_loop.tally import Tally, Targets
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One contender, one workload, one rate, one seed."""
+
+    contender: str
+    workload: str
+    rate_per_s: float  # asked for
+    repeat: int  # from 0
+    seed: int
+    kind: Literal["fixed", "search"]
+    ceiling: float  # hit ratio of an infinite cache on the counted requests
+    tally: Tally
+    is_whole: bool = True  # False: stopped before its last request
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The highest rate that kept the targets in one search; 0 if none did."""
+
+    contender: str
+    workload: str
+    repeat: int
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    conditions: dict[str, str]  # machine, versions, command, date
+    contenders: tuple[str, ...]  # in the order asked for; the first is what others are held against
+    engines: dict[str, str]  # contender: what ran its models
+    targets: Targets
+    runs: tuple[Run, ...] = ()
+    found: tuple[Found, ...] = ()
+    was_stopped: bool = False
+    version: int = field(default=VERSION)
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """In order of first sight."""
+        return tuple(dict.fromkeys(run.workload for run in self.runs))
+
+    def fixed(self, contender: str, workload: str, rate_per_s: float) -> list[Run]:
+        """Whole runs at one rate, by repeat."""
+        runs = [
+            run
+            for run in self.runs
+            if run.kind == "fixed"
+            and run.is_whole
+            and (run.contender, run.workload, run.rate_per_s) == (contender, workload, rate_per_s)
+        ]
+        return sorted(runs, key=lambda run: run.repeat)
+
+    def rates(self, workload: str) -> list[float]:
+        """Fixed rates that were run, ascending."""
+        return sorted(
+            {run.rate_per_s for run in self.runs if run.workload == workload and run.kind == "fixed"}
+        )
+
+
+def write(path: Path, results: Results) -> None:
+    """Whole or not at all."""
+    write_whole(path, msgspec.json.encode(results))
+
+
+def read(path: Path) -> Results:
+    """Raises ComparisonError for a file that is none, or of another version."""
+    try:
+        content: Any = msgspec.json.decode(path.read_bytes())
+        if not isinstance(content, dict) or content.get("version") != VERSION:
+            raise ComparisonError(f"{path} holds no results of version {VERSION}")
+        # JSON's keys are strings; the histograms' are numbers.
+        return msgspec.convert(content, Results, strict=False)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ComparisonError(f"{path} cannot be read: {error}") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """A reader finds what was there before or all of this, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def merged(runs: Sequence[Run]) -> Tally:
+    """The distributions and sums of several runs together; without what went over time."""
+    total = Tally(targets=runs[0].tally.targets)
+    for run in runs:
+        one = run.tally
+        for name in ("due", "answers", "good", "prompt_tokens", "cached_tokens", "output_tokens", "untold"):
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+        total.counted_s += one.counted_s
+        for name in ("ttft", "gaps", "tpot", "took", "late"):
+            getattr(total, name).merge(getattr(one, name))
+        for kind, number in one.failures.items():
+            total.failures[kind] = total.failures.get(kind, 0) + number
+    return total
