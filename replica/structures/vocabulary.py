@@ -33,28 +33,26 @@ class StructureVocabulary:
         backend = copy.copy(backend)
         backend.no_padding()
         backend.no_truncation()
-        # Where nothing ends a text, an id beyond the logits does: only the structure's own end is left.
-        ends = sorted(eos_token_ids) or [vocab_size]
+        # A model that names no end has its tokenizer's: drawn, it ends the structure and so the answer.
+        ends = sorted(eos_token_ids) or getattr(tokenizer, "eos_token_id", None)
         try:
-            self.tokens = LLTokenizer(
-                backend.to_str(), n_vocab=vocab_size + (not eos_token_ids), eos_token=ends
-            )
+            self.tokens = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=ends)
         except ValueError as error:
             raise TokenizerUnsuited(str(error)) from error
         self.vocab_size = vocab_size
         self.num_words = -(-self.tokens.vocab_size // 32)
         # A mask of everything but what ends a text, lowest bit first.
         self.without_ends = np.full(self.num_words, -1, dtype=np.int32)
-        for token_id in eos_token_ids:
+        for token_id in self.tokens.eos_tokens:
             self.without_ends.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
-        self._check(backend, min(vocab_size, backend.get_vocab_size()), eos_token_ids)
+        self._check(backend, min(vocab_size, backend.get_vocab_size()))
 
-    def _check(self, backend: Any, num_tokens: int, eos_token_ids: frozenset[int]) -> None:
+    def _check(self, backend: Any, num_tokens: int) -> None:
         """Compare the bytes with what the tokenizer itself makes of a token inside a text."""
         start = backend.encode("x", add_special_tokens=False).ids
         start_text = backend.decode(start, skip_special_tokens=True)
         for token_id in range(0, num_tokens, max(1, num_tokens // CHECKED_TOKENS)):
-            if token_id in eos_token_ids or self.tokens.is_special_token(token_id):
+            if token_id in self.tokens.eos_tokens or self.tokens.is_special_token(token_id):
                 continue
             whole = backend.decode([*start, token_id], skip_special_tokens=True)
             text = whole.removeprefix(start_text)
