@@ -216,7 +216,7 @@ def _make_dearer(
 
 
 def _all_known(prices: list[Price | None]) -> TypeGuard[list[Price]]:
-    return all(prices)  # a price is a tuple of eight
+    return all(prices)  # a price is a tuple of six
 
 
 def _load_of_view(candidate: Candidate) -> TieKey:

@@ -41,10 +41,8 @@ class Price(NamedTuple):
     """
 
     busy_until: float  # when the prefill ahead of a new request will be done, seconds of the clock
-    chunk_s: float  # fixed seconds of each step that a prefill takes, alone
-    decode_s: float  # more of them, for the tokens that its running sequences get in each step
-    token_s: float
-    attention_s: float  # per (query token x key token)
+    step_time: StepTimeModel  # the same object for all that are of one speed: a decision asks each once
+    decode_s: float  # of each step, for the tokens that its running sequences get in it
     room: int  # prompt tokens a step has room for beside the running sequences
     step_left_s: float  # until the step in progress is over, on average, when nothing is queued
     memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
@@ -99,28 +97,44 @@ def expected_times(
     """
     total, hot, weight, hot_share = shape
     surcharge, invested = weight - 1.0, 1.0 - hot_share
-    square, before = total * total, 0
-    uncached, pairs = total, square / 2.0
+    square, before = total * total, -1
+    uncached = num_chunks = 0
+    pairs = prefill_s = weighed_s = 0.0
+    model: StepTimeModel | None = None
     found = []
-    for price, held in zip(prices, cached, strict=True):
-        busy_until, chunk_s, decode_s, token_s, attention_s, room, step_left_s, pressure = price
-        if held != before:  # mostly all hold the same system prompt, or nothing
+    for (busy_until, step_time, decode_s, room, step_left_s, pressure), held in zip(
+        prices, cached, strict=True
+    ):
+        # Mostly all hold the same system prompt, or nothing, and are machines of one kind.
+        if held != before:
             # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
-            uncached, pairs, before = total - held, (square - held * held) / 2.0, held
+            uncached, pairs, before, model = total - held, (square - held * held) / 2.0, held, None
         chunks = 1 if uncached <= room else -(-uncached // room)
-        prefill_s = chunks * chunk_s + uncached * token_s + pairs * attention_s
+        if step_time is not model or chunks != num_chunks:
+            model, num_chunks = step_time, chunks
+            prefill_s = (
+                chunks * (step_time.base_s + step_time.per_sequence_s)
+                + uncached * step_time.per_token_s
+                + pairs * step_time.per_attention_s
+            )
+            weighed_s = weight * prefill_s
         wait_s = busy_until - now
         if wait_s < step_left_s:
             wait_s = step_left_s
         other_s = wait_s + chunks * decode_s + memory_pressure_s * pressure
         if hot <= held:
-            found.append(other_s + weight * prefill_s)
-            continue
-        cold = total - hot
-        cold_pairs = (square - hot * hot) / 2.0
-        cold_s = -(-cold // room) * chunk_s + cold * token_s + cold_pairs * attention_s
-        found.append(other_s + prefill_s + surcharge * cold_s - invested * (prefill_s - cold_s))
+            found.append(other_s + weighed_s)
+        else:
+            cold_s = _alone_s(step_time, room, total - hot, (square - hot * hot) / 2.0)
+            found.append(other_s + prefill_s + surcharge * cold_s - invested * (prefill_s - cold_s))
     return found
+
+
+def _alone_s(model: StepTimeModel, room: int, uncached: int, pairs: float) -> float:
+    """Seconds of so much prefill in steps of its own. pairs: (query, key)."""
+    chunks = -(-uncached // room)
+    fixed_s = chunks * (model.base_s + model.per_sequence_s)
+    return fixed_s + uncached * model.per_token_s + pairs * model.per_attention_s
 
 
 def prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
@@ -129,8 +143,7 @@ def prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
     if uncached <= 0:
         return 0.0
     pairs = uncached * (cached + uncached / 2.0)
-    chunks = -(-uncached // price.room)
-    return chunks * price.chunk_s + uncached * price.token_s + pairs * price.attention_s
+    return _alone_s(price.step_time, price.room, uncached, pairs)
 
 
 def engine_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
@@ -143,8 +156,9 @@ def engine_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
     if uncached <= 0:
         return 0.0
     pairs = uncached * (cached + uncached / 2.0)
-    steps = uncached / price.room
-    return steps * (price.chunk_s + price.decode_s) + uncached * price.token_s + pairs * price.attention_s
+    steps, model = uncached / price.room, price.step_time
+    fixed_s = steps * (model.base_s + model.per_sequence_s + price.decode_s)
+    return fixed_s + uncached * model.per_token_s + pairs * model.per_attention_s
 
 
 def cost_terms(
@@ -221,14 +235,17 @@ def price(
     decode_s = decode_step_s(model, num_running, context_tokens)
     return Price(
         busy_until,
-        model.base_s + model.per_sequence_s,
+        model,
         decode_s,
-        model.per_token_s,
-        model.per_attention_s,
         prefill_room(max_batched_tokens, num_running),
-        (model.base_s + decode_s) / 2.0 if num_running else 0.0,
+        step_left_s(model, num_running, decode_s),
         memory_pressure(used_fraction),
     )
+
+
+def step_left_s(model: StepTimeModel, num_running: int, decode_s: float) -> float:
+    """Of the step in progress, on average. decode_s: what those that run take of each."""
+    return (model.base_s + decode_s) / 2.0 if num_running else 0.0
 
 
 def decode_step_s(model: StepTimeModel, num_running: int, context_tokens: int) -> float:

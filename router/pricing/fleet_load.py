@@ -32,6 +32,8 @@ class FleetLoad:
         # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
         # decision changes one of them, and asking 64 again would be a tenth of it.
         self._states: dict[ReplicaId, ReplicaState] = {}
+        self._names: list[ReplicaId] = []  # of those
+        self._num_waiting = 0  # requests, of those
         self._changed: set[ReplicaLoad] = set()
         self._shut: set[ReplicaId] = set()  # of those states, the ones that are
         # In-flight requests and where they are; the value may be a replica that has gone since.
@@ -46,12 +48,14 @@ class FleetLoad:
         replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed, self.residence)
         self._replicas[replica_id] = replica
         self._note_state(replica.state())
+        self._names = list(self._states)
         self._price(self._speeds.add(replica_id, now), now)
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Its requests stay in flight until they are released or routed elsewhere."""
         if self._replicas.pop(replica_id, None) is not None:
-            del self._states[replica_id]
+            self._num_waiting -= self._states.pop(replica_id).num_waiting
+            self._names = list(self._states)
             self._shut.discard(replica_id)
             now = self._clock()
             self._price(self._speeds.remove(replica_id, now), now)
@@ -149,14 +153,25 @@ class FleetLoad:
         states = self.states()
         return [state for state in states if not state.is_shut] if self._shut else states
 
+    def names(self) -> list[ReplicaId]:
+        """Of `states`, in their order; not to be changed."""
+        return self._names
+
+    def num_waiting(self) -> int:
+        """Requests, of all that `states` told of when it was asked last. O(1)."""
+        return self._num_waiting
+
     def placed(self, request_id: RequestId) -> ReplicaId | None:
         """Where a request is in flight; None if it is not."""
         placed = self._placed.get(request_id)
         return placed.replica_id if placed is not None else None
 
     def _note_state(self, state: ReplicaState) -> None:
-        self._states[state.replica_id] = state
-        (self._shut.add if state.is_shut else self._shut.discard)(state.replica_id)
+        replica_id = state.replica_id
+        before = self._states.get(replica_id)
+        self._num_waiting += state.num_waiting - (before.num_waiting if before is not None else 0)
+        self._states[replica_id] = state
+        (self._shut.add if state.is_shut else self._shut.discard)(replica_id)
 
     def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
         now, replica = self._clock(), self._replicas[replica_id]

@@ -120,10 +120,9 @@ class FleetSpeeds:
     def _settle(self, replica: _Replica) -> bool:
         """Whether it is to be priced by another model than it was."""
         model = self._model_of(replica)
-        if model == replica.model:
-            return False
-        replica.model = model
-        return True
+        has_changed = model != replica.model
+        replica.model = model  # the very object that others of its speed have: see `Price`
+        return has_changed
 
     def _model_of(self, replica: _Replica) -> StepTimeModel | None:
         if replica.speed is None:

@@ -15,19 +15,17 @@ Owner: the router's event loop; not thread-safe. Time comes in with each call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache.events import Load, StepTimeModel
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
-from router.pricing.cost import Price, decode_step_s, prefill_room, price
+from router.pricing.cost import Price, decode_step_s, memory_pressure, prefill_room, step_left_s
 from router.pricing.load_view import LoadView
 from router.pricing.residence import Residence
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """One request's claim on one replica, until the engine itself counts it."""
 
     request_id: RequestId
@@ -115,6 +113,7 @@ class ReplicaLoad:
         self._step_time: StepTimeModel | None = None  # what it is priced by
         self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
         self._decode_s = 0.0  # what those add to each step
+        self._step_left_s = 0.0  # of the step in progress, on average
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
         self._unseen_blocks = 0
         self._unseen_tokens = 0
@@ -218,33 +217,33 @@ class ReplicaLoad:
 
     def _remake(self) -> ReplicaState:
         load, info, unseen, model = self._load, self.info, len(self._unseen), self._step_time
-        num_requests, used = load.num_running + load.num_waiting + unseen, self._used_fraction()
-        self._state = ReplicaState(
-            replica_id=self.replica_id,
-            price=None if model is None else self._price(model, used),
-            silent_at=self.silent_at,
-            is_shut=load.is_draining or _is_full(load, info, num_requests),
-            num_waiting=load.num_waiting + unseen,
-            num_requests=num_requests,
-            last_chosen=self._last_chosen,
-            num_in_flight=self._num_in_flight,
-            queued_tokens=load.queued_uncached_tokens + self._unseen_tokens,
-            used_fraction=used,
-            busy_until=self._start_at(),
-            step_time=model,
-            load=load,
-            info=info,
+        num_waiting, used = load.num_waiting + unseen, self._used_fraction()
+        num_requests, start_at = load.num_running + num_waiting, self._start_at(num_waiting)
+        price = None
+        if model is not None:
+            pressure = memory_pressure(used)
+            price = Price(start_at, model, self._decode_s, self._room, self._step_left_s, pressure)
+        self._state = state = ReplicaState(
+            self.replica_id,
+            price,
+            self.silent_at,
+            load.is_draining or _is_full(load, info, num_requests),
+            num_waiting,
+            num_requests,
+            self._last_chosen,
+            self._num_in_flight,
+            load.queued_uncached_tokens + self._unseen_tokens,
+            used,
+            start_at,
+            model,
+            load,
+            info,
         )
-        return self._state
+        return state
 
-    def _price(self, model: StepTimeModel, used_fraction: float) -> Price:
-        load, budget = self._load, self.info.max_batched_tokens
-        return price(self._start_at(), model, budget, load.num_running, load.context_tokens, used_fraction)
-
-    def _start_at(self) -> float:
+    def _start_at(self, num_waiting: int) -> float:
         """When it can start on a newcomer: behind what is queued, and with a place."""
         load = self._load
-        num_waiting = load.num_waiting + len(self._unseen)
         num_short = max(
             load.num_running + num_waiting + 1 - self.info.max_running, self._num_without_blocks(num_waiting)
         )
@@ -271,6 +270,7 @@ class ReplicaLoad:
         self._room = prefill_room(self.info.max_batched_tokens, load.num_running)
         if model is not None:
             self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
+            self._step_left_s = step_left_s(model, load.num_running, self._decode_s)
         self._forget_state()
 
     def _work_s(self) -> float:

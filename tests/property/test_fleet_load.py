@@ -63,6 +63,8 @@ def test_states_are_those_made_anew_in_order_of_joining(changes: list[tuple[obje
     assert [state.replica_id for state in kept] == joined
     anew: list[ReplicaState] = [fleet[state.replica_id]._remake() for state in kept]
     assert kept == anew
+    assert fleet.names() == joined
+    assert fleet.num_waiting() == sum(state.num_waiting for state in kept)
     kept.clear()
     assert fleet.states() == anew, "the list is the caller's own"
     assert fleet.open_states() == [state for state in anew if not state.is_shut]
