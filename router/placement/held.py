@@ -32,7 +32,6 @@ Knows requests, seconds and `Routing`; knows neither tasks nor sockets. Owner: t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from bisect import bisect_left, bisect_right, insort
@@ -53,6 +52,9 @@ RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is notice
 FRESH_S = 0.001  # a decision no older than this need not be taken again
 EARLIEST = 2.0  # times `max_backlog_s`: the backlog behind which the very first in the order is sent
 AGED = 0.5  # of the longest wait: who has waited so long is past the age floor
+# Where all that are left are leaving, others are about to come: a rolling update stops the last old one when
+# new ones are ready, and is heard of from that one first. So long a request waits for them.
+SUCCESSION_S = 5.0
 MEAN_OVER = 32  # requests, about, that the mean own prefill goes back
 
 
@@ -128,6 +130,7 @@ class _Held:
     weighed_at: float = float("-inf")  # when it was taken, by the clock
     free_at: float = float("-inf")  # when the replica it wanted then will be free
     engine_s: float = 0.0  # of the time of that replica; 0 while unknown
+    forsaken_at: float = math.inf  # when everybody who could take it was first seen to be leaving
 
 
 class HeldRequests:
@@ -226,12 +229,17 @@ class HeldRequests:
         num_replicas, _ = self._routing.free_replicas(0.0)
         # Whose replica was lost has waited, and may have begun to answer.
         is_new = not held.query.excluded
-        if is_new and num_replicas and len(self._by_id) >= self._options.max_held_per_replica * num_replicas:
-            raise self._admission.refusal(
-                self._mean_engine_s / num_replicas, self._mean_engine_s, num_replicas
-            )
-        with contextlib.suppress(AllBusy):  # nobody has room now: that is what waiting here is for
+        most = self._options.max_held_per_replica * max(1, num_replicas)
+        if is_new and len(self._by_id) >= most:
+            shared = max(1, num_replicas)
+            raise self._admission.refusal(self._mean_engine_s / shared, self._mean_engine_s, shared)
+        try:
             self._weigh(held, now)
+        except AllBusy:
+            pass  # nobody has room now: that is what waiting here is for
+        except NoReplica as error:
+            if not self._may_wait_for_successors(held, error, now):
+                raise
         starts_now = held.decision is not None and held.decision.starts_now
         wait_s = 0.0 if starts_now and not self._by_id else self._routing.wait_s(self._engine_s)
         if is_new:
@@ -331,17 +339,29 @@ class HeldRequests:
                 decision = self._weigh(held, now)
             except AllBusy:
                 held.free_at = float("inf")  # room is reported, it does not come with time
+                held.forsaken_at = math.inf
                 return None
             except ServingError as error:
                 if isinstance(error, NoReplica):
+                    if self._may_wait_for_successors(held, error, now):
+                        held.free_at = float("inf")
+                        return None
                     self._routing.note_refused(error)
                 return Departure(request_id, waited_s, error=error)
         if held.free_at > now + ROUNDING_S:
             return None
         return Departure(request_id, waited_s, self._routing.book(decision))
 
+    def _may_wait_for_successors(self, held: _Held, error: NoReplica, now: float) -> bool:
+        """Nobody can take it, because those who could are leaving, and not for long yet."""
+        if error.num_known <= error.num_excluded:
+            return False
+        held.forsaken_at = min(held.forsaken_at, now)
+        return now < held.forsaken_at + SUCCESSION_S
+
     def _weigh(self, held: _Held, now: float) -> Decision:
         decision = self._routing.weigh(held.query, earlier=held.decision)
+        held.forsaken_at = math.inf
         if held.decision is None:
             self._count(decision.prefill_s)
         held.decision, held.weighed_at = decision, now

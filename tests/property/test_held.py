@@ -18,7 +18,7 @@ from cache.errors import DeadlineExceeded
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, RouteQuery
-from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.held import RELOOK_S, SUCCESSION_S, Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
 from tests.fakes.router import FakeClock, config, info, load, query, replica_id
 
@@ -39,6 +39,8 @@ class HeldMachine(RuleBasedStateMachine):
         self.num_requests = 0
         self.running: set[ReplicaId] = set()
         self.draining: set[ReplicaId] = set()
+        self.open_at = 0.0  # when there was last a replica that was not leaving
+        self.came_at = 0.0  # when a request came last
 
     @rule(running=st.sets(st.sampled_from(REPLICAS)))
     def membership(self, running: set[ReplicaId]) -> None:
@@ -91,6 +93,7 @@ class HeldMachine(RuleBasedStateMachine):
             assert is_full or (timeout is not None and self.is_hopeless(asked, timeout))
         else:
             self.waiting[name] = float("inf") if deadline is None else deadline
+            self.came_at = now
             self.poll()
 
     def is_hopeless(self, asked: RouteQuery, timeout: float) -> bool:
@@ -157,7 +160,12 @@ class HeldMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_held_without_a_replica(self) -> None:
-        assert self.running - self.draining or not self.waiting
+        """Unless those that are left have just begun to leave: others may be about to come."""
+        if self.running - self.draining:
+            self.open_at = self.clock()
+        elif self.waiting:
+            assert self.draining
+            assert self.clock() <= max(self.open_at, self.came_at) + SUCCESSION_S + RELOOK_S
 
     def teardown(self) -> None:
         """With idle replicas everybody leaves."""

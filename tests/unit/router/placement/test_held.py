@@ -11,7 +11,7 @@ from cache.errors import ConfigError, DeadlineExceeded
 from cache.events import StepTimeModel
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
-from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.held import SUCCESSION_S, Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
 from tests.fakes.router import BLOCK_SIZE, FakeClock, config, info, load, query, replica_id
 
@@ -404,9 +404,30 @@ def test_a_replica_that_drains_gets_nothing_of_what_is_held() -> None:
     [departure] = router.held.poll()
     assert departure.placement is not None
     assert departure.placement.replica_id == B
-    router.report(B, backlog_s=1.0)
-    router.submit("r")
-    router.report(B, is_draining=True)
+
+
+def test_where_all_are_leaving_their_successors_are_waited_for() -> None:
+    """The last old replica of a rolling update says that it leaves before Serve tells who has come."""
+    router = Router()
+    router.report(A, backlog_s=1.0)
+    router.submit("held")
+    router.report(A, is_draining=True)
+    assert router.held.poll() == []
+    router.submit("new")
+    router.clock.advance(1.0)
+    assert router.held.poll() == []
+    router.routing.update_replicas({A: info(), B: info()})
+    router.report(B)
+    assert sorted(router.poll()) == ["held", "new"]
+
+
+def test_successors_are_not_waited_for_for_ever() -> None:
+    router = Router()
+    router.report(A, is_draining=True)
+    router.submit("q")
+    router.clock.advance(SUCCESSION_S - 0.1)
+    assert router.held.poll() == []
+    router.clock.advance(0.2)
     [departure] = router.held.poll()
     assert isinstance(departure.error, NoReplica)
 
