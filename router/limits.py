@@ -20,6 +20,7 @@ class Limits:
     max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
     max_messages: int = 4096  # of a chat
     max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
+    max_answers: int = 128  # `n`, and prompts times `n`: each is a sequence of its own; the API's own bound
     max_stop_strings: int = 16  # and as many `stop_token_ids`: each is looked for after every token
     max_stop_chars: int = 256  # of one stop string: that much text may have to be held back
     max_salt_chars: int = 1024  # of `cache_salt` and `prompt_cache_key`: a digest fits many times

@@ -324,6 +324,13 @@ def _to_cache_key(value: object, info: ValidationInfo) -> object:
     return value
 
 
+def _to_answers(value: object, info: ValidationInfo) -> object:
+    limit = _limits(info).max_answers
+    if _is_int(value) and isinstance(value, int) and value > limit:
+        raise InvalidField("n", f"'n' must be at most {limit}.")
+    return value
+
+
 def _limits(info: ValidationInfo) -> Limits:
     """What `_parse` was given; the defaults for a body built otherwise."""
     return info.context if isinstance(info.context, Limits) else Limits()
@@ -415,6 +422,8 @@ class RequestBody(SamplingFields):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
+    n: Annotated[int, BeforeValidator(_to_answers), Field(ge=1)] = 1  # answers to each prompt
+    best_of: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Annotated[
         tuple[str, ...],
@@ -455,6 +464,11 @@ class RequestBody(SamplingFields):
             raise InvalidField(given[1], f"'{given[1]}' cannot be used together with '{given[0]}'.")
         if self.stream_options is not None and not self.stream:
             raise InvalidField("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+        if self.best_of not in (None, self.n):
+            raise UnsupportedParameter(
+                "best_of",
+                "'best_of' can only be the same as 'n': all answers that are generated are returned.",
+            )
         return self
 
     @property
@@ -525,6 +539,15 @@ class CompletionBody(RequestBody):
     def token_limit(self) -> int:
         """What is generated: with `max_tokens: 0` one token all the same, which is not told."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
+    @model_validator(mode="after")
+    def _check_answers(self, info: ValidationInfo) -> Self:
+        limit = _limits(info).max_answers
+        if self.n > 1 and self.n * len(self.prompt) > limit:
+            raise InvalidField("n", f"'n' times the number of prompts must be at most {limit}.")
+        if self.n > 1 and self.num_prompt_logprobs is not None:
+            raise InvalidField("n", "'n' must be 1 where 'echo' and 'logprobs' ask for those of the prompt.")
+        return self
 
     @property
     def tells_output(self) -> bool:

@@ -100,7 +100,7 @@ class Answer:
         self._choices = choices
         self._on_first_token = on_first_token
         self._visit = visit
-        self._deltas = merge([generation.deltas() for generation in generations])
+        self._deltas = merge([generation.deltas() for generation in generations], body.n)
 
     async def whole(self) -> bytes:
         """The JSON object, when everything is generated. Raises ServingError."""
@@ -307,7 +307,7 @@ class Service:
             endpoint,
             body,
             codec,
-            choices=[begin(index) for index in range(len(jobs))],
+            choices=[choice for index in range(len(jobs)) for choice in _choices(body.n, index, begin)],
             generations=[self._dispatcher.start(job) for job in jobs],
             on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
             visit=visit,
@@ -417,6 +417,7 @@ class Service:
                 logprobs=body.num_logprobs,
                 prompt_logprobs=body.num_prompt_logprobs,
             ),
+            n=body.n,
             # Drawn here if not given, so that any replica can continue the stream.
             seed=body.seed if body.seed is not None else self._rng.getrandbits(63),
             cache_salt=salt,
@@ -530,3 +531,11 @@ class Service:
             root=self.config.fingerprint.model_id,
             max_model_len=self.max_model_len(),
         )
+
+
+def _choices(n: int, index: int, begin: Callable[[int], Choice]) -> list[Choice]:
+    """Of the prompt at this index. Its tokens are counted once, however many answers it has."""
+    first, *others = [begin(index) for _ in range(n)]
+    for other in others:
+        other.prompt_tokens = 0
+    return [first, *others]

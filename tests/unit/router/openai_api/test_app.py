@@ -57,7 +57,7 @@ async def test_metrics_and_the_api_description_are_served(router: RouterUnderTes
 async def test_every_request_is_counted_once(router: RouterUnderTest) -> None:
     await router.chat()
     await router.chat(stream=True)
-    await router.chat(n=2)
+    await router.chat(length_penalty=2)
     await router.chat(model="x")
     counted = {
         outcome: router.metric("warmpath_requests_total", endpoint="chat/completions", outcome=outcome)

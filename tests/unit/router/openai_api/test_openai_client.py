@@ -70,8 +70,8 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
 
 async def test_errors_have_the_clients_types(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)  # type: ignore[call-overload]
-    assert (bad.value.param, bad.value.code) == ("n", "unsupported_parameter")
+        await client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body={"best_of": 2})
+    assert (bad.value.param, bad.value.code) == ("best_of", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("other")
 

@@ -86,7 +86,8 @@ async def test_too_long_a_prompt_names_both_numbers(router: RouterUnderTest, pro
         ({"stop_token_ids": [256]}, "stop_token_ids"),
         ({"stop_token_ids": [1] * 17}, "stop_token_ids"),
         ({"min_tokens": 6}, "min_tokens"),
-        ({"n": 2}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 2, "best_of": 3}, "best_of"),
         ({"temperature": 3}, "temperature"),
     ],
 )

@@ -267,10 +267,8 @@ def _same(value: Any, neutral: Any) -> bool:
 UNDEFINED: list[tuple[Endpoint, str, Any]] = [
     (endpoint, name, value)
     for endpoint, name, values in (
-        (Endpoint.CHAT, "n", [0, -1, 1.5, "2", True, [], float("inf")]),
         (Endpoint.COMPLETIONS, "top_logprobs", [-1, 21, 0.5]),
         (Endpoint.CHAT, "echo", [1]),
-        (Endpoint.COMPLETIONS, "best_of", [0]),
     )
     for value in values
 ]
@@ -303,13 +301,9 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Fie
 @pytest.mark.parametrize(
     ("name", "value", "is_neutral"),
     [
-        ("n", 1, True),
-        ("n", 1.0, True),
-        ("n", 2, False),
         ("top_logprobs", 0, True),
         ("length_penalty", 1.0, True),
         ("length_penalty", 1.1, False),
-        ("best_of", 2, False),
     ],
 )
 def test_neutral_means_what_happens_anyway(name: str, value: Any, is_neutral: bool) -> None:
@@ -318,6 +312,36 @@ def test_neutral_means_what_happens_anyway(name: str, value: Any, is_neutral: bo
     else:
         with pytest.raises(UnsupportedParameter):
             refuse_unsupported(Endpoint.COMPLETIONS, {name: value})
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, [], 129, 10**9, 10**30])
+def test_n_is_named_with_what_it_takes(n: Any) -> None:
+    with pytest.raises(InvalidField) as caught:
+        parse_chat({"model": "m", "messages": MESSAGES, "n": n})
+    assert (caught.value.param, caught.value.code) == ("n", "invalid_value")
+    assert "'n' must be" in caught.value.message
+
+
+def test_best_of_is_what_is_returned_or_nothing() -> None:
+    body = {"model": "m", "prompt": "x", "n": 2}
+    assert parse_completion({**body, "best_of": 2}).n == 2
+    with pytest.raises(UnsupportedParameter) as caught:
+        parse_completion({**body, "best_of": 3})
+    assert caught.value.param == "best_of"
+
+
+def test_all_answers_of_a_body_are_bounded_together() -> None:
+    prompts = ["x"] * 64
+    assert parse_completion({"model": "m", "prompt": prompts, "n": 2}).n == 2
+    with pytest.raises(InvalidField, match="number of prompts must be at most 128"):
+        parse_completion({"model": "m", "prompt": prompts, "n": 3})
+
+
+def test_several_answers_do_not_tell_of_the_prompt() -> None:
+    body = {"model": "m", "prompt": "x", "echo": True, "logprobs": 1}
+    assert parse_completion(body).n == 1
+    with pytest.raises(InvalidField, match="'n' must be 1"):
+        parse_completion({**body, "n": 2})
 
 
 def test_unknown_fields_are_accepted_and_counted() -> None:
