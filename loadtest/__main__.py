@@ -13,7 +13,7 @@ from types import ModuleType
 from rich.console import Console
 
 from loadtest.client.errors import ClientError
-from loadtest.commands import bench_placement, compare, plan, replay, simulate, sweep, tune
+from loadtest.commands import bench_fleet, bench_placement, compare, plan, replay, simulate, sweep, tune
 from loadtest.comparison.errors import BadDeployment, ComparisonError
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
 from loadtest.workloads.errors import WorkloadError
@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "replay": replay,
     "compare": compare,
     "sweep": sweep,
+    "bench-fleet": bench_fleet,
 }
 
 

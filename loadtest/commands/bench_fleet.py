@@ -1,0 +1,95 @@
+"""`python -m loadtest bench-fleet`: the project's own comparison of policies on real engines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtest.commands.serving import add_repeats, add_report, carry_out
+from loadtest.comparison.contender import RAY_ROUTER, Changes, of_policies
+from loadtest.comparison.plan import Cell, Plan, Search
+from loadtest.open_loop.tally import Targets
+from loadtest.placement import arguments as read
+from loadtest.workloads.reference import WorkloadRef
+
+SUMMARY = "the project's own comparison on real engines"
+DESCRIPTION = """\
+Four replicas of the built-in model on this machine's CPU, behind each policy in turn: what ships, round
+robin, power of two, session affinity and Ray Serve's own prefix-affinity router. Measures chats behind shared
+system prompts at one rate, with caches too small for all of them; adverse traffic, where nothing or all is
+shared or answers are long; and the highest rate of chats that keeps the p99 time to first token.
+docs/benchmarking.md says how to read it. --quick is one repeat of a part of it.
+"""
+
+CONTENDERS = ("expected_time", "round_robin", "power_of_two", "session_affinity", RAY_ROUTER)
+NUM_REPLICAS = 4
+TARGETS = Targets(ttft_s=2.0)
+MAX_CONTEXT = 8192
+
+# The same for everybody. Nobody is refused for waiting: a rival's long waits are to be seen, not turned away.
+REPLICA = {"model": "tiny", "device": "cpu", "num_blocks": 2048, "max_wait_s": None}  # 32,768 tokens each
+ROUTER = {"max_wait_s": None}
+
+CHATS = WorkloadRef(
+    "multi_turn",
+    (
+        ("answer_tokens", 8),
+        ("first_tokens", 400),
+        ("message_tokens", 80),
+        ("num_prompts", 24),
+        ("prompt_tokens", 400),
+        ("think_s", 5),
+        ("turns", 8),
+    ),
+)
+ADVERSE = (
+    (WorkloadRef("no_reuse", (("answer_tokens", 8), ("prompt_tokens", 400))), 3.0),
+    (
+        WorkloadRef("hot_prefix", (("answer_tokens", 8), ("prefix_tokens", 1500), ("question_tokens", 60))),
+        4.0,
+    ),
+    (WorkloadRef("decode_heavy", (("answer_tokens", 60), ("message_tokens", 40), ("think_s", 5))), 2.0),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--quick", action="store_true", help="chats at one rate, one repeat, half the time: about 8 minutes")
+    add("--rate", type=read.load, default=3.0, metavar="R", help="of chats, requests/s (default: 3)")
+    add("--seconds", type=read.positive_seconds, default=60.0, metavar="S", help="of each run (default: 60)")
+    add(
+        "--part",
+        action="append",
+        choices=("chats", "adverse", "search"),
+        help="only these; may be repeated (default: all)",
+    )
+    add_repeats(parser)
+    add_report(parser, "fleet")
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    carry_out(fleet_plan(options), options, console, sys.argv[1:])
+
+
+def fleet_plan(options: argparse.Namespace) -> Plan:
+    parts = options.part or (["chats"] if options.quick else ["chats", "adverse", "search"])
+    seconds = options.seconds / 2 if options.quick else options.seconds
+    cells: list[Cell] = []
+    if "chats" in parts:
+        cells.append(Cell(CHATS, options.rate, seconds))
+    if "adverse" in parts:
+        cells += [Cell(workload, rate, seconds) for workload, rate in ADVERSE]
+    searches = (Search(CHATS, options.rate, seconds),) if "search" in parts else ()
+    changes = Changes(num_replicas=NUM_REPLICAS, replica=REPLICA, router=ROUTER)
+    return Plan(
+        contenders=tuple(of_policies(Path("deploy.yaml"), CONTENDERS, changes)),
+        cells=tuple(cells),
+        searches=searches,
+        repeats=1 if options.quick else options.repeats,
+        seed=options.seed,
+        targets=TARGETS,
+        max_context=MAX_CONTEXT,
+    )

@@ -1,0 +1,88 @@
+"""Deployments to compare: what each policy changes in a deploy.yaml, and what every contender gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.commands.serving import policy_names
+from loadtest.comparison.contender import RAY_ROUTER, RAY_ROUTER_CLASS, Changes, of_policies, read_contender
+from loadtest.comparison.deployment import check
+from loadtest.comparison.errors import BadDeployment
+
+DEPLOY = Path(__file__).parents[4] / "deploy.yaml"
+
+
+def parts(content: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """args.replica, args.router, and the options of the deployment Replica."""
+    application = content["applications"][0]
+    options = next(each for each in application["deployments"] if each["name"] == "Replica")
+    return application["args"]["replica"], application["args"]["router"], options
+
+
+def test_what_ships_keeps_its_binding_and_rivals_dispatch_at_once() -> None:
+    names = ["expected_time", "round_robin", "expected_time+late", "chwbl:replication=64"]
+    found = of_policies(DEPLOY, names, Changes())
+    assert [contender.label for contender in found] == names
+    routers = [parts(contender.content)[1] for contender in found]
+    assert [router.get("binding") for router in routers] == [None, "at_once", "late", "at_once"]
+    assert [router["policy"] for router in routers] == [
+        "expected_time",
+        "round_robin",
+        "expected_time",
+        "chwbl",
+    ]
+    assert routers[3]["policy_options"] == {"replication": 64}
+
+
+def test_ray_serves_own_router_is_set_where_serve_reads_it() -> None:
+    (found,) = of_policies(DEPLOY, [RAY_ROUTER], Changes())
+    _, router, options = parts(found.content)
+    assert options["request_router_config"]["request_router_class"] == RAY_ROUTER_CLASS
+    assert router["binding"] == "at_once"  # our Router holds nothing back from it
+
+
+def test_changes_reach_every_contender_and_not_the_file() -> None:
+    before = DEPLOY.read_text()
+    changes = Changes(
+        num_replicas=16, simulated=True, replica={"num_blocks": 77}, router={"max_wait_s": None}
+    )
+    for contender in [read_contender(DEPLOY, changes), *of_policies(DEPLOY, ["round_robin"], changes)]:
+        replica, router, _ = parts(contender.content)
+        assert (replica["runner"], replica["num_blocks"]) == ("simulated", 77)
+        assert (router["max_wait_s"], router["expose_routing"]) == (None, True)
+        assert contender.num_replicas == 16
+        assert "simulated" in contender.engine
+    assert DEPLOY.read_text() == before
+    assert "real engine, model tiny" in read_contender(DEPLOY, Changes()).engine
+
+
+@pytest.mark.parametrize("name", ["fastest", "ideal", "round_robin:speed=1"])
+def test_a_policy_that_cannot_run_is_named(name: str) -> None:
+    with pytest.raises(BadDeployment, match=name.split(":")[0]):
+        of_policies(DEPLOY, [name], Changes())
+
+
+@pytest.mark.parametrize("content", ["- 1", "{}", "applications: []", "a: ["])
+def test_a_file_that_is_no_deployment_is_named(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(BadDeployment, match=r"mine\.yaml"):
+        read_contender(file, Changes())
+
+
+def test_what_deploy_finds_wrong_is_told_before_anything_starts(tmp_path: Path) -> None:
+    content = yaml.safe_load(DEPLOY.read_text())
+    content["applications"][0]["args"]["replica"]["block_size"] = 0
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(BadDeployment, match="block_size") as told:
+        check(read_contender(file, Changes()))
+    assert str(file) in str(told.value)
+
+
+def test_commas_inside_a_policys_knobs_do_not_part_policies() -> None:
+    assert policy_names("a,b:x=1,y=2,c") == ["a", "b:x=1,y=2", "c"]

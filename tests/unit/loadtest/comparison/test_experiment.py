@@ -1,0 +1,152 @@
+"""A plan is carried out in turns, everybody is asked the same, and whatever ends it, what ran is there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.client.answer import Answer, Failure
+from loadtest.client.endpoint import Endpoint
+from loadtest.comparison import experiment as module
+from loadtest.comparison.contender import Contender
+from loadtest.comparison.errors import NoAnswers
+from loadtest.comparison.experiment import Experiment, Observer
+from loadtest.comparison.load import Load, Look, Sent, is_lost, is_met
+from loadtest.comparison.plan import Cell, Plan, Search
+from loadtest.open_loop.tally import Tally, Targets
+from loadtest.workloads.reference import WorkloadRef
+
+CHATS = WorkloadRef("multi_turn", (("think_s", 1.0), ("turns", 3.0)))
+CONTENT = {"applications": [{"import_path": "deploy.app:build", "args": {}}]}
+NAMES = ("a", "b", "c")
+
+
+def plan(*, cells: bool = True, search: bool = False, repeats: int = 2) -> Plan:
+    return Plan(
+        contenders=tuple(Contender(name, CONTENT) for name in NAMES),
+        cells=(Cell(CHATS, 4.0, 10.0),) if cells else (),
+        searches=(Search(CHATS, 4.0, 10.0),) if search else (),
+        repeats=repeats,
+        seed=7,
+        targets=Targets(ttft_s=1.0),
+    )
+
+
+class Servers:
+    """In place of deployments: each answers all it is sent, up to its own rate in time."""
+
+    def __init__(self, capacities: dict[str, float]) -> None:
+        self.capacities = capacities
+        self.started: list[str] = []
+        self.running: str | None = None
+        self.sent: list[tuple[str, Load]] = []
+        self.interrupt_at: int | None = None
+        self.fails = False
+
+    @contextlib.contextmanager
+    def start(self, contender: Contender) -> Iterator[str]:
+        assert self.running is None, "two servers at a time measure each other"
+        self.running = contender.label
+        self.started.append(contender.label)
+        try:
+            yield f"http://{contender.label}"
+        finally:
+            self.running = None
+
+    def send(self, endpoint: Endpoint, load: Load, look: Look) -> Sent:
+        assert self.running is not None
+        self.sent.append((self.running, load))
+        tally = Tally(targets=load.targets, counted_from_s=load.counted_from_s)
+        rate = (len(load.arrivals) - 1) / (load.arrivals[-1].due_s or 1.0)
+        ttft_s = 0.1 if rate <= self.capacities[self.running] else 5.0
+        stops = self.interrupt_at == len(self.sent)
+        for arrival in load.arrivals[: len(load.arrivals) // 2 if stops else None]:
+            tally.sent(arrival.due_s, 0.0)
+            tally.answered(arrival.due_s, 0.0, answer(ttft_s, Failure.STATUS if self.fails else None))
+        look(tally, tally.due, 0)
+        return Sent(tally, is_whole=not stops, was_interrupted=stops)
+
+
+def answer(ttft_s: float, failure: Failure | None = None) -> Answer:
+    return Answer(
+        0, ttft_s, ttft_s, (), 64, 32, 1, "r", ("stop",), ("x",), 200, failure, "broken" * bool(failure)
+    )
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    fleet = Servers({"a": 16.0, "b": 8.0, "c": 2.0})
+    monkeypatch.setattr(module, "send", fleet.send)
+    monkeypatch.setattr(Endpoint, "find", lambda url, **_: Endpoint(url, "tiny"))
+    return fleet
+
+
+def experiment(servers: Servers, of: Plan) -> Experiment:
+    return Experiment(of, servers.start, Observer(), {"command": "test"})
+
+
+def test_repeats_are_interleaved_and_somebody_else_is_first(servers: Servers) -> None:
+    results = experiment(servers, plan()).run()
+    assert servers.started == ["a", "b", "c", "b", "c", "a"]
+    assert [(run.contender, run.repeat, run.seed) for run in results.runs] == [
+        *(("a", 0, 7), ("b", 0, 7), ("c", 0, 7)),
+        *(("b", 1, 8), ("c", 1, 8), ("a", 1, 8)),
+    ]
+
+
+def test_everybody_is_asked_the_same_in_one_repeat_and_nothing_twice(servers: Servers) -> None:
+    experiment(servers, plan()).run()
+    measured = [
+        (name, load) for index, (name, load) in enumerate(servers.sent) if index % 2
+    ]  # each warms first
+    questions = [[load.question(arrival).body for arrival in load.arrivals] for _, load in measured]
+    assert questions[0] == questions[1] == questions[2]
+    assert questions[3] == questions[4] == questions[5]
+    assert questions[0] != questions[3]
+    warm = servers.sent[0][1]
+    warmed = {tuple(warm.question(arrival).body["prompt"][:16]) for arrival in warm.arrivals}
+    assert not warmed & {tuple(body["prompt"][:16]) for body in questions[0]}
+
+
+def test_a_search_finds_what_each_server_can_take(servers: Servers) -> None:
+    results = experiment(servers, plan(cells=False, search=True)).run()
+    for name, capacity in servers.capacities.items():
+        rates = [found.rate_per_s for found in results.found if found.contender == name]
+        assert len(rates) == 2
+        # The window's real rate is near the one asked for, not equal to it.
+        assert all(0.6 * capacity <= rate <= 1.4 * capacity for rate in rates), (name, rates)
+    assert {run.kind for run in results.runs} == {"search"}
+
+
+def test_ctrl_c_keeps_what_ran_and_stops_the_server(servers: Servers) -> None:
+    servers.interrupt_at = 4  # while b is measured
+    results = experiment(servers, plan()).run()
+    assert results.was_stopped
+    assert servers.running is None
+    assert [(run.contender, run.is_whole) for run in results.runs] == [("a", True), ("b", False)]
+    assert results.fixed("b", CHATS.label, 4.0) == []
+
+
+def test_a_server_that_answers_nothing_ends_it_with_what_it_said(servers: Servers) -> None:
+    servers.fails = True
+    with pytest.raises(NoAnswers, match=r"a, warming: none of .* broken"):
+        experiment(servers, plan()).run()
+    assert servers.running is None
+
+
+def test_targets_are_met_by_99_of_100_and_lost_when_they_cannot_be_any_more() -> None:
+    tally = Tally(targets=Targets(ttft_s=1.0))
+    for index in range(100):
+        tally.sent(float(index), 0.0)
+    assert not is_lost(tally, 200)
+    for index in range(99):
+        tally.answered(float(index), 0.0, answer(0.5))
+    assert is_met(tally)
+    tally.answered(99.0, 0.0, answer(2.0))
+    assert is_met(tally)
+    assert not is_lost(tally, 100)
+    tally.answered(98.0, 0.0, answer(0.5, Failure.BUSY))
+    assert is_lost(tally, 100)
+    assert not is_lost(tally, 200)
