@@ -244,8 +244,8 @@ class KVCacheManager:
                 if self._uncommitted.get(block) is sequence:
                     del self._uncommitted[block]
                     self.pool.unregister(block)
+        self._free_source(sequence)  # first: its parent is among the others
         self.pool.free(blocks)
-        self._free_source(sequence)
         sequence.block_table.clear()
         sequence.num_offered = 0
 

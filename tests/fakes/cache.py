@@ -77,6 +77,7 @@ class NaiveCache:
         self.tables: dict[SequenceBlocks, list[int]] = {}
         self.pins: dict[PinId, list[int]] = {}
         self.promised: dict[int, SequenceBlocks] = {}  # registered in this step
+        self.sources: dict[SequenceBlocks, int] = {}  # of forks in this step
 
     def match(self, sequence: SequenceBlocks) -> list[int]:
         return self._run(sequence, (len(sequence.token_ids) - 1) // self.block_size)
@@ -117,7 +118,22 @@ class NaiveCache:
             raise BlocksAwaited
         for block_id in own:
             del self.promised[block_id], self.prefix_of[block_id]
+        if sequence in self.sources:
+            self._free([self.sources.pop(sequence)])
         self._free(self.tables.pop(sequence, []))
+
+    def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> None:
+        if not self.queue:
+            raise NoFreeBlocks(needed=1, free=0)
+        num_shared, num_copied = divmod(num_tokens, self.block_size)
+        own, table = self.queue.pop(0), self.tables[parent]
+        self.prefix_of.pop(own, None)
+        self.tables[child] = [*table[:num_shared], own]
+        for block_id in self.tables[child]:
+            self.refs[block_id] += 1
+        if num_copied:
+            self.sources[child] = table[num_shared]
+            self.refs[table[num_shared]] += 1
 
     def pin(self, pin_id: PinId, sequence: SequenceBlocks, num_blocks: int) -> bool:
         run = self._run(sequence, num_blocks)
@@ -144,6 +160,9 @@ class NaiveCache:
 
     def commit_step(self) -> None:
         self.promised.clear()
+        for source in self.sources.values():
+            self._free([source])
+        self.sources.clear()
 
     def abort_step(self) -> None:
         for block_id in self.promised:

@@ -143,6 +143,37 @@ class Driver:
             return
         self._schedule(sequence, None, num_tokens)
 
+    def fork(self, pick: int, amount: int, is_so: bool) -> None:
+        """Up to three begin with what another has computed, and compute a token of their own."""
+        parents = [sequence for sequence in self._running() if sequence.num_computed > 1]
+        if self.step or (parent := _pick(parents, pick)) is None:
+            return
+        num_tokens = 1 + amount % (parent.num_computed - 1)
+        children = []
+        for _ in range(1 + amount % 3):
+            blocks, before = self._twin(parent, num_tokens + 1), self._state()
+            try:
+                self.manager.fork(parent.blocks, blocks, num_tokens)
+            except NoFreeBlocks:
+                assert self._state() == before
+                assert self.manager.num_free == 0
+                break
+            assert self.manager.num_free == before[3].free - 1
+            if self.is_honest:
+                self.naive.fork(parent.blocks, blocks, num_tokens)
+            children.append(Tracked(blocks, num_tokens))
+            self.sequences.append(children[-1])
+        for child in children:
+            self.manager.grow(child.blocks, num_tokens + 1)
+            self._schedule(child, None, num_tokens + 1)
+            self.count["forks"] += 1
+
+    def _twin(self, sequence: Tracked, num_tokens: int) -> SequenceBlocks:
+        """Nothing but the same first tokens."""
+        salt = "s" if sequence.blocks.root == self.hasher.root(salt="s") else ""
+        token_ids = sequence.blocks.token_ids[:num_tokens]
+        return self.manager.begin(token_ids, salt=salt, extra_keys=sequence.blocks.extra_keys)
+
     def release(self, pick: int, amount: int, is_so: bool) -> None:
         """Preempted or finished, inside a step or between two."""
         if (sequence := _pick(self.sequences, pick)) is None:
@@ -167,7 +198,12 @@ class Driver:
             self.old_hits.pop(sequence, None)
 
     def commit(self, pick: int, amount: int, is_so: bool) -> None:
-        """Every sequence writes its keys and values, then reads all that its table shows."""
+        """Forks copy, every sequence writes its keys and values, and then reads all that its table shows."""
+        for child, first in self.step.items():
+            if (source := child.blocks.copy_source) is not None:
+                target = child.blocks.block_table[first // BLOCK_SIZE]
+                for offset in range(first % BLOCK_SIZE):
+                    self.slots[target, offset] = self.slots[source, offset]
         for sequence, first in self.step.items():
             for position in range(first, sequence.num_computed):
                 self.slots[self._slot(sequence, position)] = self._computed_from(sequence, position)
@@ -340,6 +376,7 @@ class Driver:
     def _tables(self) -> list[list[int]]:
         return [
             *(sequence.blocks.block_table for sequence in self.sequences),
+            *([s.blocks.copy_source] for s in self.sequences if s.blocks.copy_source is not None),
             *map(list, self.pinned.values()),
         ]
 
@@ -407,7 +444,7 @@ def _pick(items: list[_Item], pick: int) -> _Item | None:
 # How often each verb comes: as in a busy engine, with more preemption and failure than any should see.
 VERBS = [
     *["begin"] * 5, *["admit"] * 6, *["grow"] * 8, *["commit"] * 5, *["release"] * 4, *["flush"] * 2,
-    *["pin"] * 3, *["unpin"] * 2, "promise", "look", "abort", "clear",
+    *["pin"] * 3, *["unpin"] * 2, *["fork"] * 2, "promise", "look", "abort", "clear",
 ]  # fmt: skip
 ACTS = st.lists(
     st.tuples(st.sampled_from(VERBS), st.integers(0, 7), st.integers(0, 10), st.booleans()),
@@ -442,6 +479,7 @@ def test_laws(mask: str, num_blocks: int) -> None:
     assert count["hits"] > 0
     assert count["removals"] > 0
     assert count["pins"] > 0
+    assert count["forks"] > 0
     assert (count["refused"] > 0) == (mask in ("constant hash", "four hashes"))
 
 
