@@ -43,6 +43,11 @@ _CHAT: dict[str, Any] = {
     "tools": [],
     "response_format": {"type": "text"},
 }
+# Whole blocks are held: a prefix has to have one.
+_LONG = {
+    "role": "system",
+    "content": "You answer sailors' questions, briefly and in verse, whatever they ask.",
+}
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", _CHAT),
     ("/v1/chat/completions", {**_CHAT, "stream": True, "stream_options": {"include_usage": True}}),
@@ -60,6 +65,19 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"model": "tiny", "prompt": "Hello there", "return_token_strs": True}),
     ("/tokenize", {"messages": [{"role": "user", "content": "Hello"}]}),
     ("/detokenize", {"model": "tiny", "tokens": [1, 2, 3, 400]}),
+    (
+        "/v1/prefixes",
+        {
+            "model": "tiny",
+            "messages": [_LONG, {"role": "user", "content": "Hello"}],
+            "copies": 2,
+            "seconds": 1,
+        },
+    ),
+    (
+        "/v1/prefixes",
+        {"model": "tiny", "prompt": [*range(5, 45)], "copies": 1, "seconds": 1, "cache_salt": "s"},
+    ),
 ]
 
 POISON: tuple[Any, ...] = (
@@ -132,7 +150,7 @@ def _damaged(content: bytes, rng: random.Random) -> bytes:
 
 def corpus(max_model_len: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
     """By name, bodies none of which may be answered with anything but a 4xx."""
-    complete, chat = "/v1/completions", "/v1/chat/completions"
+    complete, chat, prefixes = "/v1/completions", "/v1/chat/completions", "/v1/prefixes"
     many = [{"role": "user", "content": "x"}] * 10_000
 
     def completion(**fields: Any) -> tuple[str, bytes]:
@@ -144,6 +162,9 @@ def corpus(max_model_len: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
 
     def message(**fields: Any) -> tuple[str, bytes]:
         return chat, json.dumps({"model": "tiny", "messages": [fields], "max_tokens": 4}).encode()
+
+    def prefix(**fields: Any) -> tuple[str, bytes]:
+        return prefixes, json.dumps({"model": "tiny", "copies": 1, "seconds": 1, **fields}).encode()
 
     return {
         "huge n": completion(n=10**18),
@@ -193,7 +214,25 @@ def corpus(max_model_len: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
                 }
             ).encode(),
         ),
-        "a regular expression that never ends": completion(guided_regex="(a+)+$"),
         "a model's name of 100,000 characters": completion(model="x" * 100_000),
+        "a prefix of nothing": prefix(messages=[]),
+        "a prefix of 10,000 messages": prefix(messages=many),
+        "a prefix of a lone surrogate": (
+            prefixes,
+            rb'{"model": "tiny", "messages": [{"role": "system", "content": "\ud800"}], "copies": 1}',
+        ),
+        "a prefix of negative ids": prefix(prompt=[-1] * 40),
+        "a prefix of ids beyond the vocabulary": prefix(prompt=[vocab_size] * 40),
+        "a prefix one block too long": prefix(prompt=[5] * (max_model_len + 16)),
+        "a prefix of less than a block": prefix(prompt=[5]),
+        "a prefix of prompts": prefix(prompt=[[5] * 40]),
+        "a prefix of messages and ids": prefix(prompt=[5] * 40, messages=[{"role": "user", "content": "x"}]),
+        "huge copies": prefix(prompt=[5] * 40, copies=10**18),
+        "no copies": prefix(prompt=[5] * 40, copies=0),
+        "copies beyond the fleet": prefix(prompt=[5] * 40, copies=3),
+        "huge seconds": prefix(prompt=[5] * 40, seconds=10**18),
+        "negative seconds": prefix(prompt=[5] * 40, seconds=-1),
+        "1e308 seconds": prefix(prompt=[5] * 40, seconds=1e308),
+        "a prefix's salt of 100,000 characters": prefix(prompt=[5] * 40, cache_salt="x" * 100_000),
         "twice the same key": (complete, b'{"model": "tiny", "prompt": "x", "n": 1, "n": 1000000}'),
     }  # fmt: skip

@@ -20,15 +20,15 @@ import pytest
 from tests.fuzz_bodies import GOOD, POISON, corpus, mutated
 from tests.http_server import HttpServer, engine_server
 
-NUM_BLOCKS = 12  # short contexts: a mutated body without max_tokens generates no more than this
-MAX_MODEL_LEN = NUM_BLOCKS * 16
+MAX_MODEL_LEN = 192  # short contexts: a mutated body without max_tokens generates no more than this
+NUM_BLOCKS = 48  # of 16 tokens: what is held has to leave room for the longest request
 CANARY = {"model": "tiny", "prompt": "The sea", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 LIMIT_S = 20.0  # of one request
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with engine_server(num_blocks=NUM_BLOCKS) as running:
+    with engine_server(num_blocks=NUM_BLOCKS, replica={"max_model_len": MAX_MODEL_LEN}) as running:
         yield running
 
 
@@ -52,8 +52,10 @@ def ask_canary(client: httpx.Client) -> str:
 
 
 def assert_unharmed(client: httpx.Client, canary: str) -> None:
-    """The next request is fine, and no engine works for anybody who is gone."""
+    """The next request is fine, and no engine works for anybody who is gone, or holds what was given back."""
     assert ask_canary(client) == canary
+    for held in client.get("/v1/prefixes").json()["data"]:
+        assert client.delete(f"/v1/prefixes/{held['id']}").status_code in (200, 404)  # its time may be over
     deadline = time.monotonic() + LIMIT_S  # what an engine says of itself may be a moment old
     while num_running(client) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -126,6 +128,15 @@ def test_the_corpus_is_refused(client: httpx.Client, canary: str, name: str) -> 
     assert_unharmed(client, canary)
 
 
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(.*)*" * 8])
+def test_a_regular_expression_that_never_ends_holds_nobody_up(
+    client: httpx.Client, canary: str, pattern: str
+) -> None:
+    """Followed by an automaton, or refused: not tried in every way there is."""
+    check(client.post("/v1/completions", json={**CANARY, "ignore_eos": False, "guided_regex": pattern}))
+    assert_unharmed(client, canary)
+
+
 def _vocab_size(client: httpx.Client) -> int:
     """As the refusal of an impossible id tells it."""
     message = client.post("/detokenize", json={"tokens": [1 << 30]}).json()["error"]["message"]
@@ -134,7 +145,7 @@ def _vocab_size(client: httpx.Client) -> int:
     return int(found[1]) + 1
 
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/prefixes", "/tokenize", "/detokenize")
 
 
 def _poisoned(path: str) -> list[bytes]:
