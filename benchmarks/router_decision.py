@@ -109,8 +109,7 @@ def rows(fleet: Fleet, sizes: Sequence[int], share: float, advance: Advance) -> 
 
 def _sized(decider: Decider, section: str, tokens: str, num_blocks: int, samples: int) -> Iterator[Row]:
     fleet = decider.fleet
-    cold = [fleet.prompt(num_blocks, Hit.NONE, number) for number in range(samples)]
-    half = [fleet.prompt(num_blocks, Hit.HALF, number) for number in range(samples)]
+    cold, half, held = ([fleet.prompt(num_blocks, hit, n) for n in range(samples)] for hit in Hit)
     yield Row(section, f"hash {tokens}", decider.spread(cold, decider.hash))
     decider.chains = ChainCache(decider.hasher)
     queries = {id(prompt): decider.hash(prompt) for prompt in half}
@@ -118,7 +117,7 @@ def _sized(decider: Decider, section: str, tokens: str, num_blocks: int, samples
     for query in queries.values():
         decider.routing.finish(query.request_id)
     yield Row(section, f"choose {tokens}, half", choose)
-    for hit, prompts in ((Hit.NONE, cold), (Hit.HALF, half)):
+    for hit, prompts in ((Hit.NONE, cold), (Hit.HALF, half), (Hit.ALL, held)):
         decider.chains = ChainCache(decider.hasher)
         yield Row(section, f"whole {tokens}, {hit.value}", decider.spread(prompts, decider.decide))
     decider.chains = ChainCache(decider.hasher)
