@@ -9,7 +9,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement clean
+.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -78,6 +78,9 @@ bench-overhead: .venv/dev.installed ## what proxy and Router add to a direct cal
 
 bench-placement: .venv/dev.installed ## placement policies in a simulated cluster; ARGS="--full" for all of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-placement $(ARGS)
+
+bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's own router among them; ARGS="--quick" for 10 minutes of it
+	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)
 
 clean: ## remove the environments and every cache
 	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
