@@ -61,9 +61,9 @@ class ReplicaConfig:
     device: str = "auto"  # "cpu" | "cuda" | "auto"
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
     attention_backend: str = "auto"  # "gather_sdpa" is the only one built so far
-    # Greedy tokens by a bfloat16 product and exact sums of the few it leaves open: the same tokens (CPU,
-    # float32). auto: where that is measured to be faster and takes at most a quarter of free memory: half the
-    # output layer, or one to one and a half times that where it shares no weight with the embedding.
+    # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
+    # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
+    # is tried: three quarters of the output layer, and all of it again where the embedding does not share it.
     greedy_screen: str = "auto"  # "auto" | "on" | "off"
     torch_threads: int | None = None  # None = cores divided by replicas on the node, set by deploy
     block_size: int = 16  # tokens; 16 shares finely, 256 would open the flash-attn path
