@@ -39,6 +39,7 @@ from router.placement.fleet import Fleet
 from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
 from router.placement.late_replicas import LateReplicas
 from router.placement.observer import RoutingObserver
+from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking, candidates_of, ranking_of
 from router.placement.routing_statistics import (
     FleetStatistics,
@@ -48,7 +49,7 @@ from router.placement.routing_statistics import (
     replica_statistics,
 )
 from router.placement.shaper import Shaper, usable_tokens
-from router.policies import Policy, PolicyContext, PolicyRequest, make_policy
+from router.policies import Policy, PolicyContext, PolicyRequest
 from router.policies.base import alone
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, prefill_s
@@ -97,13 +98,12 @@ class Routing:
         """peers: this router's place among the routers of the same replicas, and their number."""
         self._config = config
         self._clock = clock
-        self._rng = rng or random.Random(config.seed)
         self._block_size = config.fingerprint.block_size
         self._fleet = Fleet(config.fingerprint)
-        self._policies: dict[str, Policy] = {}
         self._peers = peers
-        self._shaper = Shaper(self._block_size, self._make_expected_time(), peers)
-        self._policy = self._policy_named(config.policy)
+        context = PolicyContext(self._block_size, clock, rng or random.Random(config.seed), peers)
+        self._policies = PolicySet(config, context, self._fleet.members)
+        self._shaper = Shaper(self._block_size, self._policies.expected_time, peers)
         self._num_held = 0  # requests that wait at this router
         self._index = PrefixIndex(config.predicted_ttl_s)
         self._loads = FleetLoad(
@@ -180,7 +180,7 @@ class Routing:
         earlier: what was decided about the same query before, to save work.
         """
         now = self._clock()
-        policy = self._policy_named(query.policy) if query.policy else self._policy
+        policy = self._policies.named(query.policy) if query.policy else self._policies.configured
         hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
         held = self._match(hints, now)
         states = self._admissible(query, now)
@@ -285,7 +285,9 @@ class Routing:
         now = self._clock()
         flight = self._in_flight.get(request_id)
         if flight is None:
-            flight = _InFlight(PolicyRequest(request_id, RequestShape(1)), frozenset(), self._policy)
+            flight = _InFlight(
+                PolicyRequest(request_id, RequestShape(1)), frozenset(), self._policies.configured
+            )
         request = flight.request
         wanted = [replica_id for replica_id in candidates if replica_id not in flight.excluded]
         held = self._match(request.hints, now)
@@ -360,8 +362,7 @@ class Routing:
         self.release(request_id)
         hints = to_hints(block_hashes)
         self._index.finish(request_id, hints)
-        for policy in self._policies.values():
-            policy.finished(request_id, hints)
+        self._policies.finished(request_id, hints)
         for observer in self._observers:
             observer.finished(request_id, hints, num_output_tokens)
 
@@ -575,29 +576,11 @@ class Routing:
 
     # --- small parts --------------------------------------------------------------------------
 
-    def _make_expected_time(self) -> ExpectedTime:
-        policy = self._policy_named(ExpectedTime.name)
-        assert isinstance(policy, ExpectedTime)
-        return policy
-
-    def _policy_named(self, name: str) -> Policy:
-        policy = self._policies.get(name)
-        if policy is None:
-            # The options belong to the configured policy; another one, asked for by name, has its defaults.
-            options = self._config.policy_options if name == self._config.policy else {}
-            context = PolicyContext(self._block_size, self._clock, self._rng, self._peers)
-            policy = make_policy(name, options, context=context)
-            for replica_id, info in self._fleet.members.items():
-                policy.replica_added(replica_id, info)
-            self._policies[name] = policy
-        return policy
-
     def _add(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         self._loads.add_replica(replica_id, info)
         if self._fleet.add(replica_id, info):
             self._index.add_replica(replica_id, info)
-        for policy in self._policies.values():
-            policy.replica_added(replica_id, info)
+        self._policies.replica_added(replica_id, info)
         for observer in self._observers:
             observer.replica_added(replica_id, info)
 
@@ -605,8 +588,7 @@ class Routing:
         self._fleet.remove(replica_id)
         self._loads.remove_replica(replica_id)
         self._index.remove_replica(replica_id)
-        for policy in self._policies.values():
-            policy.replica_removed(replica_id)
+        self._policies.replica_removed(replica_id)
         for observer in self._observers:
             observer.replica_removed(replica_id)
 

@@ -113,6 +113,6 @@ def test_the_choice_can_be_made_and_who_left_is_forgotten(name: str, seed: int) 
     for _ in range(120):
         story.step()
     assert story.num_placed > 15
-    remembered = contents(story.routing._policies[name])
+    remembered = contents(story.routing._policies.named(name))
     gone = {f"replica{number}" for number in range(1, story.num_ever + 1)} - story.fleet
     assert not gone & set(remembered)
