@@ -1,0 +1,83 @@
+"""What `compare`, `sweep` and `replay` say to what they cannot do: a line, a status, nothing started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.__main__ import BAD_REQUEST, main
+from loadtest.commands import serving
+
+TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("something was about to be started")
+
+    monkeypatch.setattr(serving, "Deployment", refuse)
+    monkeypatch.setattr(serving, "check", refuse)
+
+
+def said(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str], status: int) -> str:
+    try:
+        found: object = main([*arguments, "--out", str(folder / "report"), "--no-plots"])
+    except SystemExit as exit_:  # argparse's way
+        found = exit_.code
+    told = capsys.readouterr().err
+    assert found == status, told
+    assert "Traceback" not in told
+    assert not (folder / "report").exists()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["compare"], "name deploy.yaml files to compare, or --policy"),
+        (["compare", "--policy", "fastest"], "unknown policy 'fastest'"),
+        (["compare", "--policy", "ideal"], "can be simulated only"),
+        (["compare", "--policy", "round_robin,round_robin"], "named twice"),
+        (["compare", "--policy", "round_robin", "a.yaml", "b.yaml"], "changes one file"),
+        (["compare", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["compare", "--policy", "round_robin", "--rate", "0"], "0 is not above 0"),
+        (["compare", "--policy", "round_robin", "--workload", "chess"], "unknown generator 'chess'"),
+        (["sweep", "--policy", "round_robin"], "--ttft"),
+        (["sweep", "--policy", "round_robin", "--ttft", "soon"], "'soon' is not a number"),
+        (["replay", "--trace", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
+        (["replay", "--start", "1e9"], "nobody arrives in the stretch asked for"),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in said(arguments, tmp_path, capsys, BAD_REQUEST)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "one.jsonl"
+    trace.write_text(TRACE)
+    arguments = ["replay", "--trace", str(trace), "--url", "http://127.0.0.1:1"]
+    assert "no OpenAI-compatible server answers at http://127.0.0.1:1" in said(arguments, tmp_path, capsys, 1)
+
+
+def test_the_projects_own_comparison_is_what_its_documents_say() -> None:
+    import argparse
+
+    from loadtest.commands import bench_fleet
+
+    parser = argparse.ArgumentParser()
+    bench_fleet.add_options(parser)
+    plan = bench_fleet.fleet_plan(parser.parse_args([]))
+    assert [contender.label for contender in plan.contenders] == list(bench_fleet.CONTENDERS)
+    assert {contender.num_replicas for contender in plan.contenders} == {4}
+    assert {contender.engine for contender in plan.contenders} == {"real engine, model tiny"}
+    assert [cell.workload.source for cell in plan.cells] == [
+        *("multi_turn", "multi_turn"),
+        *("no_reuse", "hot_prefix", "decode_heavy"),
+    ]
+    assert (len(plan.searches), plan.repeats) == (1, 3)
+    quick = bench_fleet.fleet_plan(parser.parse_args(["--quick"]))
+    assert (len(quick.cells), quick.searches, quick.repeats) == (2, (), 1)
