@@ -31,7 +31,7 @@ from replica.scheduling.request import Request, RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
 
 # Of all blocks, left free when somebody is let in beside others: answers are not quite as expected.
-# Without it ten times as many are thrown out, with twice as much answers come no faster (docs/design/016).
+# Without it ten times as many are thrown out, with twice as much answers come no faster (docs/design/017).
 SPARE = 1 / 32
 
 
