@@ -43,6 +43,10 @@ def provoke(client: httpx.Client) -> int:
     return num_refused
 
 
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+
+
 def _requests() -> list[tuple[str, bytes]]:
     said = {"model": MODEL, "messages": [{"role": "user", "content": CANARY}], "max_tokens": 3}
     asked = {"model": MODEL, "prompt": CANARY, "max_tokens": 3}
@@ -73,6 +77,13 @@ def _requests() -> list[tuple[str, bytes]]:
         (_CHAT, {**said, "messages": [{"role": "user", "content": {"text": CANARY}}]}),
         (_CHAT, {**said, "messages": [{"role": "user", "content": [{"type": CANARY, "text": CANARY}]}]}),
         (_CHAT, {**said, "response_format": {"type": "json_schema", "json_schema": CANARY}}),
+        (_CHAT, {**said, "response_format": _schema({"type": "string", "pattern": f"({CANARY}"})}),
+        (
+            _CHAT,
+            {**said, "response_format": _schema({"type": "array", "uniqueItems": True, "title": CANARY})},
+        ),
+        (_CHAT, {**said, "response_format": _schema({"enum": [CANARY], "type": CANARY})}),
+        (_CHAT, {**said, "structured_outputs": {"regex": f"(?={CANARY})"}}),
         (_CHAT, {**said, "chat_template": CANARY}),
         (_CHAT, {**said, "max_tokens": CANARY}),
         (_CHAT, {**said, "stream": CANARY}),
@@ -86,6 +97,9 @@ def _requests() -> list[tuple[str, bytes]]:
         (_COMPLETIONS, {**asked, "suffix": CANARY}),
         (_COMPLETIONS, {**asked, "temperature": CANARY, "seed": CANARY, "logit_bias": {CANARY: 1}}),
         (_COMPLETIONS, {**asked, "guided_regex": CANARY, "bad_words": [CANARY]}),
+        (_COMPLETIONS, {**asked, "guided_grammar": f"start: {CANARY}"}),
+        (_COMPLETIONS, {**asked, "guided_grammar": f"root ::= ({CANARY}"}),
+        (_COMPLETIONS, {**asked, "guided_json": f'{{"$ref": "#/{CANARY}"}}'}),
         ("/tokenize", {"prompt": [CANARY]}),
         ("/detokenize", {"tokens": [CANARY]}),
     ]

@@ -182,9 +182,16 @@ class _Plan:
             self._penalties.apply_(shaped)
         if self._stops is not None:
             flat[self._stops] = float("-inf")
-        for row, mask in masks.items():
-            shaped[row].masked_fill_(~_unpacked(mask.to(self._device), self.vocabulary), float("-inf"))
+        if masks:
+            self._mask_(shaped, masks)
         return shaped
+
+    def _mask_(self, logits: torch.Tensor, masks: Mapping[int, torch.Tensor]) -> None:
+        """Take out what the masks do not allow: one transfer and one pass for all of them."""
+        packed = torch.stack(list(masks.values())).to(self._device)
+        forbidden = _unpacked(packed, self.vocabulary).logical_not_()
+        rows = self._tensor(list(masks), torch.int64)
+        logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))
 
     def drawn(
         self, logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[DrawRow | None]
@@ -269,10 +276,10 @@ def _held_back(row: DrawRow, eos: frozenset[int]) -> set[int]:
     return set(row.sampling.stop_token_ids) | (frozenset() if row.sampling.ignore_eos else eos)
 
 
-def _unpacked(mask: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """A packed mask's bits, (vocabulary,) bool."""
-    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
-    return ((mask[:, None] >> bits) & 1).bool().flatten()[:vocabulary]
+def _unpacked(masks: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Packed masks' bits, (rows, vocabulary) bool. masks: (rows, words) int32, lowest bit first."""
+    bits = 2 ** torch.arange(8, dtype=torch.uint8, device=masks.device)
+    return ((masks.view(torch.uint8)[..., None] & bits) != 0).flatten(-2)[..., :vocabulary]
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
