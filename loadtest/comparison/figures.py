@@ -85,7 +85,7 @@ def _distributions(results: Results, workload: str, rate: float) -> Figure:
             if curve:
                 longer = [max(1 - share, 0.5 / total.count) for _, share in curve]
                 axes.step([seconds for seconds, _ in curve], longer, where="post", **_line(number, contender))
-        axes.set(xscale="log", yscale="log", xlabel=title, ylabel="share of requests that take longer")
+        axes.set(xscale="log", yscale="log", xlabel=title, ylabel="share that takes longer")
         axes.axhline(0.01, color=_INK, linewidth=0.6, alpha=0.5)
     _legend(figure)
     return figure
@@ -105,7 +105,7 @@ def _over_time(results: Results, workload: str, rate: float) -> Figure:
             known = [(at, 100 * cached / prompt) for at, (cached, prompt) in enumerate(sums) if prompt]
             hits.plot([at for at, _ in known], [share for _, share in known], **_line(number, contender))
             queue.plot(range(len(bins)), [each.in_flight for each in bins], **_line(number, contender))
-    hits.set(xlabel="s", ylabel=f"hit rate, % of the last {_SMOOTH_S} s' tokens", ylim=(0, 100))
+    hits.set(xlabel="s", ylabel=f"hit rate of {_SMOOTH_S} s, %", ylim=(0, 100))
     queue.set(xlabel="s", ylabel="requests on their way")
     queue.set_ylim(bottom=0)
     _legend(figure)

@@ -19,9 +19,10 @@ _CSS = """\
   :root { --page: #14171a; --ink: #e6e9ec; --soft: #9aa4ae; --rule: #343b42; --warn: #f0b35b;
     --c1: #fb923c; --c2: #7aa2ff; --c3: #4ade80; --c4: #c99bff; --c5: #f78fc0; --c6: #5fd3e6; --c7: #d9b44a;
     --c8: #a5afba; } }
-body { margin: 0 auto; max-width: 72rem; padding: 1.5rem; background: var(--page); color: var(--ink);
+body { margin: 0 auto; max-width: 84rem; padding: 1.5rem; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+h1, h2, p, caption { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
