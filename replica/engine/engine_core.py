@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cache.block_hash import BlockHasher
@@ -197,8 +197,7 @@ class EngineCore:
             lead.cached_tokens = lead.num_prompt_tokens
             self._end_at_submission(lead, FinishReason.LENGTH)
         else:
-            for begun in taken:
-                self._replay(begun)
+            self._replay_all(taken)
         return taken
 
     def _max_output(self, request: GenerateRequest) -> int:
@@ -338,19 +337,27 @@ class EngineCore:
 
     # -- parts of the above -----------------------------------------------------------------------
 
+    def _replay_all(self, requests: Sequence[Request]) -> None:
+        """`_replay` each. Raises StructureRefused for one's tokens, and keeps none of them."""
+        try:
+            for request in requests:
+                self._replay(request)
+        except StructureRefused:
+            for request in requests:
+                self._scheduler.cancel(request.request_id)
+            self._ended_at_submission = [
+                told for told in self._ended_at_submission if told.request not in requests
+            ]
+            raise
+
     def _replay(self, request: Request) -> None:
         """Bring a continued stream's text and structure to where the earlier attempt was.
 
         The earlier attempt may have died after its last token and before saying so: then it ends here.
-        Raises StructureRefused for tokens that leave the structure, and keeps nothing.
+        Raises StructureRefused for tokens that leave the structure.
         """
         for token_id in request.token_ids[request.num_prompt_tokens :]:
-            try:
-                reason = _take_token(request, token_id)
-            except StructureRefused:
-                self._scheduler.cancel(request.request_id)
-                raise
-            if reason is not None:
+            if (reason := _take_token(request, token_id)) is not None:
                 request.cached_tokens = 0
                 self._end_at_submission(request, reason)
                 return

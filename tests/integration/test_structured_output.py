@@ -276,6 +276,14 @@ def test_a_mask_that_becomes_too_complex_fails_its_request_alone() -> None:
     assert core.stats().cache.used == 0
 
 
+def test_each_of_several_answers_has_a_place_of_its_own() -> None:
+    several = replace(_ask(regex("[abc]{3,9}"), min_tokens=4), n=5)
+    texts = [said.text for said in _sim().complete([several])]
+    assert len(texts) == 5
+    assert all(re.fullmatch("[abc]{3,9}", text) for text in texts)
+    assert len(set(texts)) > 1
+
+
 def test_the_structure_is_no_part_of_what_is_cached() -> None:
     core = _sim(max_batched_tokens=512)
     prompt = range(64)
