@@ -88,7 +88,6 @@ class ModelRunner:
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, ScreenedHead) else None
         self._sampler = Sampler(info.eos_token_ids)
-        self._scorer = PromptScorer(model, takes_rows=self._takes_rows)
 
     @classmethod
     def load(
@@ -173,9 +172,10 @@ class ModelRunner:
             rows, structures = [_draw_row(sequence) for sequence in ordered], _structures(ordered)
             prompt_logprobs: dict[int, Logprobs] = {}
             if chunks := wanted(sequences, batch.order):
-                with self._scorer.keeping():
+                scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
+                with scorer.keeping():
                     drawn = self._draw(batch, rows, structures)
-                prompt_logprobs = self._scorer.score(batch, chunks)
+                prompt_logprobs = scorer.score(batch, chunks)
             else:
                 drawn = self._draw(batch, rows, structures)
         next_tokens: list[int | None] = [None] * len(sequences)

@@ -52,7 +52,7 @@ def wanted(sequences: Sequence[ScheduledSequence], order: Sequence[int]) -> list
 
 
 class PromptScorer:
-    """Scores chunks right after the forward that computed them. One thread at a time."""
+    """Scores one step's chunks, right after the forward that computed them."""
 
     def __init__(self, model: Any, *, takes_rows: bool) -> None:
         """takes_rows: whether the model can be asked for the logits of some rows."""
@@ -76,11 +76,8 @@ class PromptScorer:
     def score(self, batch: StepBatch, chunks: Sequence[Chunk]) -> dict[int, Logprobs]:
         """By sequence of the step. Inside inference mode, after a forward inside `keeping`."""
         assert self._kept is not None, "the model's decoder is not what its forward calls"
-        try:
-            with self._replaying():
-                return {chunk.sequence: self._scored(batch, chunk) for chunk in chunks}
-        finally:
-            self._kept = None
+        with self._replaying():
+            return {chunk.sequence: self._scored(batch, chunk) for chunk in chunks}
 
     @contextmanager
     def _replaying(self) -> Iterator[None]:

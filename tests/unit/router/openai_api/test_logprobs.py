@@ -1,0 +1,130 @@
+"""Log probabilities in answers: whose, in which shape, and none lost where text is held back."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+
+from cache.messages import Delta, FinishReason, Logprobs
+from cache.types import ReplicaId
+from router.openai_api.logprobs import ChatLogprobRecord, CompletionLogprobRecord
+from tests.fakes.http import RouterUnderTest, a_replica_info
+
+
+def logprobs(*tokens: tuple[float, dict[int, float]]) -> Logprobs:
+    top = [pair for _, others in tokens for pair in others.items()]
+    return Logprobs(
+        num_top=len(tokens[0][1]),
+        chosen=array("f", [own for own, _ in tokens]),
+        top_ids=array("i", [token for token, _ in top]),
+        top=array("f", [logprob for _, logprob in top]),
+    )
+
+
+def one_byte(token_id: int) -> bytes:
+    return bytes([token_id])
+
+
+def test_a_character_in_pieces_is_told_by_its_bytes() -> None:
+    """Its place in the text is where the character will be; what breaks one off is behind U+FFFD."""
+    heart = "\u2764".encode()
+    ids = (*b"a", *heart, *b"b", heart[0], *b"c")
+    found = logprobs(*[(-1.0, {})] * len(ids))
+    record = CompletionLogprobRecord(one_byte, lambda _id: False)
+    record.take(Delta("", ids, 0, None, found))
+    told = record.due()
+    assert told is not None
+    assert told.tokens == ["a", r"bytes:\xe2", r"bytes:\x9d", r"bytes:\xa4", "b", r"bytes:\xe2", "c"]
+    assert told.text_offset == [0, 1, 1, 1, 2, 3, 4]
+    assert record.due() is None
+
+    chat = ChatLogprobRecord(one_byte)
+    chat.take(Delta("", ids, 0, None, found))
+    entries = chat.due()
+    assert entries is not None
+    assert [entry.token for entry in entries.content][:3] == ["a", r"\xe2", r"\x9d"]
+    assert [entry.bytes for entry in entries.content] == [[token] for token in ids]
+
+
+def test_special_tokens_are_told_and_take_no_place_but_where_the_prompt_spells_them() -> None:
+    def spelled(token_id: int) -> bytes:
+        return b"<s>" if token_id == 0 else bytes([token_id])
+
+    for prompt_text, offsets in (("a", [0, 0, 1]), ("<s>a", [0, 3, 4])):
+        record = CompletionLogprobRecord(
+            spelled, lambda token: token == 0, prompt=(0, ord("a")), prompt_text=prompt_text
+        )
+        record.take(Delta("b", (ord("b"),), 0, None, logprobs((-1, {})), logprobs((-2, {}))))
+        told = record.due()
+        assert told is not None
+        assert told.tokens == ["<s>", "a", "b"]
+        assert told.token_logprobs == [None, -2, -1]
+        assert told.text_offset == offsets
+
+
+async def test_what_was_held_back_is_told_with_the_next_chunk(router: RouterUnderTest) -> None:
+    router.answer_with(
+        Delta("", (97,), 0, None, logprobs((-0.5, {97: -0.5}))),
+        Delta("ab", (98,), 0, None, logprobs((-1.5, {99: -0.25}))),
+        Delta("", (0,), 0, FinishReason.STOP, logprobs((-2, {0: -2}))),
+    )
+    response = await router.chat(stream=True, logprobs=True, top_logprobs=1)
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    told = [chunk["choices"][0]["logprobs"]["content"] for chunk in chunks]
+    assert [[entry["token"] for entry in entries] for entries in told] == [["a", "b"], ["\0"]]
+    assert told[0][1] == {
+        "token": "b",
+        "bytes": [98],
+        "logprob": -1.5,
+        "top_logprobs": [{"token": "c", "bytes": [99], "logprob": -0.25}],
+    }
+
+
+async def test_the_drawn_token_is_always_among_a_completions_top(router: RouterUnderTest) -> None:
+    router.answer_with(Delta("b", (98,), 0, FinishReason.STOP, logprobs((-1.5, {99: -0.25}))))
+    choice = (await router.complete("x", logprobs=1)).json()["choices"][0]
+    assert choice["logprobs"] == {
+        "text_offset": [0],
+        "token_logprobs": [-1.5],
+        "tokens": ["b"],
+        "top_logprobs": [{"c": -0.25, "b": -1.5}],
+    }
+
+
+async def test_a_prompt_alone_costs_no_completion_token(router: RouterUnderTest) -> None:
+    router.answer_with(
+        Delta("zzz", (98,), 0, FinishReason.STOP, logprobs((-1, {})), logprobs((-3, {}), (-4, {})))
+    )
+    body = (await router.complete("exy", logprobs=0, echo=True, max_tokens=0)).json()
+    choice = body["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("exy", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -3, -4]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    assert body["usage"]["completion_tokens"] == 0
+    sampling = router.calls.requests[0][1].sampling
+    assert (sampling.max_tokens, sampling.logprobs, sampling.prompt_logprobs) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_p", 0.5),
+        ("presence_penalty", 1),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 2),
+        ("logit_bias", {"5": 1}),
+        ("logprobs", True),
+    ],
+)
+async def test_a_simulated_model_is_asked_nothing_about_logits(
+    router: RouterUnderTest, field: str, value: Any
+) -> None:
+    simulated = a_replica_info(has_logits=False)
+    router.parts.routing.update_replicas({ReplicaId("simulated"): simulated})
+    response = await router.chat(**{field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+    assert "simulates" in response.json()["error"]["message"]
