@@ -36,7 +36,8 @@ def test_policies_beside_each_other_on_simulated_replicas(tmp_path: Path) -> Non
         assert run.is_whole
         assert run.tally.failures == {}
         assert run.tally.untold == 0
-        assert len(run.tally.replicas) == 4
+        # Others may leave a replica without requests while nobody waits; round robin cannot.
+        assert len(run.tally.replicas) == 4 or run.contender != "round_robin"
         assert run.tally.late.count == run.tally.due == run.tally.answers
         assert run.tally.hit_ratio is not None
         hits[run.contender] = run.tally.hit_ratio
