@@ -113,6 +113,14 @@ class FreeBlockQueue:
         block.prev_free, block.next_free = last, self._end
         self._size += 1
 
+    def prepend(self, block: KVCacheBlock) -> None:
+        first = self._end.next_free
+        assert first is not None
+        assert block.next_free is None, "block is in the free queue already"
+        first.prev_free = self._end.next_free = block
+        block.prev_free, block.next_free = self._end, first
+        self._size += 1
+
     def popleft(self) -> KVCacheBlock:
         """Raises NoFreeBlocks when empty."""
         first = self._end.next_free
@@ -184,6 +192,16 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.free_queue.append(block)
+
+    def discard(self, block: KVCacheBlock) -> None:
+        """The block's one user gives back a copy that nobody needs: out of the cache, and next to be taken.
+
+        Taking it costs nobody a hit, so it goes before everything that is cached. O(1).
+        """
+        assert block.ref_count == 1, f"block {block.block_id} has other users"
+        self.unregister(block)
+        block.ref_count = 0
+        self.free_queue.prepend(block)
 
     def lookup(self, block_hash: BlockHash, content: BlockContent) -> KVCacheBlock | None:
         """The earliest copy of exactly this content. O(1); changes nothing."""
