@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from cache.disciplines import PAGED, CacheDiscipline
 from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
@@ -77,6 +78,9 @@ class ReplicaConfig:
     # first and knows the fleet. None = no bound.
     max_wait_s: float | None = 30.0
     prefix_caching: bool = True
+    # append_only: a block computed twice is kept twice, and block tables only grow. merge_on_fill: it gives
+    # way to its twin when it fills (docs/design/020).
+    cache_discipline: str = CacheDiscipline.APPEND_ONLY.value
     # Of the blocks, held prefixes may have this share, and never so much that a request of `max_model_len`
     # would not fit beside them. 0 = none may be held.
     max_pinned_fraction: float = 0.5
@@ -100,6 +104,7 @@ class ReplicaConfig:
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         _check_one_of("attention_backend", self.attention_backend, ("auto", "gather_sdpa"))
         _check_one_of("greedy_screen", self.greedy_screen, ("auto", "on", "off"))
+        _check_one_of("cache_discipline", self.cache_discipline, tuple(kind.value for kind in PAGED))
         _check_range("block_size", self.block_size, 1, 1024)
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)

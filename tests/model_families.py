@@ -181,6 +181,7 @@ class Setting:
     block_size: int = 16
     num_blocks: int = ROOMY_BLOCKS
     prefix_caching: bool = True
+    cache_discipline: str = "append_only"
     max_batched_tokens: int = 512
     max_running: int = 64
     greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
@@ -194,6 +195,7 @@ SETTINGS = (
     Setting("cache-on"),
     Setting("cache-on-blocks-of-4", block_size=4),
     Setting("cache-off", prefix_caching=False),
+    Setting("merged-blocks-of-4", block_size=4, max_batched_tokens=23, cache_discipline="merge_on_fill"),
     Setting("chunked", max_batched_tokens=23),
     Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
     Setting("preempted", num_blocks=9),
@@ -321,6 +323,7 @@ def engine_over(runner: ModelRunner, setting: Setting) -> EngineCore:
     config = ReplicaConfig(
         block_size=setting.block_size,
         prefix_caching=setting.prefix_caching,
+        cache_discipline=setting.cache_discipline,
         max_batched_tokens=setting.max_batched_tokens,
         max_running=setting.max_running,
     )

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cache.block_hash import BlockHasher
+from cache.disciplines import CacheDiscipline, paged_cache
 from cache.engine_report import EngineReport
 from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
-from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
+from cache.kv_cache_manager import BlockEventSink, CacheStats
 from cache.messages import FinishReason, GenerateRequest, Logprobs
 from cache.types import RequestId
 from replica.config import ReplicaConfig
@@ -103,7 +104,8 @@ class EngineCore:
         self._decoder = decoder if decoder is not None else NoText()
         self.structures = structures or NoStructures("this engine does not know what its tokens stand for")
         self._clock = clock
-        self._cache = KVCacheManager(
+        self._cache = paged_cache(
+            CacheDiscipline(config.cache_discipline),
             info.num_blocks,
             hasher,
             block_size=info.block_size,

