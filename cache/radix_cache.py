@@ -142,16 +142,18 @@ class RadixCache:
 
     def commit_step(self) -> None:
         """The forward succeeded: promises are kept, and the tree's slots take the place of doubles."""
+        self.tree.keep_all()
         for sequence, claim in self._stepping.items():
             table = sequence.block_table
             for first, have in claim.doubles:
                 last = first + len(have)
                 self.tree.free(table[first:last])
                 table[first:last] = have
+            if claim.doubles:  # those ahead of it may have parted there, and now go on together
+                self.tree.join_parent(claim.node)
             claim.doubles.clear()
             claim.num_promised = 0
         self._stepping.clear()
-        self.tree.keep_all()
 
     def abort_step(self) -> None:
         for claim in self._stepping.values():

@@ -168,7 +168,7 @@ class RadixTree:
         for node in self._promises:
             node.is_promise = False
         for node in self._promises:
-            self._join_parent(node)
+            self.join_parent(node)
         self._promises.clear()
 
     def withdraw(self, nodes: list[Node]) -> None:
@@ -264,10 +264,13 @@ class RadixTree:
         self.changes += 1
         return upper
 
-    def _join_parent(self, node: Node) -> None:
-        """Make one of a node and the one above it, where nobody tells them apart any more."""
+    def join_parent(self, node: Node) -> None:
+        """Make one of a node and the one above it, where their users do not tell them apart. Else nothing.
+
+        The node stays, with both runs.
+        """
         parent = node.parent
-        if parent is None or parent.parent is None or parent.is_promise:
+        if parent is None or parent.parent is None or parent.is_promise or not node.ref_count:
             return
         if len(parent.children) > 1 or parent.ref_count != node.ref_count:
             return

@@ -41,11 +41,12 @@ def check_tree(tree: RadixTree) -> None:
 def drawn(node: Node) -> Any:
     """A node's subtree as a reader would draw it: text -> [users, children], letters for tokens."""
     return {
-        _text(child): [child.ref_count, drawn(child)]
-        for _, child in sorted(node.children.items(), key=lambda item: _text(item[1]))
+        text_of(child): [child.ref_count, drawn(child)]
+        for _, child in sorted(node.children.items(), key=lambda item: text_of(item[1]))
     }
 
 
-def _text(node: Node) -> str:
+def text_of(node: Node) -> str:
+    """A node's run, letters for tokens."""
     numbers = memoryview(bytes(node.tokens)).cast("i")
     return "".join(map(chr, numbers))
