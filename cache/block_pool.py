@@ -160,6 +160,11 @@ class BlockPool:
         """Blocks in the free queue, cached content included."""
         return len(self.free_queue)
 
+    @property
+    def num_duplicates(self) -> int:
+        """Registered blocks whose content an earlier one holds as well."""
+        return self.num_cached - len(self._earliest)
+
     def allocate(self, count: int) -> list[KVCacheBlock]:
         """`count` blocks without content, one reference each, least recently used first.
 
