@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache.disciplines import PAGED, CacheDiscipline
+from cache.disciplines import DEFAULT, PAGED
 from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
@@ -78,9 +78,9 @@ class ReplicaConfig:
     # first and knows the fleet. None = no bound.
     max_wait_s: float | None = 30.0
     prefix_caching: bool = True
-    # append_only: a block computed twice is kept twice, and block tables only grow. merge_on_fill: it gives
-    # way to its twin when it fills (docs/design/020).
-    cache_discipline: str = CacheDiscipline.APPEND_ONLY.value
+    # merge_on_fill: a block that fills with what another holds gives way to it: as many hits or more on less
+    # memory, at no measurable cost (docs/design/020). append_only: it is kept, and block tables only grow.
+    cache_discipline: str = DEFAULT.value
     # Of the blocks, held prefixes may have this share, and never so much that a request of `max_model_len`
     # would not fit beside them. 0 = none may be held.
     max_pinned_fraction: float = 0.5

@@ -181,7 +181,7 @@ class Setting:
     block_size: int = 16
     num_blocks: int = ROOMY_BLOCKS
     prefix_caching: bool = True
-    cache_discipline: str = "append_only"
+    cache_discipline: str = "merge_on_fill"
     max_batched_tokens: int = 512
     max_running: int = 64
     greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
@@ -195,7 +195,7 @@ SETTINGS = (
     Setting("cache-on"),
     Setting("cache-on-blocks-of-4", block_size=4),
     Setting("cache-off", prefix_caching=False),
-    Setting("merged-blocks-of-4", block_size=4, max_batched_tokens=23, cache_discipline="merge_on_fill"),
+    Setting("append-only-blocks-of-4", block_size=4, max_batched_tokens=23, cache_discipline="append_only"),
     Setting("chunked", max_batched_tokens=23),
     Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
     Setting("preempted", num_blocks=9),

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.arguments import positive
-from benchmarks.cache import pages, report
+from benchmarks.cache import engine, pages, report
 from benchmarks.cache.jobs import KINDS, Job, generated_jobs, trace_jobs
 from benchmarks.cache.replay import replay
 from benchmarks.cache.report import Row
@@ -60,11 +60,13 @@ Columns:
   TTFT s                    mean time to first token, modelled
   match .. release us       CPU microseconds of the middle call
   request us                CPU microseconds of all those calls, per request
+Two more tables: what merging costs a real engine in CPU seconds, and what it would cost an engine to have
+pages of one token, as the tree has.
 """
 EPILOG = """\
 examples:
-  python -m benchmarks.cache                                       everything, some ten minutes
-  python -m benchmarks.cache --traffic chats twins --requests 100  a minute
+  python -m benchmarks.cache                                       everything, some four minutes
+  python -m benchmarks.cache --traffic chats twins --requests 200  half a minute
 """
 
 
@@ -86,17 +88,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 rows.append(_row(traffic, discipline, jobs, options, told))
                 progress.remove_task(task)
-        task = progress.add_task("pages", total=None)
+        progress.add_task("engine", total=None)
+        merged = engine.measure(options.rounds, options.block_size)
         paged = [
-            pages.measure(size, num_sequences=8, context=2048, rounds=options.rounds)
+            pages.measure(size, num_sequences=8, context=2048, rounds=5 * options.rounds)
             for size in (1, options.block_size)
         ]
     console = Console(highlight=False, width=report.WIDTH)
     console.print(report.table(rows))
+    console.print(report.engine_table(merged))
     console.print(report.page_table(paged))
     console.print(_describe(options, time.monotonic() - began_s))
     if options.json is not None:
         found = {"rows": [asdict(row) for row in rows], "pages": [asdict(row) for row in paged]}
+        found["engine"] = [asdict(row) for row in merged]
         options.json.write_text(json.dumps(found, indent=1))
     return 0
 
@@ -175,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--traffic", nargs="+", choices=kinds, default=kinds, metavar="KIND", help=", ".join(kinds)
     )
-    parser.add_argument("--requests", type=positive, default=400, help="of each kind (default: 400)")
+    parser.add_argument("--requests", type=positive, default=1000, help="of each kind (default: 1,000)")
     parser.add_argument(
         "--cache-tokens",
         type=positive,
@@ -184,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--block-size", type=positive, default=16, help="tokens (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="of the generated kinds (default: 0)")
-    parser.add_argument("--rounds", type=positive, default=30, help="of each page size (default: 30)")
+    parser.add_argument("--rounds", type=positive, default=7, help="pairs of engine runs (default: 7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
     return parser
 

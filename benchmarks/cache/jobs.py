@@ -21,7 +21,7 @@ from loadtest.workloads.conversation import BlockIds, Conversation, Zipf, length
 from loadtest.workloads.trace_source import TraceSource
 from loadtest.workloads.traces import read_trace
 
-TRACE_RATE_PER_S = 2.0  # some 0.8 of what the simulated machine can serve
+TRACE_RATE_PER_S = 0.5  # what the simulated machine can serve without an endless queue
 TO_THE_TOKEN = 1  # tokens per "block" of a generated text
 
 

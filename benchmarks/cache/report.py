@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from benchmarks.cache.engine import Merged
 from benchmarks.cache.pages import Paged
 from benchmarks.cache.replay import Replayed
 from benchmarks.cache.timed import VERBS
@@ -57,6 +58,27 @@ def table(rows: Sequence[Row]) -> Table:
             *(f"{row.call_us[verb]:.1f}" for verb in VERBS),
             f"{row.request_us:,.0f}",
         )
+    return result
+
+
+def engine_table(merged: Sequence[Merged]) -> Table:
+    """One row per batch."""
+    result = Table(box=SIMPLE_HEAD, show_edge=False)
+    result.add_column("batch")
+    for title in (
+        "append_only s",
+        "merge_on_fill s",
+        "ratio",
+        "lowest",
+        "highest",
+        "blocks freed",
+        "same output",
+    ):
+        result.add_column(title, justify="right")
+    for row in merged:
+        ratios = (f"{ratio:.3f}" for ratio in (row.ratio, *row.ratios))
+        times = (f"{row.append_only_s:.2f}", f"{row.merge_on_fill_s:.2f}")
+        result.add_row(row.batch, *times, *ratios, str(row.freed_blocks), "yes" if row.same_output else "no")
     return result
 
 
