@@ -18,6 +18,8 @@ What would break it, and why it cannot here:
   - A duplicate left without a hash: sequence A computes its own copy of a cached parent, registers
     a child, the parent's first copy is evicted, and the child stands alone. So *every* full block is
     registered, duplicates too, and a hash goes only with its last copy.
+  - A duplicate discarded early (`merging.py`): its user takes the earliest copy in its place, at the same
+    moment, so whatever it was a witness to has that one, in use as well.
   - A child whose parent could not be registered (a hash collision, an aborted step): `KVCacheManager`
     registers a block only behind a registered one.
   - An aborted step: blocks registered since the last commit go together, children before parents.
