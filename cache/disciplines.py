@@ -31,7 +31,7 @@ _PAGED = {
     CacheDiscipline.MERGE_ON_FILL: MergingKVCacheManager,
 }
 PAGED = tuple(_PAGED)  # what an engine may run
-# It finds as much as append-only and more, holds nothing twice, and costs no more (docs/design/020).
+# It finds as much as append-only, holds nothing twice, and costs no more (docs/design/020).
 DEFAULT = CacheDiscipline.MERGE_ON_FILL
 
 

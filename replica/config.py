@@ -78,8 +78,8 @@ class ReplicaConfig:
     # first and knows the fleet. None = no bound.
     max_wait_s: float | None = 30.0
     prefix_caching: bool = True
-    # merge_on_fill: a block that fills with what another holds gives way to it: as many hits or more on less
-    # memory, at no measurable cost (docs/design/020). append_only: it is kept, and block tables only grow.
+    # merge_on_fill: a block that fills with what another holds gives way to it: as many hits on less memory,
+    # at no measurable cost (docs/design/020). append_only: it is kept, and block tables only grow.
     cache_discipline: str = DEFAULT.value
     # Of the blocks, held prefixes may have this share, and never so much that a request of `max_model_len`
     # would not fit beside them. 0 = none may be held.

@@ -13,7 +13,7 @@ from benchmarks.cache.pages import Paged
 from benchmarks.cache.replay import Replayed
 from benchmarks.cache.timed import VERBS
 
-WIDTH = 130
+WIDTH = 150
 
 
 @dataclass(frozen=True, slots=True)
