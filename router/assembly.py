@@ -28,6 +28,7 @@ from router.openai_api.about import Readiness
 from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
 from router.openai_api.service import Service
+from router.openai_api.structure_metrics import StructureCollector
 from router.policies.base import alone
 from router.prefixes.copies import Copies, PinCalls
 from router.prefixes.keeper import PrefixKeeper
@@ -119,6 +120,7 @@ class RouterParts:
             rng=rng,
         )
         self.metrics.watch_hashing(self.service.hashing)
+        self.metrics.registry.register(StructureCollector(self.service.forms.statistics))
         self._encoder = encoder
         self._was_synced = False
 

@@ -5,14 +5,16 @@ Knows bodies, templates and structures; knows neither generations nor HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from cache.structure import Structure, StructureKind
 from router.errors import UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
 from router.openai_api.schema import ChatBody, CompletionBody
-from router.openai_api.structure_check import StructureChecker
+from router.openai_api.structure_check import CheckStatistics, StructureChecker
 from router.openai_api.tool_calls import Reader, ToolFormat, format_of, reader_for, renders_tools
 from router.openai_api.tools import Calling
 from router.prompts.prompt import PromptEncoder
@@ -29,6 +31,21 @@ class AnswerForm:
         return reader_for(self.calls, is_parallel=self.is_parallel)
 
 
+class FormKind(StrEnum):
+    """What an answer that is not free has to be."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"  # a list of choices too
+    CALLS = "calls"  # or text or a structure around them
+
+
+@dataclass(frozen=True, slots=True)
+class FormStatistics:
+    requests: Mapping[FormKind, int]  # whose answer is not free
+    checks: CheckStatistics
+
+
 class AnswerForms:
     """Finds bodies' forms, and whether they can be followed. Owner: the router's event loop."""
 
@@ -36,19 +53,33 @@ class AnswerForms:
         self._encoder = encoder
         self._checker = checker
         self._limits = limits
+        self._requests = dict.fromkeys(FormKind, 0)
+
+    def statistics(self) -> FormStatistics:
+        return FormStatistics(dict(self._requests), self._checker.statistics())
+
+    def close(self) -> None:
+        """Check no structure any more. Idempotent."""
+        self._checker.close()
 
     async def of_completion(self, body: CompletionBody) -> AnswerForm:
         """Raises InvalidField for what no replica could follow: nothing is queued for it."""
-        return AnswerForm(await self._own_structure(body))
+        return self._counted(AnswerForm(await self._own_structure(body)))
 
     async def of_chat(self, body: ChatBody) -> AnswerForm:
         """Raises InvalidField, and UnsupportedParameter where the model's calls cannot be read."""
         written = self._format(body)
         answer = await self._own_structure(body)
         if written is None:
-            return AnswerForm(answer)
+            return self._counted(AnswerForm(answer))
         structure = await self._calls(body, answer)
-        return AnswerForm(structure, written, body.parallel_tool_calls)
+        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls))
+
+    def _counted(self, form: AnswerForm) -> AnswerForm:
+        if form.structure is not None:
+            kind = FormKind(form.structure.kind.value) if form.calls is None else FormKind.CALLS
+            self._requests[kind] += 1
+        return form
 
     async def _own_structure(self, body: ChatBody | CompletionBody) -> Structure | None:
         if body.structure is None:

@@ -94,8 +94,8 @@ class Service:
         self._tokenization = Tokenization(config.model_name, encoder, config.limits)
         self._hasher = hasher
         self._chains = ChainCache(hasher)
-        self.structures = StructureChecker(config.limits.max_compile_seconds)
-        self._forms = AnswerForms(encoder, self.structures, config.limits)
+        checker = StructureChecker(config.limits.max_compile_seconds)
+        self.forms = AnswerForms(encoder, checker, config.limits)
         self._routing = routing
         self._dispatcher = dispatcher
         self.about = About(config, encoder, routing, version, int(wall_clock()))
@@ -128,7 +128,7 @@ class Service:
         """
         arrived_at = self.clock()
         self._check(body, policy)
-        form = await self._forms.of_chat(body)
+        form = await self.forms.of_chat(body)
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
@@ -162,7 +162,7 @@ class Service:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
         self._check(body, policy)
-        form = await self._forms.of_completion(body)
+        form = await self.forms.of_completion(body)
         unique = self._unique(request_id)
         session_hint = session or body.prompt_cache_key
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
@@ -351,7 +351,7 @@ class Service:
 
     def close(self) -> None:
         """Check no structure any more. Idempotent."""
-        self.structures.close()
+        self.forms.close()
 
     # --- about itself -------------------------------------------------------------------------
 

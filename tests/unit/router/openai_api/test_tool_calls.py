@@ -353,6 +353,28 @@ async def test_what_cannot_be_honoured_is_named(fields: dict[str, Any], param: s
         assert not router.calls.requests
 
 
+async def test_what_is_forced_or_strict_becomes_a_structure_and_nothing_else_does() -> None:
+    strict = changed(strict=True)
+    asked: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"tool_choice": "none", "tools": strict}, False),
+        ({"tools": strict}, True),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": named("weather")}, True),
+        ({"tool_choice": allowed("auto", "weather")}, True),
+        ({"guided_json": {}}, True),
+    ]
+    async with a_router("x") as router:
+        prompts = set()
+        for fields, is_held in asked:
+            await router.chat("x", **{"tools": [WEATHER], **fields})
+            sent = router.calls.requests[-1][1]
+            assert (sent.structure is not None) is is_held, fields
+            prompts.add(bytes(sent.token_ids))
+        assert len(prompts) == 1  # whatever is asked of calls, the prefix stays in the cache
+        assert router.metric("warmpath_structured_requests_total", kind="calls") == 5
+
+
 def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, Any]:
     entry = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
     return {"role": role, "content": None, "tool_calls": [entry]}
