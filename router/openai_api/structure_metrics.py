@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
 
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from router.openai_api.answer_form import FormStatistics
 from router.openai_api.structure_check import TRIED_BOUNDS_S
-from router.scraped import Scraped, counters
-
-_LE = (*map(str, TRIED_BOUNDS_S), "+Inf")
+from router.scraped import Scraped, counters, histogram
 
 
 class StructureCollector(Scraped[FormStatistics]):
@@ -34,10 +31,10 @@ class StructureCollector(Scraped[FormStatistics]):
         yield GaugeMetricFamily(
             "warmpath_structures_pending", "Structures that wait to be tried, or are.", checks.num_pending
         )
-        counts = map(float, accumulate(checks.tried_s.counts))
-        yield HistogramMetricFamily(
+        yield histogram(
             "warmpath_structure_check_seconds",
             "To try one structure.",
-            buckets=list(zip(_LE, counts, strict=True)),
-            sum_value=checks.tried_s.total,
+            TRIED_BOUNDS_S,
+            checks.tried_s.counts,
+            checks.tried_s.total,
         )
