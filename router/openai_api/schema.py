@@ -207,7 +207,7 @@ class ChatBody(RequestBody):
     tools: Annotated[tuple[Tool, ...], BeforeValidator(to_tools), WithJsonSchema(TOOLS_SCHEMA)] = ()
     tool_choice: Annotated[
         ToolChoice, BeforeValidator(to_tool_choice), WithJsonSchema(TOOL_CHOICE_SCHEMA)
-    ] = ToolChoice()
+    ] = Field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Logprobs = 0
