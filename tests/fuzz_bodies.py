@@ -56,6 +56,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {
             **_CHAT,
+            "messages": [{"role": "user", "content": "Hello"}],
             "tools": [_TOOL, {**_TOOL, "function": {**_TOOL["function"], "name": "g", "strict": True}}],
             "tool_choice": {
                 "type": "allowed_tools",

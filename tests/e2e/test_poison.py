@@ -20,7 +20,7 @@ import pytest
 from tests.fuzz_bodies import GOOD, POISON, corpus, mutated
 from tests.http_server import HttpServer, engine_server
 
-MAX_MODEL_LEN = 192  # short contexts: a mutated body without max_tokens generates no more than this
+MAX_MODEL_LEN = 256  # short contexts: a mutated body without max_tokens generates no more than this
 NUM_BLOCKS = 48  # of 16 tokens: what is held has to leave room for the longest request
 CANARY = {"model": "tiny", "prompt": "The sea", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 LIMIT_S = 20.0  # of one request
