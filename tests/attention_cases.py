@@ -72,11 +72,11 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[int, list[Sequence]]:
+def batches(draw: st.DrawFn, max_sequences: int = 6) -> tuple[int, list[Sequence]]:
     """A block size, and sequences of which some start with full blocks of an earlier one."""
     block_size = draw(st.sampled_from([1, 2, 4, 7, 16]))
     sequences: list[Sequence] = []
-    for _ in range(draw(st.integers(1, 6))):
+    for _ in range(draw(st.integers(1, max_sequences))):
         twins = [index for index, other in enumerate(sequences) if other.length > block_size]
         twin_of = draw(st.none() | st.sampled_from(twins)) if twins else None
         if twin_of is None:
