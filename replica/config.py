@@ -10,6 +10,8 @@ from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
 
+ATTENTION_BACKENDS = ("auto", "gather_sdpa", "triton")
+
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
@@ -61,7 +63,9 @@ class ReplicaConfig:
     sim: SimConfig = field(default_factory=SimConfig)
     device: str = "auto"  # "cpu" | "cuda" | "auto"
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
-    attention_backend: str = "auto"  # "gather_sdpa" is the only one built so far
+    # auto: gather_sdpa, which runs anywhere. "triton" reads pages in place on CUDA cards; it was compiled for
+    # them and run in Triton's interpreter, never timed on one.
+    attention_backend: str = "auto"
     # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
     # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
     # is tried: three quarters of the output layer, and all of it again where the embedding does not share it.
@@ -102,7 +106,7 @@ class ReplicaConfig:
         _check_one_of("runner", self.runner, ("model", "simulated"))
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
-        _check_one_of("attention_backend", self.attention_backend, ("auto", "gather_sdpa"))
+        _check_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _check_one_of("greedy_screen", self.greedy_screen, ("auto", "on", "off"))
         _check_one_of("cache_discipline", self.cache_discipline, tuple(kind.value for kind in PAGED))
         _check_range("block_size", self.block_size, 1, 1024)

@@ -291,8 +291,8 @@ class Answer:
 class Runners:
     """Runners over one model folder, loaded as the service loads them; one per pool and way to draw."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self._folder, self._device = folder, device
+    def __init__(self, folder: Path, device: str, attention_backend: str = "auto") -> None:
+        self._folder, self._device, self._attention_backend = folder, device, attention_backend
         self._loaded: dict[tuple[int, int, str], ModelRunner] = {}
 
     def get(self, block_size: int, num_blocks: int, greedy_screen: str = "off") -> ModelRunner:
@@ -301,6 +301,7 @@ class Runners:
             config = ReplicaConfig(
                 model=str(self._folder),
                 device=self._device,
+                attention_backend=self._attention_backend,
                 dtype="float32",
                 block_size=block_size,
                 num_blocks=num_blocks,

@@ -69,6 +69,6 @@ def test_the_cases_need_neither_ray_nor_sockets() -> None:
     program = (
         "import sys\n"
         "for name in ('ray', 'zmq', 'fastapi', 'prometheus_client'): sys.modules[name] = None\n"
-        "import tests.gpu.test_exactness_gpu"
+        "import tests.gpu.test_exactness_gpu, tests.gpu.test_triton_gpu"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
