@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from deploy.render import deployment
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, quantity, selects
@@ -134,8 +133,7 @@ def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFil
     if config is None:
         return
     answer_s = max(
-        float(deployment(config, name).get("graceful_shutdown_timeout_s", 20))
-        for name in ("Router", "Replica")
+        float(config.options(name).get("graceful_shutdown_timeout_s", 20)) for name in ("Router", "Replica")
     )
     for pod in manifests.pods():
         if not pod.is_ray or pod.is_head:
