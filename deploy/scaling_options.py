@@ -45,6 +45,9 @@ def check_scaling(where: str, options: Mapping[str, Any]) -> None:
         key = ".".join([where, *(str(part) for part in first["loc"])])
         value = scaling if first["loc"] == () else first.get("input")
         raise ConfigError(key, value, first["msg"].removeprefix("Value error, ")) from None
+    if scaling.get("min_replicas") == 0:
+        needed = "must be at least 1: without a replica nothing waits that Serve could see"
+        raise ConfigError(f"{where}.min_replicas", 0, needed)
 
 
 def targets_of(options: Mapping[str, Any]) -> Targets | None:

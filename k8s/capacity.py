@@ -39,9 +39,6 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
                 where, f"serveConfigV2/{name}", f"ray_actor_options.resources must ask for {slot!r}"
             )
             continue
-        if demand.low < 1:
-            message = "min_replicas must be at least 1: without a replica nothing waits that Serve could see"
-            yield Finding(where, f"serveConfigV2/{name}", message)
         fitting = [pod for pod in pods if pod.slots.get(slot)]
         for low, wanted, when in ((True, demand.low, "at rest"), (False, demand.high, "in full")):
             places = sum((pod.min_pods if low else pod.max_pods) * _places(demand, pod) for pod in fitting)

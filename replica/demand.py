@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # Serve's controller reads the keys below, and needs no engine for that
     from cache.events import Load
+    from cache.kv_cache_manager import CacheStats
     from replica.engine.engine_core import EngineStats
 
 QUEUED_KEY = "queued_s"  # seconds of prefill that wait in this engine
@@ -60,19 +61,21 @@ class Demand:
 
     def stats(self) -> dict[str, float]:
         """As Serve's `record_autoscaling_stats` wants it. Looks at the time since it was asked last."""
-        now, load = self._clock(), self._engine.load()
+        now, load, stats = self._clock(), self._engine.load(), self._engine.stats()
         return {
             QUEUED_KEY: queued_s(load, self._max_batched_tokens),
             HELD_KEY: max(0.0, self._held_until - now),
-            BUSY_KEY: min(1.0, max(self._share(now), load.num_running / self._max_running, _used(load))),
+            BUSY_KEY: min(
+                1.0,
+                max(self._share(stats, now), load.num_running / self._max_running, _used(stats.cache)),
+            ),
         }
 
-    def _share(self, now: float) -> float:
+    def _share(self, stats: EngineStats, now: float) -> float:
         """Of the time since the last look, the part in which it computed prompts."""
         if now > self._looked_at:
-            prompt_s = self._engine.stats().prompt_s
-            self._prompt_share = (prompt_s - self._prompt_s) / (now - self._looked_at)
-            self._looked_at, self._prompt_s = now, prompt_s
+            self._prompt_share = (stats.prompt_s - self._prompt_s) / (now - self._looked_at)
+            self._looked_at, self._prompt_s = now, stats.prompt_s
         return self._prompt_share
 
 
@@ -89,6 +92,7 @@ def queued_s(load: Load, max_batched_tokens: int) -> float:
     )
 
 
-def _used(load: Load) -> float:
-    """Of the blocks, the part that running sequences and held prefixes have: nobody else finds room there."""
-    return 1.0 - load.free_blocks / load.total_blocks if load.total_blocks else 0.0
+def _used(cache: CacheStats) -> float:
+    """Of the blocks that are not pinned, the part that running sequences have. A held prefix is no work."""
+    free_to_use = cache.total - cache.pinned
+    return (cache.used - cache.pinned) / free_to_use if free_to_use else 0.0

@@ -30,6 +30,11 @@ def policy(function: Any = POLICY, **kwargs: Any) -> dict[str, Any]:
     [
         (options(min_replica=2), "w.autoscaling_config", "did you mean 'min_replicas'"),
         (options(max_replicas=0), "w.autoscaling_config.max_replicas", "greater than 0"),
+        (
+            options(min_replicas=0),
+            "w.autoscaling_config.min_replicas",
+            "must be at least 1: without a replica",
+        ),
         (options(min_replicas=5), "w.autoscaling_config", "max_replicas (4) must be greater"),
         (options(upscale_delay_s=-1), "w.autoscaling_config.upscale_delay_s", "greater than or equal to 0"),
         (options(policy={"function": POLICY}), "w.autoscaling_config.policy", "unknown key 'function'"),

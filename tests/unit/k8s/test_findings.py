@@ -111,7 +111,7 @@ REFERENCES: list[tuple[Break, str]] = [
 ]
 
 GPU_CAPACITY: list[tuple[Break, str]] = [
-    (lambda t: serve(t, "min_replicas: 2", "min_replicas: 0"), "min_replicas must be at least 1"),
+    (lambda t: serve(t, "min_replicas: 2", "min_replicas: 0"), "min_replicas = 0: must be at least 1"),
     (lambda t: serve(t, "max_replicas: 8", "max_replicas: 9"), "9 replicas in full, places for 8"),
     (
         lambda t: serve(t, "max_surge_percent: 50", "max_surge_percent: 100"),

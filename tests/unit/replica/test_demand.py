@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cache.events import Load, StepTimeModel
@@ -13,15 +11,6 @@ from replica.engine.engine_core import EngineStats
 from tests.fakes.engine import VirtualClock
 
 PACE = StepTimeModel(base_s=0.01, per_token_s=0.001, per_attention_s=1e-6, per_sequence_s=0.002)
-IDLE = EngineStats(
-    cache=CacheStats(total=100, free=100, used=0, cached=0, pinned=0),
-    num_steps=0,
-    num_failed_steps=0,
-    computed_tokens=0,
-    output_tokens=0,
-    preemptions=0,
-    prompt_s=0.0,
-)
 
 
 class Replica:
@@ -29,15 +18,18 @@ class Replica:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.now = Load(free_blocks=100, total_blocks=100, step_time=PACE)
+        self.now = Load(step_time=PACE)
         self.prompt_s = 0.0
+        self.used_blocks = self.pinned_blocks = 0
         self.demand = Demand(self, max_running=10, max_batched_tokens=100, clock=lambda: self.clock.now_s)
 
     def load(self) -> Load:
         return self.now
 
     def stats(self) -> EngineStats:
-        return replace(IDLE, prompt_s=self.prompt_s)
+        free = 100 - self.used_blocks
+        cache = CacheStats(100, free, self.used_blocks, cached=0, pinned=self.pinned_blocks)
+        return EngineStats(cache, 0, 0, 0, 0, 0, prompt_s=self.prompt_s)
 
 
 def test_an_idle_replica_wants_nothing() -> None:
@@ -70,13 +62,17 @@ def test_busy_is_the_scarcest_of_time_places_and_blocks() -> None:
     replica.prompt_s += 0.5
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.25)
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.25)  # no time has passed: what was seen last
-    replica.now = Load(num_running=6, free_blocks=100, total_blocks=100)
+    replica.now = Load(num_running=6)
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
-    replica.now = Load(num_running=6, free_blocks=10, total_blocks=100)
+    replica.used_blocks = 90
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.9)
+    replica.pinned_blocks = 80  # held prefixes are no work: ten of the other twenty are used
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
+    replica.used_blocks, replica.now = 95, Load()
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.75)
     replica.clock.sleep(1.0)
     replica.prompt_s += 1.5  # a step that began before the last look
     assert replica.demand.stats()[BUSY_KEY] == 1.0
-    replica.now = Load(free_blocks=100, total_blocks=100)
     replica.clock.sleep(1.0)
+    replica.used_blocks = replica.pinned_blocks
     assert replica.demand.stats()[BUSY_KEY] == 0.0
