@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from deploy.environment import serve_environment, write_proxy_wrapper
 from deploy.ports import Ports, is_free
 from k8s.manifests import RAY_SERVICE, Manifests, Pod
 from k8s.places import PLACES, ROOT
+from tests.servers import processes_below
 
 LOCAL = "127.0.0.1"
 STOP_LIMIT_S = 60.0
@@ -102,7 +104,10 @@ class Cluster:
         return {"PATH": os.environ["PATH"], **variables(pod), **self._own_variables(ports, folder)}
 
     def stop(self) -> None:
-        """Workers first, as pods are deleted; whoever does not end in time is killed."""
+        """Workers first; whoever does not end in time is killed.
+
+        What a node leaves behind goes too, as all that is in a container goes with its first process.
+        """
         for node in reversed(self.nodes):
             node.process.terminate()
             try:
@@ -111,6 +116,9 @@ class Cluster:
                 node.process.kill()
                 node.process.wait()
         self.nodes.clear()
+        for line in processes_below(self._folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.partition(":")[0]), signal.SIGKILL)
 
     def _own_variables(self, ports: Ports, folder: Path) -> dict[str, str]:
         ours = serve_environment(ports, folder, fast_proxy=True)
