@@ -61,6 +61,7 @@ class Node:
 
     process: subprocess.Popen[bytes]
     log: Path
+    serving_port: int  # of its proxy
     agent_port: int  # where the liveness probe asks
     dashboard_port: int | None  # the head's
 
@@ -95,7 +96,7 @@ class Cluster:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        node = Node(process, log, ports.base + 7, ports.dashboard if is_head else None)
+        node = Node(process, log, ports.http, ports.base + 7, ports.dashboard if is_head else None)
         self.nodes.append(node)
         return node
 
@@ -124,6 +125,7 @@ class Cluster:
         ours = serve_environment(ports, folder, fast_proxy=True)
         return {
             **{key: value for key, value in ours.items() if key.endswith(_PER_NODE)},
+            "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(ports.http),  # a head's is the config's own
             "RAY_AUTH_TOKEN": self._token,  # the operator puts it there from its Secret
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(self._wrapper),  # in the image: /opt/warmpath/bin
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes listen on 127.0.0.1

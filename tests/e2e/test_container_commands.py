@@ -38,11 +38,11 @@ class Deployment:
     head: Node
     worker: Node
     folder: Path
-    port: int
 
     @property
     def url(self) -> str:
-        return f"http://{LOCAL}:{self.port}"
+        """The worker's proxy: the Service of the overlay leaves the head out."""
+        return f"http://{LOCAL}:{self.worker.serving_port}"
 
     def serve(self, *arguments: str) -> str:
         """Serve's own command, as somebody in the head's container would type it."""
@@ -61,7 +61,7 @@ class Deployment:
     def deploy(self, num_replicas: int | None = None) -> None:
         """The rendered config on a port and address of ours. None: as many as it says."""
         config: Any = copy.deepcopy(self.overlay.config)
-        config["http_options"] |= {"host": LOCAL, "port": self.port}
+        config["http_options"] |= {"host": LOCAL, "port": self.head.serving_port}
         if num_replicas is not None:
             deployment_of(config, "Replica")["num_replicas"] = num_replicas
         file = self.folder / "serve.yaml"
@@ -119,7 +119,7 @@ def deployed() -> Iterator[Deployment]:
             until(lambda: answers(f"http://{LOCAL}:{head.agent_port}/api/healthz"), "no head")
             worker = cluster.start(overlay.workers)
             until(lambda: answers(f"http://{LOCAL}:{worker.agent_port}/api/healthz"), "no worker")
-            running = Deployment(overlay, cluster, head, worker, folder, free_base())
+            running = Deployment(overlay, cluster, head, worker, folder)
             running.deploy()
             until(lambda: len(running.replicas()) == 2, "not served")
             yield running
