@@ -113,9 +113,12 @@ def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float
 
 
 def _on_node(config: ReplicaConfig) -> ReplicaConfig:
-    """This node's cores and free memory, divided by the replicas on it. `event_host: node`: its address."""
+    """This node's cores and free memory, divided by the replicas on it. `event_host: node`: its address.
+
+    Where replicas scale Serve says 0 of them, and how many will come here is unknown: it is as for one.
+    """
     num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
-    replicas_here = -(-serve.get_replica_context().world_size // num_nodes)
+    replicas_here = max(1, -(-serve.get_replica_context().world_size // num_nodes))
     if config.torch_threads is None:
         config = replace(config, torch_threads=max(1, len(os.sched_getaffinity(0)) // replicas_here))
     if config.num_blocks is None and config.device == "cpu":

@@ -52,7 +52,7 @@ class Demand:
         self._clock = clock
         self._held_until = clock()  # when what Routers were last heard to hold will have been worked off
         self._looked_at = clock()
-        self._prompt_s = engine.stats().prompt_s  # as of that look
+        self._prompt_s = engine.stats().prompt_s  # told of so far
         self._prompt_share = 0.0  # of the time before it
 
     def told(self, held_s: float) -> None:
@@ -63,7 +63,7 @@ class Demand:
         """As Serve's `record_autoscaling_stats` wants it. Looks at the time since it was asked last."""
         now, load, stats = self._clock(), self._engine.load(), self._engine.stats()
         return {
-            QUEUED_KEY: queued_s(load, self._max_batched_tokens),
+            QUEUED_KEY: queued_s(load, self._max_batched_tokens, stats),
             HELD_KEY: max(0.0, self._held_until - now),
             BUSY_KEY: min(
                 1.0,
@@ -72,17 +72,27 @@ class Demand:
         }
 
     def _share(self, stats: EngineStats, now: float) -> float:
-        """Of the time since the last look, the part in which it computed prompts."""
+        """Of the time since the last look, the part in which it computed prompts.
+
+        A step counts when it is over: one that is longer than the time between two looks is told by several.
+        """
         if now > self._looked_at:
-            self._prompt_share = (stats.prompt_s - self._prompt_s) / (now - self._looked_at)
-            self._looked_at, self._prompt_s = now, stats.prompt_s
+            passed_s = now - self._looked_at
+            counted_s = min(passed_s, stats.prompt_s - self._prompt_s)
+            self._prompt_share = counted_s / passed_s
+            self._looked_at, self._prompt_s = now, self._prompt_s + counted_s
         return self._prompt_share
 
 
-def queued_s(load: Load, max_batched_tokens: int) -> float:
-    """Seconds until this engine has computed the prompts it has, by its own pace; 0 while that is unknown."""
+def queued_s(load: Load, max_batched_tokens: int, stats: EngineStats) -> float:
+    """Seconds until this engine has computed the prompts it has, by its own pace.
+
+    Before that is fitted, by the mean of what it has computed so far; 0 before it has computed anything.
+    """
     tokens, attention, prompts = load.queued_uncached_tokens, load.queued_attention, max(1, load.num_waiting)
-    if not tokens or load.step_time is None:
+    if load.step_time is None:
+        return tokens * stats.prompt_s / max(1, stats.computed_tokens)
+    if not tokens:
         return 0.0
     if attention is None:  # as prompts of equal length
         attention = tokens * tokens // (2 * prompts)
