@@ -27,14 +27,17 @@ ask: .venv/serve.installed ## two questions about one long table, offline, witho
 # Clusters of real processes need the machine to themselves; everything else runs in JOBS processes. With ARGS
 # (as in ARGS="-k admission") one of the two may have nothing to run, which pytest reports as 5.
 NOTHING_TO_RUN := $(if $(ARGS),|| [ $$? -eq 5 ])
+TOGETHER := -n $(JOBS) --dist loadfile tests --ignore tests/e2e
+ALONE := tests/e2e
 PYTEST := OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
 
 test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite (JOBS=2)
-	$(PYTEST) -m "not long and not gpu" -n $(JOBS) --dist loadfile tests --ignore tests/e2e $(ARGS) $(NOTHING_TO_RUN)
-	$(PYTEST) -m "not long and not gpu" tests/e2e $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "not long and not gpu" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "not long and not gpu" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
 
 test-long: .venv/dev.installed ## the suites that take minutes: more examples, kills
-	$(PYTEST) -m "long and not gpu" $(ARGS)
+	$(PYTEST) -m "long and not gpu" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "long and not gpu" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
 
 explore: .venv/dev.installed ## the property tests ROUNDS times, each with other random examples (ROUNDS=10)
 	for round in $$(seq $(ROUNDS)); do \

@@ -1,18 +1,19 @@
 """What a request would cost on each replica: pure functions of values, in seconds.
 
     cost_r = backlog_r + prefill_r(uncached | cached)           until its first token
-           + (w - 1) * prefill_r(uncached - hot)                the fleet's time, spent again
+           + (w - 1) * prefill(uncached - hot)                  the fleet's time, spent again
            - (1 - 1 / uses) * prefill_r(hot, where not cached)  later requests' share of a copy
            + memory_pressure_r
 
 The first line is the time to the first token, beside the sequences that decode: each step also computes one
 token for each of them, and a request that finds nobody queued still waits for the step in progress. The
 second charges for computing again what somebody else holds: a second of the fleet's time delays all who come
-until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). What is *hot* is not
-charged: one more copy of it will be used by others, who bear its cost with the one that makes it. The last
-keeps sequences from pushing each other out. While a replica's speed can neither be known nor be assumed
-(`replica_load.py`), seconds cannot be compared, and `tuning_free` orders all of them by uncached tokens times
-requests instead.
+until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). Those are seconds of the
+fleet's typical replica, whoever computes: what a slow one spends is worth less, and at its own price it would
+stand idle while others wait for a fast one. What is *hot* is not charged: one more copy of it will be used by
+others, who bear its cost with the one that makes it. The last keeps sequences from pushing each other out.
+While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
+and `tuning_free` orders all of them by uncached tokens times requests instead.
 
 Knows tokens and seconds; knows neither hashes nor how ties are broken (`policies/`).
 """
@@ -46,6 +47,7 @@ class Price(NamedTuple):
     room: int  # prompt tokens a step has room for beside the running sequences
     step_left_s: float  # until the step in progress is over, on average, when nothing is queued
     memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
+    fleet_time: StepTimeModel  # of a typical replica; `step_time` itself for those that are one
 
 
 class Candidate(NamedTuple):
@@ -99,10 +101,10 @@ def expected_times(
     surcharge, invested = weight - 1.0, 1.0 - hot_share
     square, before = total * total, -1
     uncached = num_chunks = 0
-    pairs = prefill_s = weighed_s = 0.0
+    pairs = prefill_s = charged_s = 0.0
     model: StepTimeModel | None = None
     found = []
-    for (busy_until, step_time, decode_s, room, step_left_s, pressure), held in zip(
+    for (busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time), held in zip(
         prices, cached, strict=True
     ):
         # Mostly all hold the same system prompt, or nothing, and are machines of one kind.
@@ -117,16 +119,21 @@ def expected_times(
                 + uncached * step_time.per_token_s
                 + pairs * step_time.per_attention_s
             )
-            weighed_s = weight * prefill_s
+            charged_s = weight * prefill_s
+            if fleet_time is not step_time:
+                charged_s = prefill_s + surcharge * _alone_s(fleet_time, room, uncached, pairs)
         wait_s = busy_until - now
         if wait_s < step_left_s:
             wait_s = step_left_s
         other_s = wait_s + chunks * decode_s + memory_pressure_s * pressure
         if hot <= held:
-            found.append(other_s + weighed_s)
+            found.append(other_s + charged_s)
         else:
-            cold_s = _alone_s(step_time, room, total - hot, (square - hot * hot) / 2.0)
-            found.append(other_s + prefill_s + surcharge * cold_s - invested * (prefill_s - cold_s))
+            cold, cold_pairs = total - hot, (square - hot * hot) / 2.0
+            cold_s = fleet_s = _alone_s(step_time, room, cold, cold_pairs)
+            if fleet_time is not step_time:
+                fleet_s = _alone_s(fleet_time, room, cold, cold_pairs)
+            found.append(other_s + prefill_s + surcharge * fleet_s - invested * (prefill_s - cold_s))
     return found
 
 
@@ -139,11 +146,19 @@ def _alone_s(model: StepTimeModel, room: int, uncached: int, pairs: float) -> fl
 
 def prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
     """Seconds to prefill what is left of a prompt in chunks, without what decodes add to them."""
+    return _prefill_s(price.step_time, price.room, num_prompt_tokens, cached)
+
+
+def fleet_prefill_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
+    """`prefill_s` on a typical replica of the fleet."""
+    return _prefill_s(price.fleet_time, price.room, num_prompt_tokens, cached)
+
+
+def _prefill_s(model: StepTimeModel, room: int, num_prompt_tokens: int, cached: int) -> float:
     uncached = num_prompt_tokens - cached
     if uncached <= 0:
         return 0.0
-    pairs = uncached * (cached + uncached / 2.0)
-    return _alone_s(price.step_time, price.room, uncached, pairs)
+    return _alone_s(model, room, uncached, uncached * (cached + uncached / 2.0))
 
 
 def engine_s(price: Price, num_prompt_tokens: int, cached: int) -> float:
@@ -172,13 +187,14 @@ def cost_terms(
     total = shape.num_prompt_tokens
     backlog_s = max(price.step_left_s, price.busy_until - now)
     own_s = prefill_s(price, total, cached)
-    cold_s = prefill_s(price, total, max(cached, shape.hot_tokens))
+    known = max(cached, shape.hot_tokens)
+    cold_s, fleet_s = prefill_s(price, total, known), fleet_prefill_s(price, total, known)
     decode_s = -(-(total - cached) // price.room) * price.decode_s
     return CostTerms(
         backlog_s=backlog_s,
         prefill_s=own_s,
         decode_slowdown=(backlog_s + own_s + decode_s) / (backlog_s + own_s) if own_s else 1.0,
-        recompute_s=(shape.recompute_weight - 1.0) * cold_s - (1.0 - shape.hot_share) * (own_s - cold_s),
+        recompute_s=(shape.recompute_weight - 1.0) * fleet_s - (1.0 - shape.hot_share) * (own_s - cold_s),
         memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
 
@@ -221,6 +237,7 @@ def price_of(load: LoadView) -> Price | None:
         load.num_running,
         load.context_tokens,
         load.used_fraction,
+        load.fleet_time,
     )
 
 
@@ -231,7 +248,9 @@ def price(
     num_running: int,
     context_tokens: int,
     used_fraction: float,
+    fleet_time: StepTimeModel | None = None,
 ) -> Price:
+    """fleet_time: None where nobody knows another than this one's own."""
     decode_s = decode_step_s(model, num_running, context_tokens)
     return Price(
         busy_until,
@@ -240,6 +259,7 @@ def price(
         prefill_room(max_batched_tokens, num_running),
         step_left_s(model, num_running, decode_s),
         memory_pressure(used_fraction),
+        fleet_time or model,
     )
 
 

@@ -84,7 +84,7 @@ class FleetLoad:
         now, replica = self._clock(), self._replicas[replica_id]
         is_idle = not (load.num_running or load.num_waiting or replica.num_in_flight)
         moved = self._speeds.heard(replica_id, load.step_time, is_idle=is_idle, now=now)
-        replica.report(load, self._speeds[replica_id], now)
+        replica.report(load, self._speeds[replica_id], now, self._speeds.typical)
         self._price([other for other in moved if other != replica_id], now)
 
     def delay(self, replica_id: ReplicaId, until: float) -> None:
@@ -176,7 +176,7 @@ class FleetLoad:
     def _book(self, replica_id: ReplicaId, reservation: Reservation) -> None:
         now, replica = self._clock(), self._replicas[replica_id]
         if self._speeds.sent(replica_id, reservation.uncached_tokens, reservation.cached_tokens):
-            replica.price_by(self._speeds[replica_id], now)
+            replica.price_by(self._speeds[replica_id], now, self._speeds.typical)
         replica.reserve(reservation, now)
         self._enter(reservation.request_id, replica_id)
 
@@ -189,6 +189,6 @@ class FleetLoad:
         self._placed.pop(request_id).leave()
 
     def _price(self, replica_ids: Iterable[ReplicaId], now: float) -> None:
-        """These are of another speed than before."""
+        """These, or the fleet, are of another speed than before."""
         for replica_id in replica_ids:
-            self._replicas[replica_id].price_by(self._speeds[replica_id], now)
+            self._replicas[replica_id].price_by(self._speeds[replica_id], now, self._speeds.typical)

@@ -49,6 +49,11 @@ class FleetSpeeds:
         """None: nobody can tell how fast it is."""
         return self._replicas[replica_id].model
 
+    @property
+    def typical(self) -> StepTimeModel | None:
+        """Of the fleet's median, of those that have measured themselves; None: nobody has."""
+        return self._speeds[0].model if self._speeds else None
+
     def add(self, replica_id: ReplicaId, now: float) -> list[ReplicaId]:
         """It joins, without a fit. O(replicas * log)."""
         self._replicas[replica_id] = _Replica(replica_id)
@@ -104,6 +109,7 @@ class FleetSpeeds:
     def _look(self, now: float) -> list[ReplicaId]:
         """Who is alike now."""
         self._look_at, self._has_moved = now + LOOK_S, False
+        typical = self.typical
         replicas, seconds = self._replicas.values(), self._work.seconds
         fits = {replica.name: replica.fit for replica in replicas if replica.fit is not None}
         before = {replica.name: replica.speed for replica in replicas if replica.speed is not None}
@@ -115,7 +121,8 @@ class FleetSpeeds:
         if self._fastest is not None:
             for name in self._fastest.members:
                 self._replicas[name].trial = Trial()
-        return [replica.name for replica in replicas if self._settle(replica)]
+        changed = [replica.name for replica in replicas if self._settle(replica)]
+        return changed if self.typical == typical else list(self._replicas)
 
     def _settle(self, replica: _Replica) -> bool:
         """Whether it is to be priced by another model than it was."""

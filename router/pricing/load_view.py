@@ -29,3 +29,4 @@ class LoadView(NamedTuple):
     queued_tokens: int  # uncached prompt tokens in the engine's queue, or sent and not yet seen
     total_blocks: int  # of its cache
     num_in_flight: int  # sent by this router and not over
+    fleet_time: StepTimeModel | None = None  # of a typical replica; None while unknown

@@ -81,6 +81,7 @@ class ReplicaState(NamedTuple):
             queued_tokens=self.queued_tokens,
             total_blocks=load.total_blocks,
             num_in_flight=self.num_in_flight,
+            fleet_time=self.price.fleet_time if self.price is not None else None,
         )
 
     def is_full(self, now: float) -> bool:
@@ -111,6 +112,7 @@ class ReplicaLoad:
         self._num_in_flight = 0  # of this router
         self._load = Load(free_blocks=info.num_blocks, total_blocks=info.num_blocks)
         self._step_time: StepTimeModel | None = None  # what it is priced by
+        self._fleet_time: StepTimeModel | None = None  # a typical replica is; None: as this one
         self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
         self._decode_s = 0.0  # what those add to each step
         self._step_left_s = 0.0  # of the step in progress, on average
@@ -142,25 +144,30 @@ class ReplicaLoad:
         """When the oldest reservation the engine has not seen was made; inf: there is none."""
         return next(iter(self._unseen.values())).made_at if self._unseen else math.inf
 
-    def report(self, load: Load, model: StepTimeModel | None, now: float) -> None:
+    def report(
+        self, load: Load, model: StepTimeModel | None, now: float, fleet_time: StepTimeModel | None = None
+    ) -> None:
         """The engine's own account replaces ours; reservations it does not name stay on top of it.
 
-        model: what it is priced by from now on; None while nobody can tell how fast it is.
+        model: what it is priced by from now on; None while nobody can tell how fast it is. fleet_time: the
+        same of a typical replica; None: as this one.
         """
         self.silent_at = now + self._silent_after_s
         self._reported_at = now
         self._load = load
-        self._step_time = model
+        self._step_time, self._fleet_time = model, fleet_time
         for request_id in load.admitted:
             self._forget(request_id)
         self._derive()
         self._busy_until = now + self._work_s()
         self._remake()
 
-    def price_by(self, model: StepTimeModel | None, now: float) -> None:
+    def price_by(
+        self, model: StepTimeModel | None, now: float, fleet_time: StepTimeModel | None = None
+    ) -> None:
         """It is taken to be as fast as that from now on, also for what it has still to do."""
         left_s, before_s = max(0.0, self._busy_until - now), self._work_s()
-        self._step_time = model
+        self._step_time, self._fleet_time = model, fleet_time
         self._derive()
         left = left_s / before_s if before_s else 1.0  # all of it, where nobody could tell how long it takes
         self._busy_until = now + left * self._work_s()
@@ -222,7 +229,10 @@ class ReplicaLoad:
         price = None
         if model is not None:
             pressure = memory_pressure(used)
-            price = Price(start_at, model, self._decode_s, self._room, self._step_left_s, pressure)
+            fleet_time = self._fleet_time or model
+            price = Price(
+                start_at, model, self._decode_s, self._room, self._step_left_s, pressure, fleet_time
+            )
         self._state = state = ReplicaState(
             self.replica_id,
             price,

@@ -17,7 +17,7 @@ litellm.suppress_debug_info = True  # hints for people, on standard output
 
 
 def main(url: str, model: str) -> dict[str, object]:
-    """Both of its ways to an OpenAI-compatible server, whole and streamed; and a refusal."""
+    """Both of its ways to an OpenAI-compatible server, whole and streamed; several answers; and a refusal."""
     found: dict[str, object] = {}
     for provider in ("openai", "hosted_vllm"):
         options = {
@@ -41,8 +41,10 @@ def main(url: str, model: str) -> dict[str, object]:
                 if chunk.choices and chunk.choices[0].finish_reason
             ],
         }
+    several = litellm.completion(**{**options, "n": 2})
+    found["several"] = [choice.message.content for choice in several.choices]
     try:
-        litellm.completion(**{**options, "n": 2})
+        litellm.completion(**{**options, "frequency_penalty": 9})
     except litellm.BadRequestError as error:
         found["refused"] = str(error)
     return found

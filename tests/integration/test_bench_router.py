@@ -33,6 +33,7 @@ def test_a_small_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureF
         "choose 1k, half",
         "whole 1k, cold",
         "whole 1k, half",
+        "whole 1k, all",
         "whole 1k, next turn",
     ]
     compared = [row for row in rows if row["ray"] is not None]

@@ -12,7 +12,6 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -213,7 +212,7 @@ async def test_what_one_router_has_sent_is_known_to_the_other_while_the_engine_i
         await until(lambda: other.load(busy)[0] == 1)
         for number in range(3):  # all on the busy one, whatever the cost says
             name, prompt = f"more {number}", cold(number + 1)
-            placement = replace(one.routing.choose(one.query(name, prompt)), ranks=(busy,))
+            placement = one.routing.choose(one.query(name, prompt))._replace(ranks=(busy,))
             jobs.append(asyncio.create_task(fleet.generate(one, name, prompt, placement)))
         num_steps = engine.stats().num_steps
         await until(

@@ -29,6 +29,7 @@ LOADS = st.builds(
     used_fraction=st.floats(0, 1),
     max_batched_tokens=st.integers(1, 8192),
     step_time=MODELS,
+    fleet_time=st.none() | MODELS,
 )
 SHAPES = st.builds(
     RequestShape,

@@ -18,7 +18,7 @@ def test_the_request_id_comes_back(client: openai.OpenAI) -> None:
     assert answer.id.startswith("chatcmpl-mine-7-")
     assert chat(client)._request_id  # one is made where none was sent
     with pytest.raises(openai.BadRequestError) as caught:
-        chat(client, n=2, extra_headers={"x-request-id": "mine-8"})
+        chat(client, n=0, extra_headers={"x-request-id": "mine-8"})
     assert caught.value.request_id == "mine-8"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 
 from cache.errors import ConfigError, DeadlineExceeded
@@ -96,6 +97,20 @@ def test_the_shorter_of_two_may_leave_earlier(router: Router) -> None:
         router.report(A, backlog_s=backlog_s - 0.004)
         assert router.poll() == [name]
         router.routing.release(RequestId(name))
+
+
+def test_a_slower_replica_is_not_left_idle_while_others_wait() -> None:
+    """Half as slow again, empty, and a crowd of cold prompts: what computing them costs the fleet is no
+    reason to wait for the faster one, however long the queue."""
+    router = Router(num_replicas=2)
+    fast = load().step_time
+    assert fast is not None
+    slow = StepTimeModel(*(1.5 * each for each in msgspec.structs.astuple(fast)))
+    router.report(B, step_time=slow)
+    for number in range(8):
+        router.submit(str(number), 45)
+    placed = {d.placement.replica_id for d in router.held.poll() if d.placement is not None}
+    assert placed == {A, B}
 
 
 def test_who_has_grown_old_may_leave_first_of_all(router: Router) -> None:
