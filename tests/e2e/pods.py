@@ -3,6 +3,10 @@
 What differs is what two pods on one machine must have otherwise, and is listed in `_own_variables` and
 `_own_options`: addresses, ports and folders. Nothing is inherited but PATH, so that what a container lacks is
 missing here too.
+
+Each node has a loopback address of its own, since a worker does not join a head on 127.0.0.1: Ray takes that
+for the machine's outer address. Ray's ports listen on every address then, as they do in pods, and the token
+is what closes them.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from k8s.manifests import RAY_SERVICE, Manifests, Pod
 from k8s.places import PLACES, ROOT
 from tests.servers import processes_below
 
-LOCAL = "127.0.0.1"
+LOCAL = "127.0.0.1"  # where proxies listen
 STOP_LIMIT_S = 60.0
 RAY = str(Path(sys.executable).parent / "ray")
 SERVE = str(Path(sys.executable).parent / "serve")
@@ -61,9 +65,14 @@ class Node:
 
     process: subprocess.Popen[bytes]
     log: Path
+    address: str
     serving_port: int  # of its proxy
     agent_port: int  # where the liveness probe asks
     dashboard_port: int | None  # the head's
+
+    def url(self, port: int | None) -> str:
+        assert port is not None
+        return f"http://{self.address}:{port}"
 
 
 class Cluster:
@@ -84,25 +93,36 @@ class Cluster:
         number = len(self.nodes)
         folder = self._folder / str(number)
         folder.mkdir()
-        ports = Ports(next(self._bases))
+        address, ports = f"127.0.0.{2 + number}", Ports(next(self._bases))
         if is_head:
-            self._gcs = f"{LOCAL}:{ports.base + 6}"
+            self._gcs = f"{address}:{ports.base + 6}"
         log = folder / "ray.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [RAY, "start", *ray_options(pods), *self._own_options(ports, is_head=is_head), "--block"],
+                [
+                    RAY,
+                    "start",
+                    *ray_options(pods),
+                    *self._own_options(address, ports, is_head=is_head),
+                    "--block",
+                ],
                 env=self.environment(pods[0], ports, folder),
                 cwd=folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        node = Node(process, log, ports.http, ports.base + 7, ports.dashboard if is_head else None)
+        node = Node(process, log, address, ports.http, ports.base + 7, ports.dashboard if is_head else None)
         self.nodes.append(node)
         return node
 
     def environment(self, pod: Pod, ports: Ports, folder: Path) -> dict[str, str]:
         """The container's, with what has to be otherwise here."""
         return {"PATH": os.environ["PATH"], **variables(pod), **self._own_variables(ports, folder)}
+
+    def check(self) -> None:
+        """Raises AssertionError when a node has ended by itself."""
+        for node in self.nodes:
+            assert node.process.poll() is None, f"`ray start` ended: {node.log}"
 
     def stop(self) -> None:
         """Workers first; whoever does not end in time is killed.
@@ -128,7 +148,6 @@ class Cluster:
             "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(ports.http),  # a head's is the config's own
             "RAY_AUTH_TOKEN": self._token,  # the operator puts it there from its Secret
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(self._wrapper),  # in the image: /opt/warmpath/bin
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes listen on 127.0.0.1
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # no Service has to drop it first
             "RAY_TMPDIR": str(self._folder),
             "HOME": str(self._folder),
@@ -136,10 +155,10 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
 
-    def _own_options(self, ports: Ports, *, is_head: bool) -> list[str]:
+    def _own_options(self, address: str, ports: Ports, *, is_head: bool) -> list[str]:
         """Ports: 52365 and 8080 in every pod, and 6379 and 8265 in the head's."""
         options = {
-            "node-ip-address": LOCAL,
+            "node-ip-address": address,
             "dashboard-agent-listen-port": ports.base + 7,
             "metrics-export-port": ports.base + 8,
             "min-worker-port": 0,
@@ -148,7 +167,7 @@ class Cluster:
         if is_head:
             options |= {
                 "port": ports.base + 6,
-                "dashboard-host": LOCAL,
+                "dashboard-host": address,
                 "dashboard-port": ports.dashboard,
                 "ray-client-server-port": ports.base + 9,
             }
