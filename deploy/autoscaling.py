@@ -4,16 +4,19 @@ Serve hands it what each replica told (`replica/demand.py`), in the mean of `loo
 its answer: after `upscale_delay_s` or `downscale_delay_s` of the same opinion, within min_replicas and
 max_replicas. Who goes finishes its streams, or hands them over (`replica/departure.py`).
 
-Serve ships this module by value and its imports by reference, so it holds no state and decides nothing.
-Written against ray 2.60, where a policy that takes settings is a class.
+Serve ships this module by value and its imports by reference, so it holds no state of its own and decides
+nothing. Written against ray 2.60, where a policy that takes settings is a class, built once.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from deploy.wanted_replicas import Fleet, Targets, wanted_replicas
 from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY
+
+logger = logging.getLogger("ray.serve")  # Serve's documented one: it ends in the controller's log
 
 
 class QueuedWork:
@@ -22,10 +25,28 @@ class QueuedWork:
     def __init__(self, **targets: Any) -> None:
         """targets: fields of `Targets`. Raises ConfigError for a value out of range."""
         self._targets = Targets(**targets)
+        self._told: int | None = None  # of the log: what was wanted last, where that is not what there is
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """context: Serve's AutoscalingContext. How many replicas are wanted, and nothing to remember."""
-        return wanted_replicas(fleet_of(context), self._targets), {}
+        fleet = fleet_of(context)
+        wanted = wanted_replicas(fleet, self._targets)
+        self._tell(wanted, fleet)
+        return wanted, {}
+
+    def _tell(self, wanted: int, fleet: Fleet) -> None:
+        """Why, when it changes. Serve itself says only that, and after its delay."""
+        if wanted != fleet.num_target and wanted != self._told:
+            logger.info(
+                "%d replicas wanted of %d: %.2f s of work wait for each (target %g), each is %.2f busy (%g)",
+                wanted,
+                fleet.num_target,
+                fleet.queued_s / max(1, fleet.num_running),
+                self._targets.target_queued_s,
+                fleet.busy / max(1, fleet.num_running),
+                self._targets.target_busy,
+            )
+        self._told = None if wanted == fleet.num_target else wanted
 
 
 def fleet_of(context: Any) -> Fleet:

@@ -72,3 +72,14 @@ def test_serve_ships_it_and_it_decides() -> None:
 def test_a_setting_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match="target_queued_s"):
         QueuedWork(target_queued_s=0)
+
+
+def test_why_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    policy = QueuedWork(target_queued_s=0.5)
+    busy = {BUSY_KEY: {"a": 1.0, "b": 0.5}, QUEUED_KEY: {"a": 1.0, "b": 0.5}}
+    calm = {BUSY_KEY: {"a": 0.7, "b": 0.7}}
+    with caplog.at_level("INFO", logger="ray.serve"):
+        for told in (calm, busy, busy, calm, busy):
+            policy(context(told))
+    said = "3 replicas wanted of 2: 0.75 s of work wait for each (target 0.5), each is 0.75 busy (0.8)"
+    assert [record.getMessage() for record in caplog.records] == [said, said]
