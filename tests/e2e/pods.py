@@ -32,6 +32,7 @@ from tests.servers import processes_below
 
 LOCAL = "127.0.0.1"  # where proxies listen
 STOP_LIMIT_S = 60.0
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"  # of a node that is told to end: Ray's own wait
 RAY = str(Path(sys.executable).parent / "ray")
 SERVE = str(Path(sys.executable).parent / "serve")
 # Of `serve_environment`: what two proxies and Routers on one machine must not share.
@@ -87,8 +88,11 @@ class Cluster:
         self.nodes: list[Node] = []
         self._gcs = ""
 
-    def start(self, pods: Sequence[Pod]) -> Node:
-        """One node that offers what these pods offer together. Returns as soon as it is started."""
+    def start(self, pods: Sequence[Pod], *, drains: bool = False) -> Node:
+        """One node that offers what these pods offer together. Returns as soon as it is started.
+
+        drains: told to end it finishes first what it serves, as in a cluster; else it is gone at once.
+        """
         is_head = pods[0].is_head
         number = len(self.nodes)
         folder = self._folder / str(number)
@@ -106,7 +110,7 @@ class Cluster:
                     *self._own_options(address, ports, is_head=is_head),
                     "--block",
                 ],
-                env=self.environment(pods[0], ports, folder),
+                env=self.environment(pods[0], ports, folder) | ({} if drains else {DRAIN: "0"}),
                 cwd=folder,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -6,13 +6,15 @@ The worker stands for both groups of the overlay, Routers and engines: three nod
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from tests.servers import assert_nothing_left
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 LIMIT_S = 240.0
+STREAMS, STREAM_TOKENS = 4, 1500
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Deployment:
     """The overlay on this machine."""
 
@@ -114,9 +117,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def started(cluster: Cluster, pods: Sequence[Pod]) -> Node:
+def started(cluster: Cluster, pods: Sequence[Pod], *, drains: bool = False) -> Node:
     """One node whose liveness probe succeeds."""
-    node = cluster.start(pods)
+    node = cluster.start(pods, drains=drains)
     probe = node.url(node.agent_port) + probe_path(pods[0], "livenessProbe")
 
     def lives() -> bool:
@@ -135,7 +138,7 @@ def deployed() -> Iterator[Deployment]:
     try:
         with stopped(Cluster(folder, secrets.token_hex(16))) as cluster:
             head = started(cluster, [overlay.head])
-            worker = started(cluster, overlay.workers)
+            worker = started(cluster, overlay.workers, drains=True)
             running = Deployment(overlay, cluster, head, worker, folder)
             running.deploy()
             until(lambda: len(running.replicas()) == 2, "not served")
@@ -208,3 +211,37 @@ def test_a_replica_goes_and_another_comes(deployed: Deployment) -> None:
     until(
         lambda: deployed.status()["applications"]["warmpath"]["status"] == "RUNNING", "Serve is not satisfied"
     )
+
+
+def test_a_node_that_is_drained_finishes_what_it_serves(deployed: Deployment) -> None:
+    """SIGTERM, as after `kubectl drain`, while there is another node to go to. Last, since it ends one."""
+    moved = dataclasses.replace(deployed, worker=started(deployed.cluster, deployed.overlay.workers))
+    before = deployed.replicas()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [pool.submit(whole_stream, deployed.url, f"stream {number} ") for number in range(STREAMS)]
+        time.sleep(1)
+        assert not any(stream.done() for stream in streams), "no stream was there to be cut"
+        deployed.worker.process.terminate()
+        until(lambda: len(moved.replicas() - before) == 2, "nobody came in their place")
+        moved.ask("to the other node")
+        assert [stream.result() for stream in streams] == [STREAM_TOKENS] * STREAMS
+    until(lambda: not moved.replicas() & before, "still there")
+    assert deployed.worker.process.wait(LIMIT_S) == 1  # Ray's own status after a signal
+    assert "finished draining" in deployed.worker.log.read_text()
+
+
+def whole_stream(url: str, prompt: str) -> int:
+    """Its tokens, by the usage at its end. Raises what a cut connection raises."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": STREAM_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        events = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    tokens: int = json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"]
+    return tokens
