@@ -336,6 +336,7 @@ class EngineCore:
             steps=self._num_steps,
             failed_steps=self._num_failed_steps,
             computed_tokens=self._computed_tokens,
+            structures=self.structures.totals(),
         )
 
     # -- parts of the above -----------------------------------------------------------------------
@@ -446,7 +447,7 @@ class EngineCore:
         work = step_work(sequences)
         self._num_steps += 1
         self._computed_tokens += work.new_tokens
-        self._meter.stepped(work.new_tokens)
+        self._meter.stepped(work.new_tokens, _mask_s(sequences))
         if work.new_tokens > work.sequences:  # somebody's prompt: a decode is one token of each sequence
             self._prompt_s += result.elapsed_s
         self._step_time.observe(
@@ -455,6 +456,12 @@ class EngineCore:
             sequences=work.sequences,
             elapsed_s=result.elapsed_s,
         )
+
+
+def _mask_s(sequences: list[ScheduledSequence]) -> float | None:
+    """Seconds that a step has just spent on what structures allow; None if it asked none."""
+    asked = [each.structure.mask_s for each in sequences if each.structure is not None and each.samples]
+    return sum(asked) if asked else None
 
 
 def _take_token(request: Request, token_id: int) -> FinishReason | None:

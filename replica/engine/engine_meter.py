@@ -13,6 +13,7 @@ from enum import Enum
 from cache.engine_report import BOUNDS, FORMAT_VERSION, EngineReport, HeldPin, Tally
 from cache.messages import FinishReason
 from replica.scheduling.request import Request
+from replica.structures.compiler import CompileTotals
 
 
 class Ending(Enum):
@@ -37,12 +38,14 @@ class EngineMeter:
         self._prompt_tokens = self._cached_prompt_tokens = self._queried_tokens = 0
         self._generated_tokens = 0
         self._ended = dict.fromkeys(Ending, 0)
-        self._tallies = {name: Tally(bounds) for name, bounds in BOUNDS.items()}
+        self._tallies = {name: Tally(bounds) for name, bounds in BOUNDS.items() if name != "compile_s"}
         self._inter_token_s = self._tallies["inter_token_s"]  # the one that every token needs
 
-    def stepped(self, new_tokens: int) -> None:
-        """A step was computed."""
+    def stepped(self, new_tokens: int, mask_s: float | None = None) -> None:
+        """A step was computed. mask_s: of it, spent on what structures allow; None = it had none."""
         self._tallies["step_tokens"].add(new_tokens)
+        if mask_s is not None:
+            self._tallies["mask_s"].add(mask_s)
 
     def got_token(self, request: Request, now_s: float) -> None:
         """The request has one more token, sampled at `now_s`."""
@@ -92,6 +95,7 @@ class EngineMeter:
         steps: int,
         failed_steps: int,
         computed_tokens: int,
+        structures: CompileTotals,
     ) -> EngineReport:
         """The totals now, with the engine's own numbers. Some 20 microseconds."""
         return EngineReport(
@@ -118,6 +122,9 @@ class EngineMeter:
             steps=steps,
             failed_steps=failed_steps,
             computed_tokens=computed_tokens,
+            compiled_structures=structures.num_compiled,
+            refused_structures=structures.num_refused,
+            compile_s=structures.compile_s,
             **{name: tally.distribution() for name, tally in self._tallies.items()},
         )
 

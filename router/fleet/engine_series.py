@@ -74,6 +74,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         "Tokens computed, those computed again after a preemption included.",
         lambda r: r.computed_tokens,
     ),
+    (
+        "warmpath_engine_compiled_structures",
+        "Schemas, expressions and grammars compiled; those kept are not compiled again.",
+        lambda r: r.compiled_structures,
+    ),
+    (
+        "warmpath_engine_refused_structures",
+        "Of those, structures that could not be followed.",
+        lambda r: r.refused_structures,
+    ),
 )
 
 _SOURCES: tuple[tuple[str, Callable[[EngineReport], float]], ...] = (
@@ -115,6 +125,16 @@ _HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("vllm:request_generation_tokens", "Tokens generated for a finished request.", "output_length"),
     ("vllm:request_params_max_tokens", "Tokens a finished request had asked for.", "max_tokens"),
     ("vllm:iteration_tokens_total", "Tokens computed in one step.", "step_tokens"),
+    (
+        "warmpath_engine_structure_compile_seconds",
+        "To compile one structure, beside the engine's thread.",
+        "compile_s",
+    ),
+    (
+        "warmpath_engine_structure_mask_seconds",
+        "Of one step, spent on what structures allow; steps without any do not count.",
+        "mask_s",
+    ),
 )
 
 _LE = {name: (*map(str, bounds), "+Inf") for name, bounds in BOUNDS.items()}
