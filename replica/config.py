@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,12 @@ from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
 
-ATTENTION_BACKENDS = ("auto", "gather_sdpa", "triton")
+BLOCK_SIZES: Mapping[str, range] = {
+    "gather_sdpa": range(1, 1025),
+    "triton": range(1, 1025),
+}
+"""Tokens per KV block that each attention backend serves, by its name. Here and not beside the backends: what
+checks a deployment has no torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,10 @@ class ReplicaConfig:
         _check_one_of("runner", self.runner, ("model", "simulated"))
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
-        _check_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _check_one_of("attention_backend", self.attention_backend, ("auto", *BLOCK_SIZES))
         _check_one_of("greedy_screen", self.greedy_screen, ("auto", "on", "off"))
         _check_one_of("cache_discipline", self.cache_discipline, tuple(kind.value for kind in PAGED))
-        _check_range("block_size", self.block_size, 1, 1024)
+        _check_block_size(self.attention_backend, self.block_size)
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
         _check_range("max_running", self.max_running, 1, 4096)
@@ -139,6 +145,18 @@ class ReplicaConfig:
 def _check_one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
     if value not in accepted:
         raise ConfigError(name, value, "must be one of " + ", ".join(accepted))
+
+
+def _check_block_size(backend: str, block_size: int) -> None:
+    served = BLOCK_SIZES if backend == "auto" else {backend: BLOCK_SIZES[backend]}
+    if all(block_size not in sizes for sizes in served.values()):
+        accepted = [
+            f"between {sizes[0]} and {sizes[-1]}"
+            + (f" in steps of {sizes.step}" if sizes.step > 1 else "")
+            + f" for {name} attention"
+            for name, sizes in served.items()
+        ]
+        raise ConfigError("block_size", block_size, "must be " + ", or ".join(accepted))
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

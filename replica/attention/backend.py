@@ -14,7 +14,7 @@ import torch
 from cache.errors import ConfigError
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
-from replica.config import ATTENTION_BACKENDS
+from replica.config import BLOCK_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +67,4 @@ def choose_backend(
         if reason is not None:
             raise ConfigError("attention_backend", name, f"{reason}; use auto or {GatherSdpa.name}")
         return triton_paged.TritonPaged(device)
-    raise ConfigError("attention_backend", name, "must be one of " + ", ".join(ATTENTION_BACKENDS))
+    raise ConfigError("attention_backend", name, "must be one of " + ", ".join(("auto", *BLOCK_SIZES)))

@@ -77,6 +77,7 @@ class EngineStats:
     computed_tokens: int  # new tokens of all steps, recomputed ones included
     output_tokens: int
     preemptions: int
+    prompt_s: float  # seconds of the steps that computed prompts
 
 
 class EngineCore:
@@ -136,6 +137,7 @@ class EngineCore:
         self._ended_at_submission: list[Progress] = []
         self._logged_cause = ""
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
+        self._prompt_s = 0.0
 
     def warm_up(self) -> float:
         """Let the runner do once what its first steps would otherwise wait for. Seconds of a full step."""
@@ -315,6 +317,7 @@ class EngineCore:
             computed_tokens=self._computed_tokens,
             output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
+            prompt_s=self._prompt_s,
         )
 
     def report(self, *, epoch: int, number: int) -> EngineReport:
@@ -447,6 +450,8 @@ class EngineCore:
         self._num_steps += 1
         self._computed_tokens += work.new_tokens
         self._meter.stepped(work.new_tokens, _mask_s(sequences))
+        if work.new_tokens > work.sequences:  # somebody's prompt: a decode is one token of each sequence
+            self._prompt_s += result.elapsed_s
         self._step_time.observe(
             new_tokens=work.new_tokens,
             attention=work.attention,

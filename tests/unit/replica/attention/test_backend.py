@@ -14,7 +14,7 @@ from cache.errors import ConfigError
 from replica.attention import triton_paged
 from replica.attention.backend import choose_backend
 from replica.attention.kv_pages import LayerShape
-from replica.config import ATTENTION_BACKENDS
+from replica.config import BLOCK_SIZES
 from tests.triton_interpreter import needs_triton
 
 SHAPES = (LayerShape(2, 64, 64), LayerShape(1, 192, 128))
@@ -34,8 +34,8 @@ def test_another_name_is_refused_with_those_there_are() -> None:
 
 @needs_triton
 def test_every_name_that_settings_accept_is_one() -> None:
-    for name in ATTENTION_BACKENDS:
-        assert choose_backend(name, CPU, torch.float32, SHAPES).name in ATTENTION_BACKENDS
+    for name in BLOCK_SIZES:
+        assert choose_backend(name, CPU, torch.float32, SHAPES).name == name
 
 
 def refused(device: torch.device, dtype: torch.dtype = torch.float32, width: int = 64) -> str:
