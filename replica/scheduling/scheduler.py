@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
-from cache.kv_cache_manager import KVCacheManager, PrefixHit
-from cache.types import BlockHash, RequestId
+from cache.kv_cache_manager import KVCacheManager
+from cache.types import RequestId
 from replica.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -24,15 +24,12 @@ from replica.errors import (
     TooLargeForCache,
     WaitTooLong,
 )
-from replica.scheduling.answer_lengths import AnswerLengths
-from replica.scheduling.headroom import Growth, peak_blocks
+from replica.scheduling.admission import Admission
+from replica.scheduling.load_account import context_tokens, queued_attention, queued_uncached_tokens
+from replica.scheduling.promises import Promises
 from replica.scheduling.queue_time import queue_s
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
-
-# Of all blocks, left free when somebody is let in beside others: answers are not quite as expected.
-# Without it ten times as many are thrown out, with twice as much answers come no faster (docs/design/017).
-SPARE = 1 / 32
 
 
 class Scheduler:
@@ -60,7 +57,6 @@ class Scheduler:
         """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait."""
         self._cache = cache
         self._num_blocks = num_blocks
-        self._spare_blocks = int(SPARE * num_blocks)
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._max_batched_tokens = max_batched_tokens
@@ -74,13 +70,8 @@ class Scheduler:
         self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
         self._by_id: dict[RequestId, Request] = {}
         self._following: dict[RequestId, Request] = {}  # who follows whom
-        # Blocks that were in nobody's hands when a request came, and that it will have computed: its twins,
-        # though they wait, will find them. By whoever came first.
-        self._promised: dict[BlockHash, Request] = {}
-        # Who did not fit into how many free blocks, beside how many others: matching a long prompt anew in
-        # every step, with nothing changed, would cost more than a rare better hit gains.
-        self._misfit: tuple[Request, int, int] | None = None
-        self._answers = AnswerLengths()
+        self._admission = Admission(cache, num_blocks=num_blocks, block_size=block_size)
+        self._promises = Promises(cache, block_size=block_size)
         self._has_preempted = False  # in the step being computed
         self.num_preemptions = 0  # since the start
 
@@ -120,7 +111,7 @@ class Scheduler:
         followers: other answers to the same prompt, none of which has begun. They start when it has been
         computed, on the same blocks; where those are too few for one of them, it waits as any other.
         """
-        request.expected_hit = self._expected_hit(request)
+        request.expected_hit = self._promises.expect(request)
         self._by_id[request.request_id] = request
         self._waiting.append(request)
         self._let_follow(request, followers)
@@ -137,7 +128,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """Take a request out that has ended by itself."""
         if request.lease is None:
-            self._answers.observe(request.num_output_tokens)
+            self._admission.observe(request.num_output_tokens)
         self._remove(request)
 
     def _remove(self, request: Request) -> None:
@@ -150,9 +141,7 @@ class Scheduler:
             self._following.pop(request.request_id).followers.remove(request)
         if request.followers:
             self._hand_on(request)
-        for block_hash in request.blocks.block_hashes:
-            if self._promised.get(block_hash) is request:
-                del self._promised[block_hash]
+        self._promises.forget(request)
         self._cache.release(request.blocks)
         request.state = RequestState.FINISHED
         del self._by_id[request.request_id]
@@ -263,23 +252,6 @@ class Scheduler:
             self._remove(request)
         return [request for request, _ in step]
 
-    def _expected_hit(self, request: Request) -> int:
-        """Tokens it will find in the cache: those there now, and those that others here will have computed.
-
-        Without the latter a crowd of twins looks like as many whole prompts, and routers take the next one
-        elsewhere. Of hashes that nobody has sent, only those already worked out count.
-        """
-        if not request.blocks.looks_up:
-            return 0
-        hit = self._cache.match(request.blocks).num_tokens
-        hashes = request.blocks.block_hashes
-        index, last = hit // self._block_size, (len(request.token_ids) - 1) // self._block_size
-        while index < min(last, len(hashes)) and hashes[index] in self._promised:
-            index += 1
-        for block_hash in hashes[index:]:
-            self._promised.setdefault(block_hash, request)
-        return index * self._block_size
-
     def _schedule_running(self) -> bool:
         """Give every running request its tokens, oldest first; whether one had to be preempted.
 
@@ -312,70 +284,18 @@ class Scheduler:
     def _admit_waiting(self) -> None:
         """Start waiting requests while budget, places and blocks last; the first misfit ends it."""
         budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
-        while self._waiting and budget > 0 and self._has_place(self._waiting[0]):
+        while self._waiting and budget > 0:
             request = self._waiting[0]
-            misfit = (request, self._cache.num_free, len(self._running))
-            if self._misfit == misfit:
+            if not self._admission.has_place(request, self._running, self._max_running):
                 return
-            hit = self._cache.match(request.blocks)
-            if not self._has_room(request, hit):
-                self._misfit = misfit
+            hit = self._admission.hit(request, self._running)
+            if hit is None:
                 return
             num_tokens = min(len(request.token_ids) - hit.num_tokens, budget)
             self._cache.admit(request.blocks, hit, num_tokens)
             self._start(self._waiting.popleft(), hit.num_tokens)
             self._step.append((request, num_tokens))
             budget -= num_tokens
-
-    def _has_room(self, request: Request, hit: PrefixHit) -> bool:
-        """Whether all it has so far fits, and its answer beside those of everybody who runs, as expected.
-
-        Who is let in with less is the first to be thrown out again, computed anew, and thrown out again.
-        Alone it fits: that was checked when it was submitted, and is what guarantees progress.
-        """
-        needed = self._cache.blocks_needed(request.blocks, hit, len(request.token_ids) - hit.num_tokens)
-        if needed > self._cache.num_free or not self._running:
-            return needed <= self._cache.num_free
-        growths = [
-            Growth(needed, self._answer_blocks(request), hit.num_idle),
-            *self._follower_growths(request),
-        ]
-        return peak_blocks([*growths, *self._running_growths()]) + self._spare_blocks <= self._cache.num_free
-
-    def _has_place(self, request: Request) -> bool:
-        """Whether it may run beside the others, with those that follow it. Alone it may, however many do:
-        who then finds no place waits."""
-        taken = len(self._running) + sum(len(running.followers) for running in self._running)
-        most = self._max_running
-        return taken + 1 + len(request.followers) <= most if self._running else most > 0
-
-    def _running_growths(self) -> Iterator[Growth]:
-        for request in self._running:
-            yield self._growth(request)
-            yield from self._follower_growths(request)
-
-    def _follower_growths(self, leader: Request) -> Iterator[Growth]:
-        """Each begins with a copy of the prompt's last block."""
-        return (Growth(1, self._answer_blocks(follower), own=0) for follower in leader.followers)
-
-    def _growth(self, request: Request) -> Growth:
-        held = len(request.blocks.block_table)
-        return Growth(
-            certain=max(0, self._cache.new_blocks(len(request.token_ids)) - held),
-            expected=self._answer_blocks(request),
-            own=self._cache.num_own(request.blocks),
-        )
-
-    def _answer_blocks(self, request: Request) -> int:
-        """Blocks that it will still take beyond those of the tokens it has.
-
-        As if it had filled the last of these: what is expected then changes with its blocks alone, and
-        nobody need be asked again in a step that takes none.
-        """
-        blocks = max(len(request.blocks.block_table), self._cache.new_blocks(len(request.token_ids)))
-        so_far = blocks * self._block_size - request.num_prompt_tokens
-        more = self._answers.expected(so_far, request.max_output_tokens) - so_far
-        return max(0, math.ceil(more / self._block_size))
 
     def _fork(self, leader: Request) -> None:
         """Its prompt is computed: those that follow start on it, each with the last prompt token to compute
@@ -449,11 +369,11 @@ class Scheduler:
     def load(self, step_time: StepTimeModel | None, admitted: tuple[RequestId, ...] = ()) -> Load:
         """The work here, as routers are told. admitted: taken in since they were last told. O(requests)."""
         return Load(
-            queued_uncached_tokens=self.queued_uncached_tokens,
-            queued_attention=self.queued_attention,
+            queued_uncached_tokens=queued_uncached_tokens(self._running, self._waiting),
+            queued_attention=queued_attention(self._running, self._waiting),
             num_waiting=self.num_waiting,
             num_running=len(self._running),
-            context_tokens=self.context_tokens,
+            context_tokens=context_tokens(self._running),
             free_blocks=self._cache.num_free,
             growth_blocks=self._growth_blocks(),
             total_blocks=self._num_blocks,
@@ -465,7 +385,7 @@ class Scheduler:
         """What routers are told; nobody needs to know while half of the blocks are free and nobody waits."""
         if not self._waiting and self._cache.num_free * 2 > self._num_blocks:
             return 0
-        return peak_blocks(self._running_growths()) + self._spare_blocks
+        return self._admission.growth_blocks(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -475,36 +395,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens whose K/V the running requests hold."""
-        return sum(request.num_computed for request in self._running)
-
-    @property
-    def queued_uncached_tokens(self) -> int:
-        """Tokens to compute before every request here has its next token, decodes' own not counted.
-
-        For requests that wait it rests on what the cache held, or was going to, when they came.
-        """
-        running = sum(r.num_uncomputed for r in self._running if not r.is_decoding)
-        return running + sum(len(r.token_ids) - r.expected_hit for r in self._waiting)
-
-    @property
-    def queued_attention(self) -> int:
-        """(query, key) pairs of `queued_uncached_tokens`: each token attends all before it in its prompt."""
-        pairs = 0
-        for r in self._running:
-            if not r.is_decoding:
-                pairs += _pairs(r.num_computed, len(r.token_ids))
-        for r in self._waiting:
-            pairs += _pairs(r.expected_hit, len(r.token_ids))
-        return pairs
-
-
-def _pairs(start: int, end: int) -> int:
-    """(query, key) pairs of the tokens in [start, end), under a causal mask."""
-    return (end - start) * (end + start) // 2
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
