@@ -28,6 +28,7 @@ from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed
 from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
 from replica.output.logprob_log import LogprobLog
+from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request, check_request, copy_tokens
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
 from replica.scheduling.sampling_rules import check_sampling
@@ -117,6 +118,7 @@ class EngineCore:
             ),
         )
         self.pins = EnginePins(self._cache, clock)
+        self._step_time = StepTimeFit()
         self._scheduler = Scheduler(
             self._cache,
             num_blocks=info.num_blocks,
@@ -127,8 +129,10 @@ class EngineCore:
             max_waiting=config.max_waiting,
             max_wait_s=math.inf if config.max_wait_s is None else config.max_wait_s,
             clock=clock,
+            order=SchedulingOrder(config.scheduling_order),
+            itl_target_s=config.itl_target_s,
+            pace=self._step_time.model,
         )
-        self._step_time = StepTimeFit()
         self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
         self._watchers: list[RequestWatcher] = []
         self._ended_at_submission: list[Progress] = []
@@ -178,7 +182,7 @@ class EngineCore:
                 answer.request_id,
                 answer.num_prompt_tokens,
                 self._max_output(answer),
-                step_time=self._step_time.model(),
+                tenant=request.tenant,
                 is_retry=request.attempt > 0,
             )
         arrival_s = self._clock() if arrival_s is None else arrival_s
@@ -240,6 +244,7 @@ class EngineCore:
             lease=request.pin,
             logprobs=_logprob_log(request),
             choice=choice,
+            tenant=request.tenant,
             structure=structure,
         )
 
@@ -303,7 +308,7 @@ class EngineCore:
 
     def load(self, admitted: tuple[RequestId, ...] = ()) -> Load:
         """The engine's work now, as routers are told. O(requests)."""
-        return self._scheduler.load(self._step_time.model(), admitted)
+        return self._scheduler.load(admitted)
 
     def stats(self) -> EngineStats:
         return EngineStats(

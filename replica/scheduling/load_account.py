@@ -5,6 +5,7 @@ Knows requests; knows neither blocks nor who is next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from replica.scheduling.request import Request
@@ -22,6 +23,17 @@ def queued_uncached_tokens(running: Iterable[Request], waiting: Iterable[Request
     """
     begun = sum([request.num_uncomputed for request in running if not request.is_decoding])
     return begun + sum([len(request.token_ids) - request.expected_hit for request in waiting])
+
+
+def queued_by_tenant(running: Iterable[Request], waiting: Iterable[Request]) -> dict[str, int]:
+    """`queued_uncached_tokens`, by whose they are."""
+    queued: Counter[str] = Counter()
+    for request in running:
+        if not request.is_decoding:
+            queued[request.tenant] += request.num_uncomputed
+    for request in waiting:
+        queued[request.tenant] += len(request.token_ids) - request.expected_hit
+    return queued
 
 
 def queued_attention(running: Iterable[Request], waiting: Iterable[Request]) -> int:

@@ -1,4 +1,4 @@
-"""Blocks in nobody's hands yet that requests here will have computed: their twins, though they wait, find them.
+"""Blocks in nobody's hands yet that requests here will have computed: twins that wait will find them.
 
 Without it a crowd of twins looks like as many whole prompts, and routers take the next one elsewhere.
 Knows requests and hashes; decides nothing. Engine thread only.
@@ -6,9 +6,18 @@ Knows requests and hashes; decides nothing. Engine thread only.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import BlockHash
 from replica.scheduling.request import Request
+
+
+class Expectation(NamedTuple):
+    """What a request will find."""
+
+    num_tokens: int
+    promiser: Request | None  # who has yet to compute the last of them; None: all are there
 
 
 class Promises:
@@ -23,21 +32,23 @@ class Promises:
         """Blocks that are promised."""
         return len(self._promised)
 
-    def expect(self, request: Request) -> int:
-        """Tokens it will find in the cache, those there now and those promised; and it promises the rest.
+    def expect(self, request: Request) -> Expectation:
+        """What it will find in the cache, there now or promised; and it promises the rest itself.
 
         Of hashes that nobody has sent, only those already worked out count. O(blocks).
         """
         if not request.blocks.looks_up:
-            return 0
+            return Expectation(0, None)
         hit = self._cache.match(request.blocks).num_tokens
         hashes = request.blocks.block_hashes
+        promiser: Request | None = None
         index, last = hit // self._block_size, (len(request.token_ids) - 1) // self._block_size
         while index < min(last, len(hashes)) and hashes[index] in self._promised:
+            promiser = self._promised[hashes[index]]
             index += 1
         for block_hash in hashes[index:]:
             self._promised.setdefault(block_hash, request)
-        return index * self._block_size
+        return Expectation(index * self._block_size, promiser)
 
     def forget(self, request: Request) -> None:
         """It is gone: what it has not computed, it will not."""

@@ -1,0 +1,56 @@
+"""Whose turn it is where several tenants want the engine: whoever has had least of it.
+
+Charged in uncached tokens: those computed of a tenant's prompts, and those generated for it, a block at a
+time. What is found in the cache is free, because it costs nobody anything. A tenant that wants to prefill
+again after a while begins at the least of those that have wanted it all along: what it left unused is gone,
+and what it had ahead of the others it still has (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996;
+with token counts for LLMs: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+Knows names and counts; knows neither requests nor steps. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+
+class TenantShares:
+    """Tokens per tenant. Remembers a tenant while it wants to prefill, or has had more than who does."""
+
+    def __init__(self) -> None:
+        self._charged: dict[str, int] = {}  # tokens
+        self._last: dict[str, int] = {}  # number of its last charge
+        self._num_charges = 0
+        self._wanting: frozenset[str] = frozenset()
+        self._least = 0  # of those that wanted to prefill when somebody last did
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._charged)
+
+    def contend(self, tenants: Collection[str]) -> None:
+        """These want to prefill now. Idempotent. O(1) while they are the same ones, else O(remembered)."""
+        wanting = frozenset(tenants)
+        if not wanting:
+            return
+        stayed = [self._charged[tenant] for tenant in wanting & self._wanting]
+        if stayed:
+            self._least = max(self._least, min(stayed))
+        if wanting == self._wanting:
+            return
+        for tenant in wanting - self._wanting:
+            self._charged[tenant] = max(self._charged.get(tenant, 0), self._least)
+            self._last.setdefault(tenant, 0)
+        self._wanting = wanting
+        for tenant in [t for t, tokens in self._charged.items() if tokens <= self._least]:
+            if tenant not in wanting:
+                del self._charged[tenant], self._last[tenant]
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Tokens that are about to be computed for it. O(1)."""
+        self._num_charges += 1
+        self._charged[tenant] = self._charged.get(tenant, self._least) + num_tokens
+        self._last[tenant] = self._num_charges
+
+    def turn(self, tenant: str) -> tuple[int, int]:
+        """Least goes first; of equals, whose last turn is longest ago. The tenant wants to prefill."""
+        return self._charged[tenant], self._last[tenant]
