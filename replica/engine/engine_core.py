@@ -25,7 +25,7 @@ from replica.engine.answers import answers_of, have_begun
 from replica.engine.engine_meter import Ending, EngineMeter
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
-from replica.errors import ForwardFailed
+from replica.errors import ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
 from replica.output.logprob_log import LogprobLog
 from replica.scheduling.order import SchedulingOrder
@@ -268,7 +268,8 @@ class EngineCore:
     def step(self) -> list[Progress]:
         """Compute one step; what it did, one entry per request it moved forward or ended.
 
-        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone.
+        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone; one
+        that runs out of memory moves nobody forward, and those after it are smaller.
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
         progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
@@ -278,6 +279,11 @@ class EngineCore:
         try:
             result = self._runner.execute(sequences)
             self._check(result, sequences)
+        except StepOutOfMemory as error:
+            if self._scheduler.retreat():
+                self._note_retreat(error)
+                return progress
+            return progress + self._fail_step(error, len(sequences))
         except Exception as error:
             return progress + self._fail_step(error, len(sequences))
         self._measure(sequences, result)
@@ -338,6 +344,8 @@ class EngineCore:
             steps=self._num_steps,
             failed_steps=self._num_failed_steps,
             computed_tokens=self._computed_tokens,
+            cut_steps=self._scheduler.num_cut_steps,
+            step_budget=self._scheduler.step_budget,
         )
 
     # -- parts of the above -----------------------------------------------------------------------
@@ -417,6 +425,14 @@ class EngineCore:
         for watcher in self._watchers:
             watcher.ended(request, ending, now_s)
 
+    def _note_retreat(self, error: StepOutOfMemory) -> None:
+        self._meter.ran_out_of_memory()
+        logger.warning(
+            "a step ran out of memory; it is taken back, and steps are half as large for a while",
+            extra={"num_tokens": error.num_tokens, "step_budget": self._scheduler.step_budget},
+            exc_info=error,
+        )
+
     def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
         self._num_failed_steps += 1
         failed = self._scheduler.fail_step()
@@ -448,7 +464,8 @@ class EngineCore:
         work = step_work(sequences)
         self._num_steps += 1
         self._computed_tokens += work.new_tokens
-        self._meter.stepped(work.new_tokens)
+        num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
+        self._meter.stepped(work.new_tokens, work.sequences, num_decodes)
         self._step_time.observe(
             new_tokens=work.new_tokens,
             attention=work.attention,

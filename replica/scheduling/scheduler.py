@@ -322,9 +322,9 @@ class Scheduler:
     def _schedule_prompts(self) -> None:
         """Parts of prompts, begun ones and waiting ones, while budget, time, places and blocks last."""
         begun = [r for r in self._running if not r.is_decoding]
+        self._turns.begin_step(begun)
         if not begun and not self._waiting:
             return
-        self._turns.begin_step(begun)
         budget = self._budget.tokens - len(self._step)
         room = self._room(len(begun) + len(self._waiting))
         admits = True
@@ -502,6 +502,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Those that follow included."""
         return len(self._waiting) + len(self._following)
+
+    @property
+    def step_budget(self) -> int:
+        """Tokens that a step may have: less than configured for a while after memory ran out."""
+        return self._budget.tokens
 
     @property
     def num_running(self) -> int:

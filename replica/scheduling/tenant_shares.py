@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 
 class TenantShares:
-    """Tokens per tenant. Remembers a tenant while it wants to prefill, or has had more than who does."""
+    """Tokens per tenant, of those that have been served since nobody last wanted to prefill."""
 
     def __init__(self) -> None:
         self._charged: dict[str, int] = {}  # tokens
@@ -28,9 +28,12 @@ class TenantShares:
         return len(self._charged)
 
     def contend(self, tenants: Collection[str]) -> None:
-        """These want to prefill now. Idempotent. O(1) while they are the same ones, else O(remembered)."""
+        """These want to prefill now. O(tenants); while they are the same ones, nothing changes."""
         wanting = frozenset(tenants)
-        if not wanting:
+        if not wanting:  # nobody has been kept waiting: nobody owes anybody anything
+            self._charged.clear()
+            self._last.clear()
+            self._wanting, self._least = wanting, 0
             return
         stayed = [self._charged[tenant] for tenant in wanting & self._wanting]
         if stayed:
@@ -41,9 +44,6 @@ class TenantShares:
             self._charged[tenant] = max(self._charged.get(tenant, 0), self._least)
             self._last.setdefault(tenant, 0)
         self._wanting = wanting
-        for tenant in [t for t, tokens in self._charged.items() if tokens <= self._least]:
-            if tenant not in wanting:
-                del self._charged[tenant], self._last[tenant]
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Tokens that are about to be computed for it. O(1)."""
