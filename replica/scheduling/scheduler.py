@@ -84,7 +84,7 @@ class Scheduler:
         self._itl_target_s = itl_target_s
         self._pace = pace
         self._running: list[Request] = []
-        self._turns = Turns(order)
+        self._turns = Turns(order, max_batched_tokens)
         self._waiting = self._turns.waiting
         self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
         self._started: list[Request] = []  # of those, who was admitted to it
@@ -326,17 +326,23 @@ class Scheduler:
         if not begun and not self._waiting:
             return
         budget = self._budget.tokens - len(self._step)
-        room = self._room(len(begun) + len(self._waiting))
-        admits = True
+        room, places = self._room(len(begun) + len(self._waiting)), self._budget.places
+        admits, without = True, set[str]()
         while budget > 0 and not room.is_full:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
-            request = self._turns.next(begun, admits=admits and not self._has_preempted)
+            may_start = admits and not self._has_preempted
+            request = self._turns.next(begun, admits=may_start, without=without)
             if request is None:
                 return
             if request.state is RequestState.RUNNING:
                 begun.remove(request)
                 budget -= self._go_on(request, budget, room)
-            elif (hit := self._hit_if_it_fits(request)) is not None:
+            elif not self._has_place(request, self._turns.places(request.tenant, self._running, places)):
+                if self._has_place(request, places):  # it is its tenant's own sequences that it waits for
+                    without.add(request.tenant)
+                else:
+                    admits = False
+            elif (hit := self._admission.hit(request, self._running)) is not None:
                 budget -= self._admit(request, hit, budget, room)
             else:  # nobody else may start in its place: else it might wait for ever
                 admits = False
@@ -382,10 +388,8 @@ class Scheduler:
             least=self._block_size,
         )
 
-    def _hit_if_it_fits(self, request: Request) -> PrefixHit | None:
-        if not self._admission.has_place(request, self._running, self._budget.places):
-            return None
-        return self._admission.hit(request, self._running)
+    def _has_place(self, request: Request, places: int) -> bool:
+        return self._admission.has_place(request, self._running, places)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Give a request its blocks, at the cost of the newest.

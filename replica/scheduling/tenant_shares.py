@@ -2,9 +2,10 @@
 
 Charged in uncached tokens: those computed of a tenant's prompts, and those generated for it, a block at a
 time. What is found in the cache is free, because it costs nobody anything. A tenant that wants to prefill
-again after a while begins at the least of those that have wanted it all along: what it left unused is gone,
-and what it had ahead of the others it still has (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996;
-with token counts for LLMs: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+again after a while begins at the least of those that have wanted it all along, less a credit: what else it
+left unused is gone, and what it had ahead of the others it still has (start-time fair queueing: Goyal, Vin,
+Cheng, SIGCOMM 1996; with token counts for LLMs: Sheng et al., "Fairness in Serving Large Language Models",
+OSDI 2024).
 Knows names and counts; knows neither requests nor steps. Engine thread only.
 """
 
@@ -16,7 +17,10 @@ from collections.abc import Collection
 class TenantShares:
     """Tokens per tenant, of those that have been served since nobody last wanted to prefill."""
 
-    def __init__(self) -> None:
+    def __init__(self, credit: int) -> None:
+        """credit: tokens that a tenant may have kept of what it did not use: whoever asks now and then is
+        served at once, and not turn by turn with whoever asks all the time."""
+        self._credit = credit
         self._charged: dict[str, int] = {}  # tokens
         self._last: dict[str, int] = {}  # number of its last charge
         self._num_charges = 0
@@ -41,7 +45,7 @@ class TenantShares:
         if wanting == self._wanting:
             return
         for tenant in wanting - self._wanting:
-            self._charged[tenant] = max(self._charged.get(tenant, 0), self._least)
+            self._charged[tenant] = max(self._charged.get(tenant, 0), self._least - self._credit)
             self._last.setdefault(tenant, 0)
         self._wanting = wanting
 
