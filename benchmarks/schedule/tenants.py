@@ -21,6 +21,7 @@ TARGET = 1.5  # times the other's p99 to first token while nobody asks for too m
 SHARE = 0.4  # of capacity, each: together a busy engine, and none that is overloaded
 FLOOD = 10.0  # times its share
 SECONDS, SATURATED_S = 150.0, 40.0
+EDGE_S = 30.0  # left out at both ends: queues are made, and not all answers waited for
 NUM_BLOCKS = 25_000  # 0.4 M tokens: what the card holds beside the weights
 MODEL = H100_8B.step_time()
 
@@ -75,11 +76,10 @@ def _neighbour(capacity: float, factor: float, are_known: bool, seed: int) -> Ne
         key=lambda job: job.arrival_s,
     )
     outcome = run(jobs, MODEL, num_blocks=NUM_BLOCKS, until_s=SECONDS)
-    # Without the first half minute, in which queues are made, and the last, not waited for.
     waits = [
         wait_s
         for job, wait_s in zip(jobs, outcome.first_token_s, strict=True)
-        if job.sender == "calm" and 30.0 <= job.arrival_s < SECONDS - 30.0
+        if job.sender == "calm" and EDGE_S <= job.arrival_s < SECONDS - EDGE_S
     ]
     served = [wait_s for wait_s in waits if wait_s < math.inf]
     return Neighbour(
