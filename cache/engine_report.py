@@ -20,7 +20,7 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 80 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
@@ -35,6 +35,9 @@ TOKEN_BOUNDS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+# Of structures: a mask takes some 10 us, compiling a millisecond; both have limits (`cache/structure.py`).
+MASK_BOUNDS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+COMPILE_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 REQUEST_BOUNDS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -119,6 +122,12 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     step_tokens: Distribution  # tokens computed in one step
     step_sequences: Distribution  # sequences in one step
 
+    # Structures that answers had to have.
+    compiled_structures: NonNegative  # those that are kept are not compiled again
+    refused_structures: NonNegative  # of those, that cannot be followed
+    compile_s: Distribution  # that one took, off the engine's thread
+    mask_s: Distribution  # that one step spent on masks; steps without any do not count
+
 
 BOUNDS: dict[str, tuple[float, ...]] = {
     "first_token_s": FIRST_TOKEN_BOUNDS_S,
@@ -135,6 +144,8 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "max_tokens": REQUEST_TOKENS_BOUNDS,
     "step_tokens": STEP_TOKENS_BOUNDS,
     "step_sequences": STEP_SEQUENCES_BOUNDS,
+    "compile_s": COMPILE_BOUNDS_S,
+    "mask_s": MASK_BOUNDS_S,
 }
 """Of each `Distribution` in an `EngineReport`, by field name; ascending."""
 

@@ -53,6 +53,20 @@ class Structure:
             case StructureKind.GRAMMAR:
                 return _notation("lark_grammar", self.source)
 
+    def as_rule(self) -> str:
+        """The same as the right side of a rule, for a grammar that it is a part of.
+
+        Raises ValueError for a source that is no JSON, and for a grammar: its rules' names are its own.
+        """
+        match self.kind:
+            case StructureKind.JSON_SCHEMA:
+                schema = _with_options(json.loads(self.source), self.is_lenient)
+                return f"%json {json.dumps(schema, ensure_ascii=False)}"
+            case StructureKind.REGEX:
+                return f"/{_between_slashes(self.source)}/"
+            case StructureKind.GRAMMAR:
+                raise ValueError("a grammar is no part of another")
+
 
 def _notation(kind: str, content: object) -> str:
     return json.dumps({"grammars": [{kind: content}]}, ensure_ascii=False)

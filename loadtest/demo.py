@@ -7,15 +7,12 @@ Each arm of each round has a cache salt of its own, so neither sees what the oth
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import contextlib
 import sys
-import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import mean, median
-from typing import Any
 
 import httpx
 from rich.box import SIMPLE_HEAD
@@ -23,11 +20,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from replica.output.sample_table import Question, prompt, questions
+from loadtest.client.answer import REPLICA_HEADER, Answer
+from loadtest.client.asking import Asker
+from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
+from loadtest.client.errors import ClientError, Unreachable
+from loadtest.client.question import Message, Question, chat
+from replica.output.sample_table import Question as TableQuestion
+from replica.output.sample_table import prompt, questions
 
 ARMS = ("round_robin", "expected_time")
 TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}
-KEY_VARIABLE = "OPENAI_API_KEY"
 
 DESCRIPTION = """\
 Asks several questions about one long markdown table (thirty people). The answers differ, the table does
@@ -42,8 +44,8 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One streamed answer, as the client saw it."""
+class Row:
+    """What the table tells of one streamed answer."""
 
     ttft_s: float  # request sent -> first token's text
     cached_tokens: int  # the engine's count, from `usage`
@@ -55,11 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console(highlight=False)
     try:
-        headers = {} if arguments.key is None else {"authorization": f"Bearer {arguments.key}"}
-        with httpx.Client(base_url=arguments.url, timeout=arguments.timeout_s, headers=headers) as client:
-            model = _served_model(client)
-            rounds = _ask_all(client, model, arguments, console)
-    except DemoError as error:
+        asker = Asker(_endpoint(arguments), arguments.timeout_s)
+        with contextlib.closing(asker):
+            rounds = _ask_all(asker, arguments, console)
+    except (DemoError, ClientError) as error:
         Console(stderr=True).print(f"[bold red]demo:[/] {error}", soft_wrap=True)
         return 1
     console.print(_table(rounds, arguments.questions))
@@ -81,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--timeout-s", float, 120.0, "for one answer, seconds"),
     ):
         parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
-    parser.add_argument(
-        "--key", default=os.environ.get(KEY_VARIABLE), help=f"API key, if needed (default: ${KEY_VARIABLE})"
-    )
+    parser.add_argument("--key", help=f"API key, if needed (default: ${KEY_VARIABLE})")
     return parser
 
 
@@ -94,25 +93,18 @@ def _positive(text: str) -> int:
     return value
 
 
-def _served_model(client: httpx.Client) -> str:
+def _endpoint(arguments: argparse.Namespace) -> Endpoint:
+    """Raises DemoError, KeyNeeded."""
     try:
-        answer = client.get("/v1/models")
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code != httpx.codes.UNAUTHORIZED:
-            raise DemoError(f"{client.base_url} answered {error.response.status_code}") from None
-        raise DemoError(f"the server wants an API key: give --key, or set {KEY_VARIABLE}") from None
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-        raise DemoError(
-            f"no server answers at {client.base_url} ({error}); start one with `make serve`"
-        ) from None
+        return Endpoint.find(arguments.url, key=arguments.key)
+    except Unreachable as error:
+        raise DemoError(f"{error}; start one with `make serve`") from None
 
 
-Rounds = dict[str, list[list[Answer]]]  # arm -> round -> question
+Rounds = dict[str, list[list[Row]]]  # arm -> round -> question
 
 
-def _ask_all(client: httpx.Client, model: str, arguments: argparse.Namespace, console: Console) -> Rounds:
+def _ask_all(asker: Asker, arguments: argparse.Namespace, console: Console) -> Rounds:
     asked = [questions()[index % len(questions())] for index in range(arguments.questions)]
     rounds: Rounds = {arm: [] for arm in ARMS}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -122,59 +114,32 @@ def _ask_all(client: httpx.Client, model: str, arguments: argparse.Namespace, co
             for arm in ARMS if number % 2 == 0 else reversed(ARMS):  # neither is always first
                 progress.update(task, description=f"round {number + 1}, {TITLES[arm]}")
                 salt = uuid.uuid4().hex
-                answers = []
+                rows = []
                 for question in asked:
-                    answers.append(_ask(client, model, question, arm, salt, arguments.max_tokens))
+                    rows.append(_row(asker.ask(_asked(question, arm, salt, arguments.max_tokens))))
                     progress.advance(task)
-                rounds[arm].append(answers)
+                rounds[arm].append(rows)
     return rounds
 
 
-def _ask(
-    client: httpx.Client, model: str, question: Question, policy: str, salt: str, max_tokens: int
-) -> Answer:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt(question)}],
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_salt": salt,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    first_s: float | None = None
-    usage = None
-    sent = time.perf_counter()
-    headers = {"x-warmpath-policy": policy}
-    with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-        if answer.status_code != httpx.codes.OK:
-            raise DemoError(f"the server answered {answer.status_code}: {answer.read().decode()}")
-        for chunk in _chunks(answer):
-            if first_s is None and chunk.get("choices"):
-                first_s = time.perf_counter() - sent
-            usage = chunk.get("usage") or usage
-    replica = answer.headers.get("x-warmpath-replica")
-    if replica is None:
+def _asked(about: TableQuestion, policy: str, salt: str, max_tokens: int) -> Question:
+    message: Message = {"role": "user", "content": prompt(about)}
+    question = chat([message], max_tokens=max_tokens, temperature=0, ignore_eos=True, cache_salt=salt)
+    return replace(question, headers={"x-warmpath-policy": policy})
+
+
+def _row(answer: Answer) -> Row:
+    """Raises DemoError for an answer that tells nothing."""
+    if answer.failure is not None:
+        status = "" if answer.status in (None, httpx.codes.OK) else f" ({answer.status})"
+        raise DemoError(f"an answer failed: {answer.failure}{status}: {answer.problem}")
+    if answer.replica is None:
         raise DemoError(
-            "no x-warmpath-replica header: in deploy.yaml, under `router`, set expose_routing: true"
+            f"no {REPLICA_HEADER} header: in deploy.yaml, under `router`, set expose_routing: true"
         )
-    if first_s is None or usage is None:
-        raise DemoError("the stream ended without a token or without usage")
-    return Answer(first_s, usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"], replica)
-
-
-def _chunks(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The stream's JSON chunks; a stream that does not end in [DONE] is an error."""
-    for line in answer.iter_lines():
-        if line == "data: [DONE]":
-            return
-        if line.startswith("data: "):
-            chunk: dict[str, Any] = json.loads(line[len("data: ") :])
-            if "error" in chunk:
-                raise DemoError(f"the stream failed: {chunk['error']}")
-            yield chunk
-    raise DemoError("the stream was cut before [DONE]")
+    if answer.ttft_s is None or answer.cached_tokens is None or answer.prompt_tokens is None:
+        raise DemoError("an answer ended without a token or without usage")
+    return Row(answer.ttft_s, answer.cached_tokens, answer.prompt_tokens, answer.replica)
 
 
 def _table(rounds: Rounds, num_questions: int) -> Table:
@@ -198,7 +163,7 @@ def _table(rounds: Rounds, num_questions: int) -> Table:
     return table
 
 
-def _cells(answer: Answer) -> tuple[str, str, str]:
+def _cells(answer: Row) -> tuple[str, str, str]:
     return _ms(answer.ttft_s), str(answer.cached_tokens), answer.replica
 
 
@@ -206,11 +171,11 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.0f}"
 
 
-def _mean_ttft_s(answers: list[list[Answer]]) -> float:
+def _mean_ttft_s(answers: list[list[Row]]) -> float:
     return mean(answer.ttft_s for each in answers for answer in each)
 
 
-def _mean_cached(answers: list[list[Answer]]) -> str:
+def _mean_cached(answers: list[list[Row]]) -> str:
     return f"{mean(answer.cached_tokens for each in answers for answer in each):.0f}"
 
 

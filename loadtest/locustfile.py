@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from locust import constant, events
+from locust import events
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
@@ -31,14 +31,12 @@ class LongDocuments(LlmUser):
     """Several questions about one long document that others read too."""
 
     scenario_name = "long_documents"
-    wait_time = constant(1)
 
 
 class Chat(LlmUser):
     """Chats behind a few system prompts, with the model's own answers in their history."""
 
     scenario_name = "chat"
-    wait_time = constant(1)
     weight = 3
 
 
@@ -46,56 +44,48 @@ class FewShot(LlmUser):
     """New cases behind the same three or five examples."""
 
     scenario_name = "few_shot"
-    wait_time = constant(1)
 
 
 class SelfConsistency(LlmUser):
     """Several samples of one question, and a vote."""
 
     scenario_name = "self_consistency"
-    wait_time = constant(1)
 
 
 class TreeOfThought(LlmUser):
     """Branches, scores, prunes."""
 
     scenario_name = "tree_of_thought"
-    wait_time = constant(1)
 
 
 class Retrieval(LlmUser):
     """Passages of 512 tokens, a few of them in every other prompt."""
 
     scenario_name = "retrieval"
-    wait_time = constant(1)
 
 
 class Agent(LlmUser):
     """Tool calls in quick succession."""
 
     scenario_name = "agent"
-    wait_time = constant(1)
 
 
 class NoSharing(LlmUser):
     """Adverse: nothing is shared."""
 
     scenario_name = "no_sharing"
-    wait_time = constant(1)
 
 
 class HotSystemPrompt(LlmUser):
     """Adverse: one long system prompt that nearly everybody has."""
 
     scenario_name = "hot_system_prompt"
-    wait_time = constant(1)
 
 
 class DecodeHeavy(LlmUser):
     """Adverse: short prompts, long answers."""
 
     scenario_name = "decode_heavy"
-    wait_time = constant(1)
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]

@@ -24,9 +24,11 @@ from router.insight.insight import Insight
 from router.insight.insight_metrics import InsightCollector
 from router.insight.timed_routing import TimedRouting
 from router.metrics import DecisionPart, RouterMetrics
+from router.openai_api.about import Readiness
 from router.openai_api.errors import OUTCOMES
 from router.openai_api.fields import Endpoint
-from router.openai_api.service import Readiness, Service
+from router.openai_api.service import Service
+from router.openai_api.structure_metrics import StructureCollector
 from router.policies.base import alone
 from router.prefixes.copies import Copies, PinCalls
 from router.prefixes.keeper import PrefixKeeper
@@ -118,6 +120,7 @@ class RouterParts:
             rng=rng,
         )
         self.metrics.watch_hashing(self.service.hashing)
+        self.metrics.registry.register(StructureCollector(self.service.forms.statistics))
         self._encoder = encoder
         self._was_synced = False
 
@@ -149,6 +152,7 @@ class RouterParts:
         await self.prefixes.aclose()
         await self.fleet.aclose()
         self.dispatcher.close()
+        self.service.close()
         await self.subscribers.aclose()
         await self.insight.aclose()
         await self.tenancy.aclose()

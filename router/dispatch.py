@@ -257,7 +257,8 @@ class Generation:
         placement = await shared.placer.place(
             RouteQuery(
                 request_id=job.request_id,
-                block_hashes=self._block_hashes,
+                # A prompt that is to be scored takes no hits: every replica computes all of it.
+                block_hashes=self._block_hashes if job.sampling.prompt_logprobs is None else (),
                 num_prompt_tokens=len(tokens),
                 excluded=self._excluded,
                 policy=job.policy,

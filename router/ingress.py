@@ -40,8 +40,8 @@ from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica, ReplicaLost
+from router.openai_api.about import Readiness
 from router.openai_api.app import build_api
-from router.openai_api.service import Readiness
 from router.placement.registry import register_routing, unregister_routing
 from router.prompts.prompt import PromptEncoder, hide_torch
 from router.serve_peers import among_routers

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
@@ -30,7 +29,7 @@ from router.placement.decision import RouteReason
 from router.placement.routing_statistics import ReplicaStatistics, RoutingStatistics
 from router.prompts.chain_cache import ChainStatistics
 from router.prompts.segment_cache import CacheStatistics
-from router.scraped import Scraped, counters
+from router.scraped import Scraped, buckets, counters, histogram
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _LATENCY_BUCKETS_S = (
@@ -160,11 +159,9 @@ class _DecisionCollector(Scraped[Mapping[DecisionPart, Tally]]):
             "Time of each part of a routing decision; of one bound late, match and rank come several times.",
             labels=("part",),
         )
-        bounds = (*map(str, _DECISION_BUCKETS_S), "+Inf")
         for part, tally in numbers.items():
             told = tally.distribution()
-            buckets = list(zip(bounds, map(float, accumulate(told.counts)), strict=True))
-            family.add_metric((part.value,), buckets, told.total)
+            family.add_metric((part.value,), buckets(_DECISION_BUCKETS_S, told.counts), told.total)
         yield family
 
 
@@ -240,14 +237,13 @@ class _EventCollector(Scraped[EventStatistics]):
 
     @staticmethod
     def _lag(statistics: EventStatistics) -> Metric:
-        counts = statistics.counters.lag.counts
-        bounds = (*map(str, LAG_BUCKETS_S), "+Inf")
-        buckets = [(bound, float(sum(counts[: index + 1]))) for index, bound in enumerate(bounds)]
-        return HistogramMetricFamily(
+        lag = statistics.counters.lag
+        return histogram(
             "warmpath_event_lag_seconds",
             "From a batch's publication to its application, above the least delay seen.",
-            buckets=buckets,
-            sum_value=statistics.counters.lag.sum_s,
+            LAG_BUCKETS_S,
+            lag.counts,
+            lag.sum_s,
         )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Numbers = TypeVar("Numbers")
@@ -35,3 +36,16 @@ def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> C
     for value, number in values.items():
         family.add_metric((value,), number)
     return family
+
+
+def buckets(bounds: Sequence[float], counts: Iterable[int]) -> list[tuple[str, float]]:
+    """A histogram's, as Prometheus has them: values up to each bound. counts: one more than bounds."""
+    names = (*(str(float(bound)) for bound in bounds), "+Inf")
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
+
+
+def histogram(
+    name: str, text: str, bounds: Sequence[float], counts: Iterable[int], total: float
+) -> HistogramMetricFamily:
+    """One without labels. total: of the values."""
+    return HistogramMetricFamily(name, text, buckets=buckets(bounds, counts), sum_value=total)

@@ -53,6 +53,21 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {**_CHAT, "stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/chat/completions", {**_CHAT, "tools": [_TOOL], "tool_choice": "auto"}),
     (
+        "/v1/chat/completions",
+        {
+            **_CHAT,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "tools": [_TOOL, {**_TOOL, "function": {**_TOOL["function"], "name": "g", "strict": True}}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "g"}}],
+                },
+            },
+        },
+    ),
+    (
         "/v1/completions",
         {"model": "tiny", "prompt": "Hello there", "max_tokens": 4, "stop": "x", "echo": False},
     ),

@@ -14,11 +14,10 @@ from loadtest.commands.serving import (
     add_targets,
     add_workload,
     carry_out,
-    contenders_of,
-    targets_of,
+    plan_of,
     workload_of,
 )
-from loadtest.comparison.plan import Cell, Plan
+from loadtest.comparison.plan import Cell
 from loadtest.placement import arguments as read
 
 SUMMARY = "start deployments in turn and measure them on one workload"
@@ -52,14 +51,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     workload = workload_of(options)
-    plan = Plan(
-        contenders=contenders_of(options),
-        cells=tuple(Cell(workload, rate, options.seconds) for rate in options.rate),
-        searches=(),
-        repeats=options.repeats,
-        seed=options.seed,
-        targets=targets_of(options),
-        max_context=options.max_context,
-        uses_text=options.text,
-    )
-    carry_out(plan, options, console, sys.argv[1:])
+    cells = tuple(Cell(workload, rate, options.seconds) for rate in options.rate)
+    carry_out(plan_of(options, cells=cells), options, console, sys.argv[1:])

@@ -15,7 +15,7 @@ from loadtest.comparison.contender import RAY_ROUTER, Changes, Contender, of_pol
 from loadtest.comparison.deployment import Deployment, check
 from loadtest.comparison.errors import ComparisonError
 from loadtest.comparison.experiment import Experiment
-from loadtest.comparison.plan import Plan
+from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.progress import ComparisonProgress, expected_s
 from loadtest.comparison.report import check_plots, report
 from loadtest.open_loop.tally import Targets
@@ -150,6 +150,22 @@ def add_report(parser: argparse.ArgumentParser, name: str) -> None:
         help="results.json, report.md and report.html (default: %(default)s)",
     )
     parser.add_argument("--no-plots", action="store_true", help="no report.html; plots need matplotlib")
+
+
+def plan_of(
+    options: argparse.Namespace, *, cells: tuple[Cell, ...] = (), searches: tuple[Search, ...] = ()
+) -> Plan:
+    """These, by every contender. Raises BadRequest, BadDeployment."""
+    return Plan(
+        contenders=contenders_of(options),
+        cells=cells,
+        searches=searches,
+        repeats=options.repeats,
+        seed=options.seed,
+        targets=targets_of(options),
+        max_context=options.max_context,
+        uses_text=options.text,
+    )
 
 
 def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command: list[str]) -> None:

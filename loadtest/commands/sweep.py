@@ -14,11 +14,10 @@ from loadtest.commands.serving import (
     add_targets,
     add_workload,
     carry_out,
-    contenders_of,
-    targets_of,
+    plan_of,
     workload_of,
 )
-from loadtest.comparison.plan import Plan, Search
+from loadtest.comparison.plan import Search
 from loadtest.placement import arguments as read
 
 SUMMARY = "find the highest rate that keeps a latency target, per policy"
@@ -49,14 +48,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     search = Search(workload_of(options), options.rate, options.seconds, options.precision)
-    plan = Plan(
-        contenders=contenders_of(options),
-        cells=(),
-        searches=(search,),
-        repeats=options.repeats,
-        seed=options.seed,
-        targets=targets_of(options),
-        max_context=options.max_context,
-        uses_text=options.text,
-    )
-    carry_out(plan, options, console, sys.argv[1:])
+    carry_out(plan_of(options, searches=(search,)), options, console, sys.argv[1:])

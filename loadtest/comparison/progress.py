@@ -7,20 +7,13 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from loadtest.comparison.experiment import Observer
 from loadtest.comparison.load import Look
 from loadtest.comparison.plan import Cell, Plan
 from loadtest.comparison.results import Found, Run
 from loadtest.open_loop.tally import Tally
+from loadtest.progress_bar import bar_with_time_left
 
 _START_S = 25.0  # to start and to stop a deployment, about
 _TRIES = 6  # of a search, about
@@ -32,17 +25,7 @@ class ComparisonProgress(Observer):
     def __init__(self, console: Console, plan: Plan | None = None) -> None:
         """plan: None where one run is all there is."""
         self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[told]}"),
-            console=console,
-            transient=True,
-        )
+        self._bar = bar_with_time_left(console, is_transient=True)
         self._plan = plan
 
     def __enter__(self) -> Self:

@@ -12,18 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.summary import summarize
+from loadtest.progress_bar import bar_with_time_left
 from loadtest.simulation.cell import IDEAL, CellResult, CellSpec
 
 
@@ -32,22 +25,13 @@ class GridProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[estimate]}"),
-            console=console,
-        )
+        self._bar = bar_with_time_left(console)
         self._estimate = RunningEstimate()
         self._num_kept = 0  # results still to come that took no time
 
     def __enter__(self) -> Self:
         self._bar.start()
-        self._task = self._bar.add_task("cells", total=None, estimate="")
+        self._task = self._bar.add_task("cells", total=None, told="")
         return self
 
     def __exit__(
@@ -66,7 +50,7 @@ class GridProgress:
         self._estimate.add(spec, summarize(result, spec.num_replicas).mean_ttft_s)
         is_new = self._num_kept == 0
         self._num_kept -= not is_new
-        self._bar.update(self._task, advance=int(is_new), estimate=str(self._estimate))
+        self._bar.update(self._task, advance=int(is_new), told=str(self._estimate))
 
     def failed(self, spec: CellSpec, error: str) -> None:
         self._bar.update(self._task, advance=1)

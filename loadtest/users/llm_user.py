@@ -14,7 +14,7 @@ from itertools import count
 from typing import ClassVar
 
 import gevent  # type: ignore[import-untyped]
-from locust import User, task
+from locust import User, constant, task
 from locust.env import Environment
 from locust.exception import StopUser
 
@@ -53,6 +53,7 @@ class LlmUser(User):
     """Set `scenario_name`; the rest follows from the command line."""
 
     abstract = True
+    wait_time = constant(1)  # between two sessions, seconds
     setting: ClassVar[Setting | None] = None  # None until a server was found; set on this class, for all
     scenario_name: ClassVar[str]
     _scenario: ClassVar[Scenario | None] = None  # one per class and process: it remembers what servers refuse

@@ -346,6 +346,7 @@ class EngineCore:
             computed_tokens=self._computed_tokens,
             cut_steps=self._scheduler.num_cut_steps,
             step_budget=self._scheduler.step_budget,
+            structures=self.structures.totals(),
         )
 
     # -- parts of the above -----------------------------------------------------------------------
@@ -465,13 +466,19 @@ class EngineCore:
         self._num_steps += 1
         self._computed_tokens += work.new_tokens
         num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
-        self._meter.stepped(work.new_tokens, work.sequences, num_decodes)
+        self._meter.stepped(work.new_tokens, work.sequences, num_decodes, _mask_s(sequences))
         self._step_time.observe(
             new_tokens=work.new_tokens,
             attention=work.attention,
             sequences=work.sequences,
             elapsed_s=result.elapsed_s,
         )
+
+
+def _mask_s(sequences: list[ScheduledSequence]) -> float | None:
+    """Seconds that a step has just spent on what structures allow; None if it asked none."""
+    asked = [each.structure.mask_s for each in sequences if each.structure is not None and each.samples]
+    return sum(asked) if asked else None
 
 
 def _take_token(request: Request, token_id: int) -> FinishReason | None:

@@ -82,17 +82,19 @@ class Watchdog:
         if busy_s <= task.limit_s:
             return False
         self._has_fired = True
-        logger.critical(
-            "engine thread is stuck, ending the process\n%s",
-            self._stack(),
-            extra={
-                "task": task.name,
-                "busy_s": round(busy_s, 3),
-                "limit_s": task.limit_s,
-                "request_ids": list(task.involved())[:MAX_NAMED],
-            },
-        )
-        self._on_hang()
+        try:
+            logger.critical(
+                "engine thread is stuck, ending the process\n%s",
+                self._stack(),
+                extra={
+                    "task": task.name,
+                    "busy_s": round(busy_s, 3),
+                    "limit_s": task.limit_s,
+                    "request_ids": list(task.involved())[:MAX_NAMED],
+                },
+            )
+        finally:  # whether or not it could be told
+            self._on_hang()
         return True
 
     def _look(self) -> None:

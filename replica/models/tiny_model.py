@@ -128,7 +128,13 @@ def draw_weights(config: dict[str, Any], seed: int) -> Iterator[tuple[str, npt.N
     yield "lm_head.weight", uniform(config["vocab_size"], hidden)
 
 
+# Functions come before everything else, so that chats with the same ones share them in the cache.
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\nFunctions that may be called:\\n' -}}
+{%- for tool in tools -%}{{- (tool | tojson) ~ '\\n' -}}{%- endfor -%}
+{{- 'Write calls as\\n<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|im_end|>\\n' -}}
+{%- endif -%}
 {%- for message in messages -%}
 {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}
 {{- raise_exception('unknown role: ' ~ message['role']) -}}
@@ -144,6 +150,11 @@ CHAT_TEMPLATE = """\
 {{- part['text'] -}}
 {%- endfor -%}
 {%- endif -%}
+{%- for call in message['tool_calls'] or [] -%}
+{{- '\\n' if message['content'] or not loop.first -}}
+{{- '<tool_call>\\n{"name": ' ~ (call['function']['name'] | tojson) -}}
+{{- ', "arguments": ' ~ (call['function']['arguments'] | tojson) ~ '}\\n</tool_call>' -}}
+{%- endfor -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
+from cache.engine_report import COMPILE_BOUNDS_S, Distribution, Tally
 from cache.errors import QueueFull, StructureRefused
 from cache.structure import GrammarLimits, Structure
 from replica.structures.matcher import StructureMatcher
@@ -25,6 +27,18 @@ MAX_KEPT = 64  # compiled structures; with the states its text has visited one m
 MAX_PENDING = 64  # structures to compile: more are refused as busy
 COMPILE_LIMIT_S = 5.0
 NUM_THREADS = 2  # so that one structure that takes long does not keep everybody's from being compiled
+
+
+@dataclass(frozen=True, slots=True)
+class CompileTotals:
+    """What was compiled since the start."""
+
+    num_compiled: int
+    num_refused: int  # of those
+    compile_s: Distribution
+
+
+NOTHING_COMPILED = CompileTotals(0, 0, Tally(COMPILE_BOUNDS_S).distribution())
 
 
 class Structures(Protocol):
@@ -38,6 +52,9 @@ class Structures(Protocol):
 
     async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
         """The same without blocking the event loop."""
+
+    def totals(self) -> CompileTotals:
+        """For metrics. Any thread."""
 
     def close(self) -> None:
         """Compile nothing any more. Idempotent."""
@@ -55,6 +72,9 @@ class NoStructures:
     async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
         raise StructureRefused(self._reason)
 
+    def totals(self) -> CompileTotals:
+        return NOTHING_COMPILED
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -69,6 +89,7 @@ class StructureCompiler:
         max_kept: int = MAX_KEPT,
         limit_s: float = COMPILE_LIMIT_S,
         build: Callable[[StructureVocabulary, Structure], StructureMatcher] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """build: instead of the real compilation, for tests. It raises StructureRefused."""
         self._vocabulary = vocabulary
@@ -76,9 +97,11 @@ class StructureCompiler:
         self._limit_s = limit_s
         self._build = build or compile_structure
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
-        self._lock = threading.Lock()  # guards both below
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all below
         self._compiled: OrderedDict[Structure, Future[StructureMatcher]] = OrderedDict()
-        self._num_pending = 0
+        self._num_pending = self._num_compiled = self._num_refused = 0
+        self._compile_s = Tally(COMPILE_BOUNDS_S)
 
     def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
         try:
@@ -96,6 +119,10 @@ class StructureCompiler:
                 raise self._took_too_long() from None
         return compiled.result().begun(min_tokens)
 
+    def totals(self) -> CompileTotals:
+        with self._lock:
+            return CompileTotals(self._num_compiled, self._num_refused, self._compile_s.distribution())
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -108,7 +135,7 @@ class StructureCompiler:
             if self._num_pending >= MAX_PENDING:
                 raise QueueFull(self._num_pending, MAX_PENDING)
             self._num_pending += 1
-            compiled = self._threads.submit(self._build, self._vocabulary, structure)
+            compiled = self._threads.submit(self._compile, structure)
             self._compiled[structure] = compiled
             while len(self._compiled) > self._max_kept:
                 self._compiled.popitem(last=False)
@@ -118,6 +145,19 @@ class StructureCompiler:
     def _note_done(self, _compiled: Future[StructureMatcher]) -> None:
         with self._lock:
             self._num_pending -= 1
+
+    def _compile(self, structure: Structure) -> StructureMatcher:
+        """On a thread of its own: counted, whatever comes of it."""
+        began_s, is_refused = self._clock(), True
+        try:
+            matcher = self._build(self._vocabulary, structure)
+            is_refused = False
+            return matcher
+        finally:
+            with self._lock:
+                self._num_compiled += 1
+                self._num_refused += is_refused
+                self._compile_s.add(self._clock() - began_s)
 
     def _took_too_long(self) -> StructureRefused:
         return StructureRefused(f"it takes longer to compile than the limit of {self._limit_s:g} s")

@@ -91,6 +91,16 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         "Steps that ran out of memory, were taken back and made smaller.",
         lambda r: r.out_of_memory_steps,
     ),
+    (
+        "warmpath_engine_compiled_structures",
+        "Schemas, expressions and grammars compiled; those kept are not compiled again.",
+        lambda r: r.compiled_structures,
+    ),
+    (
+        "warmpath_engine_refused_structures",
+        "Of those, structures that could not be followed.",
+        lambda r: r.refused_structures,
+    ),
 )
 
 _SOURCES: tuple[tuple[str, Callable[[EngineReport], float]], ...] = (
@@ -133,6 +143,16 @@ _HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("vllm:request_params_max_tokens", "Tokens a finished request had asked for.", "max_tokens"),
     ("vllm:iteration_tokens_total", "Tokens computed in one step.", "step_tokens"),
     ("warmpath_engine_step_sequences", "Sequences in one step.", "step_sequences"),
+    (
+        "warmpath_engine_structure_compile_seconds",
+        "To compile one structure, beside the engine's thread.",
+        "compile_s",
+    ),
+    (
+        "warmpath_engine_structure_mask_seconds",
+        "Of one step, spent on what structures allow; steps without any do not count.",
+        "mask_s",
+    ),
 )
 
 _LE = {name: (*map(str, bounds), "+Inf") for name, bounds in BOUNDS.items()}

@@ -8,12 +8,10 @@ Knows Prometheus and totals; knows neither HTTP nor where the numbers come from.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 
@@ -22,7 +20,7 @@ from router.insight.closed_loop import ERROR_BOUNDS, LoopTotals
 from router.insight.insight import InsightTotals
 from router.insight.recording import RecordingTotals
 from router.insight.shadow import ShadowTotals
-from router.scraped import Scraped, counters
+from router.scraped import Scraped, counters, histogram
 
 
 class InsightCollector(Scraped[InsightTotals]):
@@ -63,13 +61,12 @@ def _tokens(totals: AccountingTotals) -> Iterable[Metric]:
 
 
 def _loop(totals: LoopTotals, recent_share: float) -> Iterable[Metric]:
-    counts = list(accumulate(totals.by_bound))
-    bounds = (*(str(float(bound)) for bound in ERROR_BOUNDS), "+Inf")
-    yield HistogramMetricFamily(
+    yield histogram(
         "warmpath_match_error_blocks",
         "Blocks between expected and found, per request; le=1 over count = right to within a block.",
-        buckets=list(zip(bounds, map(float, counts), strict=True)),
-        sum_value=totals.error_blocks,
+        ERROR_BOUNDS,
+        totals.by_bound,
+        totals.error_blocks,
     )
     yield GaugeMetricFamily(
         "warmpath_match_within_one_block_ratio",

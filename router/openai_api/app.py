@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from cache.errors import ServingError
 from router.fleet.exposition import CONTENT_TYPE
+from router.openai_api.answer import Answer
 from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
@@ -29,7 +30,7 @@ from router.openai_api.middleware import HeaderLimitMiddleware, RequestIdMiddlew
 from router.openai_api.prefix_routes import PrefixRoutes
 from router.openai_api.replies import error_response, json_body, json_response
 from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
-from router.openai_api.service import Answer, Service
+from router.openai_api.service import Service
 from router.openai_api.streams import BrokenStream, SseResponse, event, unless_gone
 from router.openai_api.tokenization import (
     DetokenizeBody,
@@ -163,11 +164,11 @@ class _Routes:
         return await self._handling.plainly(request, Endpoint.DETOKENIZE, handle)
 
     async def models(self, _request: Request) -> Response:
-        return json_response(self._service.models().encoded())
+        return json_response(self._service.about.models().encoded())
 
     async def model(self, name: str) -> Response:
         try:
-            return json_response(self._service.model(name).encoded())
+            return json_response(self._service.about.model(name).encoded())
         except ServingError as error:
             return error_response(answer_to(error))
 
@@ -188,7 +189,7 @@ class _Routes:
         return Response(await self._service.fleet.text(), media_type=CONTENT_TYPE)
 
     async def version(self, _request: Request) -> Response:
-        return JSONResponse(self._service.version())
+        return JSONResponse(self._service.about.version())
 
     def _policy_of(self, request: Request) -> str | None:
         return request.headers.get(POLICY_HEADER) if self._service.config.expose_routing else None

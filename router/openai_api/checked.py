@@ -1,5 +1,7 @@
 """From a body's fields to one of the smaller endpoints' types, or an error that names the field.
 
+And the limits that every endpoint's fields are checked against.
+
 Knows pydantic's errors; knows no endpoint. Chat and completions, with their hundred fields, have rules of
 their own (`schema.py`, `fields.py`).
 """
@@ -9,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidationInfo
 
 from router.errors import InvalidField
 from router.limits import Limits
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
+
+
+def limits_of(info: ValidationInfo) -> Limits:
+    """What the body is parsed under; the defaults for a value that was built otherwise."""
+    return info.context if isinstance(info.context, Limits) else Limits()
 
 
 def checked(

@@ -71,6 +71,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     # Load: try again.
     errors.AllBusy: _BUSY,
     shared.QueueFull: _BUSY,
+    errors.StructuresBusy: _BUSY,
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
     # Ours.
     shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded"),

@@ -167,7 +167,11 @@ FIELDS: tuple[Field, ...] = (
     _used("cache_salt", "a non-empty string"),
     _used("prompt_cache_key", "a string"),
     _used("tools", "a list of functions with a name each, which the model's chat template can render", CHAT),
-    _used("tool_choice", '"none" or "auto"', CHAT),
+    _used(
+        "tool_choice",
+        '"none", "auto", "required", or an object that names a function or the functions allowed',
+        CHAT,
+    ),
     _used("parallel_tool_calls", "true or false", CHAT),
     _used("response_format", 'an object whose type is "text", "json_object" or "json_schema"'),
     _used("structured_outputs", "an object with exactly one of json, regex, choice, grammar, json_object"),

@@ -31,16 +31,11 @@ from router.errors import (
 )
 from router.limits import Limits
 from router.openai_api.checked import checked
+from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
+from router.openai_api.prompts import TokenPrompt, is_token_id
 from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
-from router.openai_api.schema import (
-    MESSAGES_SCHEMA,
-    ChatMessage,
-    TokenPrompt,
-    is_token_id,
-    to_messages,
-    to_tools,
-)
 from router.openai_api.tool_calls import renders_tools
+from router.openai_api.tools import Tool, to_tools
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix import PinnedPrefix, Prefix
 from router.prompts.chat import Chat
@@ -72,9 +67,7 @@ class PrefixBody(BaseModel):
     messages: Annotated[
         tuple[ChatMessage, ...], BeforeValidator(to_messages), WithJsonSchema(MESSAGES_SCHEMA)
     ] = ()
-    tools: Annotated[
-        tuple[dict[str, Any], ...], BeforeValidator(to_tools), WithJsonSchema({"type": "array"})
-    ] = ()
+    tools: Annotated[tuple[Tool, ...], BeforeValidator(to_tools), WithJsonSchema({"type": "array"})] = ()
     prompt: Annotated[
         str | TokenPrompt | None,
         BeforeValidator(_to_prompt),
@@ -190,9 +183,10 @@ class Prefixes:
         messages = [message.for_template() for message in body.messages]
         is_users = messages[-1]["role"] == "user"  # then the assistant speaks next
         longer = messages if is_users else [*messages, _MORE]
-        alone = await self.encoder.encode_chat(Chat(messages, body.tools, assistant_is_next=False), salt=salt)
+        tools = [tool.for_template() for tool in body.tools]
+        alone = await self.encoder.encode_chat(Chat(messages, tools, assistant_is_next=False), salt=salt)
         try:
-            followed = await self.encoder.encode_chat(Chat(longer, body.tools), salt=salt)
+            followed = await self.encoder.encode_chat(Chat(longer, tools), salt=salt)
         except InvalidField:
             return alone  # the template wants something else next
         return alone[: _num_common(alone, followed)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.openai_api.schema import ChatMessage
+from router.openai_api.messages import ChatMessage
 from router.policies import PromptView
 
 

@@ -10,16 +10,16 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from router.errors import InvalidField
-from router.limits import Limits
+from router.openai_api.checked import limits_of
+from router.openai_api.prompts import INT32_MAX
 
 MAX_BIAS = 100  # the API's: enough to forbid a token, or to have nothing else
 MAX_LOGPROBS = 20  # the API's, for chats
-_INT32_MAX = (1 << 31) - 1
 _BIAS_TEXT = f"an object of token ids with a number between -{MAX_BIAS} and {MAX_BIAS} each"
 
 
 def _to_biases(value: object, info: ValidationInfo) -> tuple[tuple[int, float], ...]:
-    limit = (info.context if isinstance(info.context, Limits) else Limits()).max_logit_bias
+    limit = limits_of(info).max_logit_bias
     if isinstance(value, dict) and len(value) > limit:
         raise InvalidField("logit_bias", f"'logit_bias' must have at most {limit} token ids.")
     if not isinstance(value, dict) or not all(
@@ -33,11 +33,11 @@ def _is_token(value: object) -> bool:
     """JSON's keys are strings. One spelling per id, so that none is there twice."""
     return (
         isinstance(value, str)
-        and len(value) <= len(str(_INT32_MAX))
+        and len(value) <= len(str(INT32_MAX))
         and value.isascii()
         and value.isdigit()
         and value == str(int(value))
-        and int(value) <= _INT32_MAX
+        and int(value) <= INT32_MAX
     )
 
 

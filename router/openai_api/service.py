@@ -10,33 +10,24 @@ import asyncio
 import random
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
 
 from cache.block_hash import BlockHasher, PackedHashes
-from cache.errors import ServingError
 from cache.messages import SamplingParams
 from cache.tracing import Tracing
 from cache.types import RequestId
 from router.config import RouterConfig
 from router.dashboard.view import Dashboard
-from router.dispatch import Dispatcher, Generation, Job
+from router.dispatch import Dispatcher, Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
 from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
 from router.metrics import DecisionPart, RouterMetrics
-from router.openai_api.codec import (
-    ChatCodec,
-    Choice,
-    Codec,
-    CompletionCodec,
-    Head,
-    event_stream,
-    whole_answer,
-)
+from router.openai_api.about import About, Readiness
+from router.openai_api.answer import Answer, choices_of
+from router.openai_api.answer_form import AnswerForm, AnswerForms
+from router.openai_api.codec import ChatCodec, Choice, Codec, CompletionCodec, Head
 from router.openai_api.fields import Endpoint
 from router.openai_api.logprobs import (
     ChatLogprobRecord,
@@ -46,14 +37,12 @@ from router.openai_api.logprobs import (
 )
 from router.openai_api.prefixes import Prefixes
 from router.openai_api.prompt_text import ChatText, PlainText, SaltedText
-from router.openai_api.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
-from router.openai_api.schema import ChatBody, CompletionBody, Prompt, RequestBody, TextPrompt, TokenPrompt
-from router.openai_api.streams import Indexed, merge
+from router.openai_api.prompts import Prompt, TextPrompt, TokenPrompt
+from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
+from router.openai_api.schema import ChatBody, CompletionBody, RequestBody
 from router.openai_api.structure_check import StructureChecker
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
-from router.openai_api.tool_calls import ToolFormat, format_of, reader_for, renders_tools
 from router.placement.routing import Routing
-from router.placement.routing_statistics import ReplicaStatistics
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
 from router.prefixes.keeper import PrefixKeeper
@@ -70,74 +59,8 @@ _HASH_OFFLOAD_TOKENS = 8192
 TRACEPARENT: ContextVar[str] = ContextVar("warmpath traceparent", default="")
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether requests are routed with knowledge of every cache, and if not, why not."""
-
-    reason: str | None  # None = ready
-    num_replicas: int
-
-
-class Answer:
-    """One request being answered: iterate `events()` or await `whole()`, once, then `aclose`."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        body: RequestBody,
-        codec: Codec,
-        choices: Sequence[Choice],
-        generations: Sequence[Generation],
-        on_first_token: Callable[[], None],
-        visit: Visit,
-    ) -> None:
-        """visit: whose request it is; its answer's tokens are counted there."""
-        self.endpoint = endpoint
-        self.is_stream = body.stream
-        self.generations = generations
-        self._body = body
-        self._codec = codec
-        self._choices = choices
-        self._on_first_token = on_first_token
-        self._visit = visit
-        self._deltas = merge([generation.deltas() for generation in generations], body.n)
-
-    async def whole(self) -> bytes:
-        """The JSON object, when everything is generated. Raises ServingError."""
-        return await whole_answer(self._codec, self._choices, self._timed())
-
-    def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, `[DONE]` last. Raises ServingError, then yields no more."""
-        return event_stream(
-            self._codec,
-            self._choices,
-            self._timed(),
-            include_usage=self._body.include_usage,
-            continuous_usage=self._body.continuous_usage,
-        )
-
-    async def aclose(self) -> None:
-        """Cancels what still runs. Idempotent."""
-        await self._deltas.aclose()
-
-    async def _timed(self) -> AsyncGenerator[Indexed, None]:
-        is_first = True
-        try:
-            async with aclosing(self._deltas):
-                async for item in self._deltas:
-                    if is_first:
-                        self._on_first_token()
-                        is_first = False
-                    self._visit.spend(len(item.delta.token_ids))
-                    yield item
-        except ServingError:
-            if is_first:
-                self._visit.refund()
-            raise
-
-
 class Service:
-    """Both generating endpoints, and what the server says about itself."""
+    """The endpoints: both that generate, and those about tokens and prefixes."""
 
     def __init__(
         self,
@@ -171,13 +94,13 @@ class Service:
         self._tokenization = Tokenization(config.model_name, encoder, config.limits)
         self._hasher = hasher
         self._chains = ChainCache(hasher)
-        self._structures = StructureChecker(config.limits.max_compile_seconds)
+        checker = StructureChecker(config.limits.max_compile_seconds)
+        self.forms = AnswerForms(encoder, checker, config.limits)
         self._routing = routing
         self._dispatcher = dispatcher
-        self._version = version
+        self.about = About(config, encoder, routing, version, int(wall_clock()))
         self._wall_clock = wall_clock
         self._rng = rng
-        self._started_at = int(wall_clock())
         self._keeper = prefixes
         self.prefixes = Prefixes(
             config,
@@ -205,21 +128,15 @@ class Service:
         """
         arrived_at = self.clock()
         self._check(body, policy)
-        tool_format = self._tool_format(body)
-        if tool_format is not None and body.structure is not None:
-            raise UnsupportedParameter(
-                body.structure[0],
-                f"'{body.structure[0]}' is not supported together with 'tools': an answer of that form is no "
-                "call. Leave the tools out, or set 'tool_choice' to \"none\".",
-            )
-        await self._check_structure(body)
+        form = await self.forms.of_chat(body)
         messages = [message.for_template() for message in body.messages]
+        tools = [tool.for_template() for tool in body.tools]
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        prompt = await self._timed(self._encoder.encode_chat(Chat(messages, body.tools), salt=salt))
+        prompt = await self._timed(self._encoder.encode_chat(Chat(messages, tools), salt=salt))
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
         job = await self._job(
-            body, prompt, text, salt, visit.tenant, body.token_limit, unique, policy, "messages"
+            body, form, prompt, text, salt, visit.tenant, body.token_limit, unique, policy, "messages"
         )
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(
@@ -231,7 +148,7 @@ class Service:
             visit,
             lambda _index: Choice(
                 prompt_tokens=len(prompt),
-                reader=reader_for(tool_format, is_parallel=body.parallel_tool_calls),
+                reader=form.reader(),
                 logprobs=ChatLogprobRecord(self._encoder.token_bytes) if body.logprobs else NoLogprobs(),
             ),
         )
@@ -247,7 +164,7 @@ class Service:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
         self._check(body, policy)
-        await self._check_structure(body)
+        form = await self.forms.of_completion(body)
         unique = self._unique(request_id)
         session_hint = session or body.prompt_cache_key
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
@@ -259,7 +176,7 @@ class Service:
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
                 await self._job(
-                    body, token_ids, text, salt, visit.tenant, body.token_limit, job_id, policy, param
+                    body, form, token_ids, text, salt, visit.tenant, body.token_limit, job_id, policy, param
                 )
             )
             echoes.append(await self._echo(prompt, token_ids) if body.echo else "")
@@ -313,7 +230,7 @@ class Service:
             endpoint,
             body,
             codec,
-            choices=[choice for index in range(len(jobs)) for choice in _choices(body.n, index, begin)],
+            choices=[choice for index in range(len(jobs)) for choice in choices_of(body.n, index, begin)],
             generations=[self._dispatcher.start(job) for job in jobs],
             on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
             visit=visit,
@@ -341,35 +258,6 @@ class Service:
                 asked, f"'{asked}' is not supported: this server simulates its model and has no logits."
             )
 
-    async def _check_structure(self, body: RequestBody) -> None:
-        """Raises InvalidField for one that no replica could follow: nothing is queued for it."""
-        if body.structure is not None:
-            name, structure = body.structure
-            await self._structures.check(structure, name)
-
-    def _tool_format(self, body: ChatBody) -> ToolFormat | None:
-        """How to read calls in the answer; None: not at all.
-
-        With `tool_choice` "none" the tools are rendered all the same: the conversation's prefix stays what
-        it was in the turns before, and is found in the cache. Raises UnsupportedParameter.
-        """
-        if not body.tools:
-            return None
-        template = self._encoder.chat_template(has_tools=True)
-        if not renders_tools(template):
-            raise UnsupportedParameter(
-                "tools", "'tools' is not supported: this model's chat template has no place for them."
-            )
-        if body.tool_choice == "none":
-            return None
-        found = format_of(template)
-        if found is None:
-            raise UnsupportedParameter(
-                "tools",
-                "'tools' is not supported: this server cannot read the calls that this model writes.",
-            )
-        return found
-
     async def _encode(self, prompt: Prompt, param: str, salt: str) -> array[int]:
         if isinstance(prompt, TokenPrompt):
             return await self._encoder.encode_ids(prompt.token_ids, param=param)
@@ -388,6 +276,7 @@ class Service:
     async def _job(
         self,
         body: RequestBody,
+        form: AnswerForm,
         prompt: array[int],
         text: PromptView,
         salt: str,
@@ -432,7 +321,7 @@ class Service:
             policy=policy,
             text=SaltedText(text, salt) if salt else text,
             traceparent=TRACEPARENT.get(),
-            structure=None if body.structure is None else body.structure[1],
+            structure=form.structure,
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> PackedHashes:
@@ -466,11 +355,15 @@ class Service:
         """Raises ApiError."""
         return await self._tokenization.detokenize(body)
 
+    def close(self) -> None:
+        """Check no structure any more. Idempotent."""
+        self.forms.close()
+
     # --- about itself -------------------------------------------------------------------------
 
     def max_model_len(self) -> int | None:
-        """Prompt and output tokens that fit every known replica; None while there is none."""
-        return min((info.max_model_len for info in self._routing.replicas.values()), default=None)
+        """See `About`."""
+        return self.about.max_model_len()
 
     def hashing(self) -> ChainStatistics:
         """What is kept of prompts' hashes. O(1)."""
@@ -489,61 +382,3 @@ class Service:
             pins=self._keeper.pins,
             wall_clock=self._wall_clock,
         )
-
-    def models(self) -> ModelList:
-        return ModelList(object="list", data=[self._card()])
-
-    def model(self, name: str) -> ModelCard:
-        """Raises UnknownModel."""
-        if name != self.config.model_name:
-            raise UnknownModel(name, [self.config.model_name])
-        return self._card()
-
-    def version(self) -> dict[str, Any]:
-        """What runs here: build and model, how requests are placed, each replica and what it is doing."""
-        mark = self.config.fingerprint
-        return {
-            "version": self._version,
-            "model": self.config.model_name,
-            "revision": mark.revision,
-            "fingerprint": mark.digest(),
-            "policy": self.config.policy,
-            "has_chat_template": self._encoder.has_chat_template,
-            "replicas": [self._replica(numbers) for numbers in self._routing.statistics().replicas],
-        }
-
-    def _replica(self, numbers: ReplicaStatistics) -> dict[str, Any]:
-        """One replica, without its addresses: they are nobody's business outside."""
-        info = self._routing.replicas[numbers.replica_id]
-        return {
-            "replica_id": numbers.replica_id,
-            "pid": info.pid,
-            "device": info.device,
-            "attention_backend": info.attention_backend,
-            "kv_dtype": info.fingerprint.kv_dtype,
-            "num_blocks": info.num_blocks,
-            "block_size": info.fingerprint.block_size,
-            "max_model_len": info.max_model_len,
-            "shares_fingerprint": numbers.is_matched,
-            "num_running": numbers.num_running,
-            "num_waiting": numbers.num_waiting,
-            "num_cached_blocks": numbers.num_blocks,
-        }
-
-    def _card(self) -> ModelCard:
-        return ModelCard(
-            id=self.config.model_name,
-            object="model",
-            created=self._started_at,
-            owned_by="warmpath",
-            root=self.config.fingerprint.model_id,
-            max_model_len=self.max_model_len(),
-        )
-
-
-def _choices(n: int, index: int, begin: Callable[[int], Choice]) -> list[Choice]:
-    """Of the prompt at this index. Its tokens are counted once, however many answers it has."""
-    first, *others = [begin(index) for _ in range(n)]
-    for other in others:
-        other.prompt_tokens = 0
-    return [first, *others]

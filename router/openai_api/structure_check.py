@@ -9,19 +9,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from cache.engine_report import Distribution, Tally
 from cache.structure import GrammarLimits, Structure, StructureKind
-from router.errors import InvalidField
+from router.errors import InvalidField, StructuresBusy
 from router.openai_api.structures import Part, inner_parts
 
 MAX_REMEMBERED = 1024  # verdicts: a digest and a sentence each, and the structure, 64 KiB at most
 MAX_REMEMBERED_BYTES = 16 << 20  # of their structures
 NUM_THREADS = 2  # one structure that takes long does not keep everybody's waiting
+MAX_PENDING = 64  # to be tried: mostly a millisecond each
+TRIED_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branches first meet
 MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
 
@@ -53,43 +59,94 @@ class Refusal:
     pointer: str | None = None  # to the smallest part of a schema that is refused for it
 
 
+@dataclass(frozen=True, slots=True)
+class CheckStatistics:
+    """What was tried since the start; what was remembered was not tried again."""
+
+    num_followed: int
+    num_refused: int
+    num_pending: int
+    tried_s: Distribution  # seconds each took, by `TRIED_BOUNDS_S`
+
+
 class StructureChecker:
     """Asks once for each structure. Owner: the router's event loop."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._limit_s = limit_s
+        self._clock = clock
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
         self._verdicts: OrderedDict[Structure, Future[Refusal | None]] = OrderedDict()
         self._num_bytes = 0
+        self._lock = threading.Lock()  # guards what its threads count
+        self._num_pending = self._num_followed = self._num_refused = 0
+        self._tried_s = Tally(TRIED_BOUNDS_S)
 
     async def check(self, structure: Structure, param: str) -> None:
-        """Raises InvalidField, naming `param`, the place and the reason; or the limit it goes beyond."""
+        """Raises InvalidField, naming `param`, the place and the reason; or the limit it goes beyond.
+
+        Raises StructuresBusy where others' structures leave no time for this one.
+        """
         verdict = self._asked(structure)
-        try:
-            refusal = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(verdict)), self._limit_s)
-        except TimeoutError:
-            raise InvalidField(
-                param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
-            ) from None
+        if verdict.done():
+            refusal = verdict.result()
+        else:
+            refusal = await self._awaited(verdict, param)
         if refusal is not None:
             where = "" if refusal.pointer is None else f" at {refusal.pointer}"
             raise InvalidField(param, f"'{param}' cannot be followed{where}: {refusal.reason}.")
 
+    def statistics(self) -> CheckStatistics:
+        with self._lock:
+            return CheckStatistics(
+                self._num_followed, self._num_refused, self._num_pending, self._tried_s.distribution()
+            )
+
     def close(self) -> None:
         """Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _awaited(self, verdict: Future[Refusal | None], param: str) -> Refusal | None:
+        # Shielded: others may be waiting for the same one.
+        shielded = asyncio.shield(asyncio.wrap_future(verdict))
+        try:
+            return await asyncio.wait_for(shielded, self._limit_s)
+        except TimeoutError:
+            if not (verdict.running() or verdict.done()):
+                raise StructuresBusy(MAX_PENDING) from None
+            raise InvalidField(
+                param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
+            ) from None
 
     def _asked(self, structure: Structure) -> Future[Refusal | None]:
         known = self._verdicts.get(structure)
         if known is not None:
             self._verdicts.move_to_end(structure)
             return known
-        verdict = self._verdicts[structure] = self._threads.submit(judge, structure)
+        with self._lock:
+            if self._num_pending >= MAX_PENDING:
+                raise StructuresBusy(MAX_PENDING)
+            self._num_pending += 1
+        verdict = self._verdicts[structure] = self._threads.submit(self._try, structure)
         self._num_bytes += len(structure.source)
         while len(self._verdicts) > MAX_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
             forgotten, _ = self._verdicts.popitem(last=False)
             self._num_bytes -= len(forgotten.source)
         return verdict
+
+    def _try(self, structure: Structure) -> Refusal | None:
+        """On a thread: the verdict, counted."""
+        began_s, is_followed = self._clock(), False
+        try:
+            refusal = judge(structure)
+            is_followed = refusal is None
+            return refusal
+        finally:
+            with self._lock:
+                self._num_pending -= 1
+                self._num_followed += is_followed
+                self._num_refused += not is_followed
+                self._tried_s.add(self._clock() - began_s)
 
 
 def judge(structure: Structure) -> Refusal | None:

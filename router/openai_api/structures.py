@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
+from router.openai_api.checked import limits_of
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
@@ -55,7 +56,7 @@ def to_format(value: object, info: ValidationInfo) -> Structure | None:
         )
     if strict is not None and not isinstance(strict, bool):
         raise InvalidField(f"{at}.strict", f"'{at}.strict' must be true or false.")
-    return _schema(named.get("schema"), f"{at}.schema", info, is_lenient=not strict)
+    return schema_structure(named.get("schema"), f"{at}.schema", limits_of(info), is_lenient=not strict)
 
 
 def to_structure(value: object, info: ValidationInfo) -> Structure:
@@ -70,46 +71,47 @@ def to_structure(value: object, info: ValidationInfo) -> Structure:
     if len(given) != 1 or other is not None:
         raise InvalidField(at, f"'{at}' must be an object with exactly one of {', '.join(_KINDS)}.")
     kind, content = next(iter(given.items()))
-    return _KINDS_READ[kind](content, f"{at}.{kind}", info)
+    return _KINDS_READ[kind](content, f"{at}.{kind}", limits_of(info))
 
 
 def to_guided_json(value: object, info: ValidationInfo) -> Structure:
     """Raises InvalidField."""
-    return _json(value, "guided_json", info)
+    return _json(value, "guided_json", limits_of(info))
 
 
 def to_guided_regex(value: object, info: ValidationInfo) -> Structure:
     """Raises InvalidField."""
-    return _regex(value, "guided_regex", info)
+    return _regex(value, "guided_regex", limits_of(info))
 
 
 def to_guided_choice(value: object, info: ValidationInfo) -> Structure:
     """Raises InvalidField."""
-    return _choice(value, "guided_choice", info)
+    return _choice(value, "guided_choice", limits_of(info))
 
 
 def to_guided_grammar(value: object, info: ValidationInfo) -> Structure:
     """Raises InvalidField."""
-    return _grammar(value, "guided_grammar", info)
+    return _grammar(value, "guided_grammar", limits_of(info))
 
 
-def _json(value: object, at: str, info: ValidationInfo) -> Structure:
+def _json(value: object, at: str, limits: Limits) -> Structure:
     """A schema, or one in a string."""
     if isinstance(value, str):
-        _check_size(value, at, info)
+        _check_size(value, at, limits)
         try:
             value = from_json(value, allow_inf_nan=False)
         except ValueError:
             raise InvalidField(at, f"'{at}' must be a JSON schema, or a string that holds one.") from None
-    return _schema(value, at, info, is_lenient=False)
+    return schema_structure(value, at, limits, is_lenient=False)
 
 
-def _schema(value: object, at: str, info: ValidationInfo, *, is_lenient: bool) -> Structure:
+def schema_structure(value: object, at: str, limits: Limits, *, is_lenient: bool) -> Structure:
+    """A text that is JSON of this schema. Raises InvalidField, naming the place `at`."""
     if not isinstance(value, dict):
         raise InvalidField(at, f"'{at}' must be a JSON schema: an object.")
     source = _written(value)
-    _check_size(source, at, info)
-    limit = _limits(info).max_schema_depth
+    _check_size(source, at, limits)
+    limit = limits.max_schema_depth
     deepest = next((part for part in parts(value) if part.depth > limit), None)
     if deepest is not None:
         raise InvalidField(
@@ -152,35 +154,35 @@ _EXCLUSIVE = (
 )
 
 
-def _regex(value: object, at: str, info: ValidationInfo) -> Structure:
+def _regex(value: object, at: str, limits: Limits) -> Structure:
     if not isinstance(value, str) or not value:
         raise InvalidField(at, f"'{at}' must be a regular expression: a non-empty string.")
-    _check_size(value, at, info)
+    _check_size(value, at, limits)
     return Structure(StructureKind.REGEX, value)
 
 
-def _choice(value: object, at: str, info: ValidationInfo) -> Structure:
+def _choice(value: object, at: str, limits: Limits) -> Structure:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
         raise InvalidField(at, f"'{at}' must be a list of at least one non-empty string.")
     source = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(value))
-    _check_size(source, at, info)
+    _check_size(source, at, limits)
     return Structure(StructureKind.GRAMMAR, source)
 
 
-def _grammar(value: object, at: str, info: ValidationInfo) -> Structure:
+def _grammar(value: object, at: str, limits: Limits) -> Structure:
     """Lark, or GBNF."""
     if not isinstance(value, str) or not value.strip():
         raise InvalidField(
             at, f"'{at}' must be a grammar, in Lark's notation or as GBNF: a non-empty string."
         )
-    _check_size(value, at, info)
+    _check_size(value, at, limits)
     try:
         return Structure(StructureKind.GRAMMAR, any_to_lark(value))
     except Exception:  # whatever a converter of text trips over; its messages quote the text
         raise InvalidField(at, f"'{at}' cannot be read as a grammar in Lark's notation or as GBNF.") from None
 
 
-def _object(value: object, at: str, _info: ValidationInfo) -> Structure:
+def _object(value: object, at: str, _limits: Limits) -> Structure:
     if value is not True:
         raise InvalidField(at, f"'{at}' must be true or false.")
     return ANY_OBJECT
@@ -189,14 +191,10 @@ def _object(value: object, at: str, _info: ValidationInfo) -> Structure:
 _KINDS_READ = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar, "json_object": _object}
 
 
-def _check_size(source: str, at: str, info: ValidationInfo) -> None:
-    limit, size = _limits(info).max_structure_bytes, len(source.encode("utf-8", "surrogatepass"))
+def _check_size(source: str, at: str, limits: Limits) -> None:
+    limit, size = limits.max_structure_bytes, len(source.encode("utf-8", "surrogatepass"))
     if size > limit:
         raise InvalidField(at, f"'{at}' must have at most {limit} bytes, this one has {size}.")
-
-
-def _limits(info: ValidationInfo) -> Limits:
-    return info.context if isinstance(info.context, Limits) else Limits()
 
 
 # -- parts of a schema --------------------------------------------------------------------------------

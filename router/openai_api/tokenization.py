@@ -16,8 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.checked import checked
+from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
+from router.openai_api.prompts import is_token_id
 from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
-from router.openai_api.schema import MESSAGES_SCHEMA, ChatMessage, is_token_id, to_messages
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 

@@ -153,22 +153,68 @@ def _certain(text: str) -> int:
 def _parse(body: str, new_id: Callable[[], str]) -> ToolCall | None:
     """The call in the text between the tags; None if there is none."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        members = _members(body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+    name, _ = members.get("name", (None, ""))
+    arguments, text = members.get("arguments", ({}, "{}"))
+    if not isinstance(name, str) or not name or not _is_unicode(name) or not isinstance(arguments, dict):
         return None
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    if not _is_unicode(name):
-        return None
-    text = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(new_id(), name, text if _is_unicode(text) else json.dumps(arguments))
+    return ToolCall(new_id(), name, text)
+
+
+def _members(body: str) -> dict[str, tuple[object, str]]:
+    """An object's members, as values and as they are written. The last of equal names counts.
+
+    A call's arguments are passed on as they are written: to read and write them would change numbers that
+    Python's floats do not hold, and so what a schema said of them. Raises ValueError for what is no object.
+    """
+    members: dict[str, tuple[object, str]] = {}
+    at = _after(body, 0, "{")
+    if body.startswith("}", at):
+        _check_end(body, at + 1)
+        return members
+    while True:
+        name, end = _JSON.raw_decode(body, at)
+        if not isinstance(name, str):
+            raise ValueError("an object's names are strings")
+        start = _after(body, _skip(body, end), ":")
+        value, end = _JSON.raw_decode(body, start)
+        members[name] = (value, body[start:end])
+        at = _skip(body, end)
+        if body.startswith("}", at):
+            _check_end(body, at + 1)
+            return members
+        at = _after(body, at, ",")
+
+
+def _skip(text: str, start: int) -> int:
+    """Where white space that begins there ends."""
+    found = _JSON_SPACE.match(text, start)
+    assert found is not None
+    return found.end()
+
+
+def _after(text: str, start: int, mark: str) -> int:
+    """Where what follows the mark begins, white space around it left out. Raises ValueError without one."""
+    at = _skip(text, start)
+    if not text.startswith(mark, at):
+        raise ValueError(f"{mark} is missing")
+    return _skip(text, at + 1)
+
+
+def _check_end(text: str, start: int) -> None:
+    if _skip(text, start) != len(text):
+        raise ValueError("something follows the object")
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)  # NaN and Infinity, which are no JSON
+
+
+# Numbers are passed on as they are written, however long: none is read.
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=float)
+_JSON_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _is_unicode(text: str) -> bool:

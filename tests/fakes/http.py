@@ -16,8 +16,8 @@ from cache.messages import Delta, FinishReason, GenerateRequest, ReleasePin, Rep
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
+from router.openai_api.about import Readiness
 from router.openai_api.app import build_api
-from router.openai_api.service import Readiness
 from router.prompts.prompt import PromptEncoder
 
 MODEL = "tiny"

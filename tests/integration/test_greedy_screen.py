@@ -23,7 +23,7 @@ from replica.layers.coarse_product import find_bfloat16
 from replica.layers.screen_costs import ProductCost, ScreenCosts
 from replica.layers.screened_head import RowsAnswered, RowsAsked
 from replica.models.model_source import NotEnoughMemory, resolve
-from replica.runners import model_runner
+from replica.runners import load_choices
 from replica.runners.model_runner import ModelRunner
 from tests import model_families as families
 from tests.model_families import FAMILIES, GREEDY, MAX_NEW_TOKENS, Runners, Setting, engine_over
@@ -174,7 +174,7 @@ def free_in_turn(for_weights: int, for_screen: int) -> Any:
 
 def test_blocks_are_counted_after_it_is_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[bool] = []
-    original = model_runner.screen_head
+    original = load_choices.screen_head
 
     def screen_head(*arguments: Any, **options: Any) -> Any:
         built.append(True)
@@ -184,8 +184,8 @@ def test_blocks_are_counted_after_it_is_built(folder: Path, monkeypatch: pytest.
         assert built
         return 16
 
-    monkeypatch.setattr(model_runner, "screen_head", screen_head)
-    monkeypatch.setattr(model_runner, "_choose_num_blocks", choose)
+    monkeypatch.setattr(load_choices, "screen_head", screen_head)
+    monkeypatch.setattr(load_choices, "choose_num_blocks", choose)
     load(folder, greedy_screen="on").close()
 
 

@@ -218,6 +218,23 @@ def test_an_answer_that_can_go_no_further_is_complete() -> None:
         assert said.finish_reason is FinishReason.STOP
 
 
+def test_what_structures_cost_is_told() -> None:
+    engine = _sim()
+    engine.complete([make_request("free", range(9), max_tokens=8)])
+    before = engine.report(epoch=1, number=1)
+    assert (before.compiled_structures, sum(before.mask_s.counts), sum(before.compile_s.counts)) == (0, 0, 0)
+    said = engine.complete([_ask(WORDS, 1), _ask(WORDS, 2)])
+    with pytest.raises(StructureRefused):
+        engine.take(_ask(regex("(")))
+    told = engine.report(epoch=1, number=2)
+    assert (told.compiled_structures, told.refused_structures) == (2, 1)  # one that both asked for
+    assert sum(told.compile_s.counts) == 2
+    # A mask for every token, those of one step together.
+    assert sum(told.mask_s.counts) == max(len(each.token_ids) for each in said)
+    assert told.mask_s.total > 0
+    assert told.compile_s.total > 0
+
+
 def test_an_answer_complete_with_its_very_last_token_was_not_cut_off() -> None:
     said = _sim().complete([_ask(regex("yes"), max_tokens=64)])[0]
     exact = _sim().complete([_ask(regex("yes"), max_tokens=len(said.token_ids))])[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +13,7 @@ from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
+from router.openai_api.schema import parse_completion
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segment_cache import CacheStatistics
 from tests.fakes.http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
@@ -68,6 +71,25 @@ async def test_a_resync_or_a_newcomer_does_not_take_it_out_of_service(parts: Rou
     assert parts.readiness().reason is None
     parts.routing.update_replicas({})
     assert parts.readiness().reason is not None
+
+
+async def test_no_thread_of_its_own_is_left_behind() -> None:
+    before = set(threading.enumerate())
+    parts = RouterParts(
+        RouterConfig(model_name=MODEL, tokenizer="bytes", fingerprint=FINGERPRINT),
+        calls=ScriptedReplicas(),
+        encoder=PromptEncoder(ByteTokenizer(), name="bytes"),
+        version="0",
+    )
+    completion = parse_completion({"model": MODEL, "prompt": "x", "guided_regex": "a"})
+    assert (await parts.service.forms.of_completion(completion)).structure is not None
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    assert any(thread.name.startswith("warmpath-structures") for thread in started)
+    await parts.aclose()
+    for thread in started:
+        if thread.name.startswith("warmpath-structures"):
+            await asyncio.to_thread(thread.join, 10)
+            assert not thread.is_alive()
 
 
 async def test_a_replica_that_left_leaves_no_series(parts: RouterParts) -> None:

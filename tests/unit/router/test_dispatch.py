@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cache.block_hash import BlockHasher
+from cache.block_hash import BlockHasher, hints
 from cache.errors import (
     DeadlineExceeded,
     ForwardFailed,
@@ -17,6 +17,7 @@ from cache.errors import (
     QueueFull,
     RequestRefused,
 )
+from cache.events import FORMAT_VERSION, EventBatch, Load, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Generation, Job
@@ -33,9 +34,9 @@ async def router() -> AsyncIterator[RouterUnderTest]:
         yield under_test
 
 
-def _generation(router: RouterUnderTest, **fields: Any) -> Generation:
+def _generation(router: RouterUnderTest, sampling: SamplingParams | None = None, **fields: Any) -> Generation:
     hashes = tuple(HASHER.chain(HASHER.root(), PROMPT))
-    job = Job(RequestId("r"), PROMPT, hashes, SamplingParams(max_tokens=8), seed=1, **fields)
+    job = Job(RequestId("r"), PROMPT, hashes, sampling or SamplingParams(max_tokens=8), seed=1, **fields)
     return router.parts.service._dispatcher.start(job)
 
 
@@ -106,6 +107,23 @@ async def test_the_next_attempt_is_matched_on_prompt_and_tokens_so_far(router: R
     _, request = router.calls.requests[1]
     assert list(request.block_hashes) == HASHER.chain(HASHER.root(), request.token_ids)
     assert len(request.block_hashes) == (len(PROMPT) + 4) // BLOCK_SIZE
+
+
+async def test_a_prompt_that_is_scored_is_not_priced_by_hits_it_does_not_take(
+    router: RouterUnderTest,
+) -> None:
+    """`echo` with log probabilities computes every token, wherever its prefix may be cached."""
+    routing = router.parts.routing
+    holder = sorted(routing.replicas)[-1]
+    stored = tuple(hints(HASHER.chain(HASHER.root(), PROMPT)))
+    routing.on_events(holder, EventBatch(FORMAT_VERSION, 1, 1, stored, (), digest_of(stored), Load()))
+    plain = _generation(router)
+    await _run(plain)
+    assert (plain.replica_id, plain.overlap_blocks) == (holder, len(PROMPT) // BLOCK_SIZE)
+    scored = _generation(router, sampling=SamplingParams(max_tokens=8, logprobs=1, prompt_logprobs=1))
+    await _run(scored)
+    assert scored.overlap_blocks == 0
+    assert router.metric("warmpath_decisions_total", policy="expected_time", reason="cold") == 1
 
 
 async def test_a_stream_that_ends_without_finish_reason_is_a_lost_replica(router: RouterUnderTest) -> None:

@@ -70,6 +70,27 @@ async def test_each_part_of_a_decision_is_timed(router: RouterUnderTest) -> None
     assert counts[DecisionPart.MATCH] == counts[DecisionPart.RANK] >= 2
 
 
+async def test_structures_are_counted_by_kind_and_tried_once(router: RouterUnderTest) -> None:
+    await router.chat()
+    for _ in range(2):
+        await router.chat(guided_regex="a+")
+    await router.chat(guided_json={"type": "integer"})
+    await router.complete("x", guided_choice=["a"])
+    await router.chat(guided_json={"not": {}})
+    kinds = {
+        kind: router.metric("warmpath_structured_requests_total", kind=kind)
+        for kind in ("regex", "json_schema", "grammar", "calls")
+    }
+    assert kinds == {"regex": 2, "json_schema": 1, "grammar": 1, "calls": 0}
+    verdicts = [
+        router.metric("warmpath_structures_checked_total", verdict=verdict)
+        for verdict in ("followed", "refused")
+    ]
+    assert verdicts == [3, 1]
+    assert router.metric("warmpath_structure_check_seconds_count") == 4
+    assert router.metric("warmpath_structures_pending") == 0
+
+
 async def test_hashes_that_were_kept_are_told_from_those_computed(router: RouterUnderTest) -> None:
     for _ in range(3):
         await router.complete(list(range(40)))

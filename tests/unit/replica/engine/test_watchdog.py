@@ -97,3 +97,18 @@ def test_a_little_lateness_excuses_nothing() -> None:
         clock.sleep(1.0)
         watchdog.note_lateness(0.9)
     assert watchdog.check()
+
+
+def test_a_hang_that_cannot_be_told_of_is_acted_on_all_the_same() -> None:
+    """A process that hangs because its log could not be written would hang for ever."""
+
+    def unknown() -> list[str]:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    watchdog.begin("step", 5.0, unknown)
+    clock.sleep(6.0)
+    with pytest.raises(RuntimeError):
+        watchdog.check()
+    assert fired == ["hang"]

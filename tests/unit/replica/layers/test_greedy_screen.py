@@ -5,19 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replica.layers.coarse_product import MakeProduct, find_bfloat16, find_int8
+from replica.layers.coarse_product import MakeProduct
 from replica.layers.greedy_screen import GreedyScreen, largest_of_chunks, narrowed
-
-BFLOAT16, INT8 = find_bfloat16(), find_int8()
-needs_bfloat16 = pytest.mark.skipif(BFLOAT16 is None, reason="no bfloat16 product here")
-needs_int8 = pytest.mark.skipif(INT8 is None, reason="no int8 product here")
-both = pytest.mark.parametrize(
-    "make_product", [pytest.param(BFLOAT16, marks=needs_bfloat16), pytest.param(INT8, marks=needs_int8)]
-)
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from tests.fakes.layers import BFLOAT16, both, drawn, needs_bfloat16
 
 
 @both

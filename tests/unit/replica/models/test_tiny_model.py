@@ -215,6 +215,25 @@ def test_the_chat_template_marks_turns_and_opens_the_answer(tokenizer: Any) -> N
     assert text.startswith(ended)
 
 
+def test_the_chat_template_writes_functions_and_calls(tokenizer: Any) -> None:
+    """As they are read back: `router/openai_api/tool_calls.py`."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "See:", "tool_calls": [call, call]},
+        {"role": "tool", "content": "2"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    plain = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text.endswith(plain)
+    assert json.dumps(tools[0]) in text.removesuffix(plain)
+    written = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    assert f"<|im_start|>assistant\nSee:\n{written}\n{written}<|im_end|>\n" in plain
+    only_calls = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert f"<|im_start|>assistant\n{written}" in tokenizer.apply_chat_template(only_calls, tokenize=False)
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

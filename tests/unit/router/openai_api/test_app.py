@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.openai_api.service import Readiness
+from router.openai_api.about import Readiness
 from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, error_of
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from router.openai_api.messages import ChatMessage
 from router.openai_api.prompt_text import ChatText, PlainText
-from router.openai_api.schema import ChatMessage
 from tests.fakes.http import MODEL, RouterUnderTest
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from router.errors import InvalidField, UnsupportedParameter
 from router.openai_api.fields import FIELDS, Endpoint, Field, Use, count_unknown, refuse_unsupported
-from router.openai_api.schema import TextPrompt, TokenPrompt, parse_chat, parse_completion
+from router.openai_api.prompts import TextPrompt, TokenPrompt
+from router.openai_api.schema import parse_chat, parse_completion
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

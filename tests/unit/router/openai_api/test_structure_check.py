@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cache.structure import Structure, StructureKind
-from router.errors import InvalidField
+from router.errors import InvalidField, StructuresBusy
 from router.openai_api import structure_check
 from router.openai_api.structure_check import Refusal, StructureChecker, judge
 from tests.fakes.structures import regex, schema
@@ -137,3 +137,49 @@ async def test_who_takes_too_long_is_refused_with_the_limit(monkeypatch: pytest.
     gate.set()
     await waiting
     checker.close()
+
+
+async def test_who_would_wait_behind_others_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with a structure that was not even tried, and what is to be tried is bounded."""
+    gate = threading.Event()
+    monkeypatch.setattr(structure_check, "judge", lambda _structure: gate.wait(20) and None)
+    monkeypatch.setattr(structure_check, "MAX_PENDING", 3)
+    checker = StructureChecker(0.05)
+    asked = [asyncio.create_task(checker.check(regex(source), "guided_regex")) for source in "abc"]
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in ended] == [InvalidField, InvalidField, StructuresBusy]
+    with pytest.raises(StructuresBusy):
+        await checker.check(regex("d"), "guided_regex")
+    assert checker.statistics().num_pending == 3
+    gate.set()
+    await checker.check(regex("c"), "guided_regex")  # it was tried meanwhile
+    await checker.check(regex("d"), "guided_regex")
+    checker.close()
+
+
+async def test_what_was_tried_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(100))
+    checker = StructureChecker(5, clock=lambda: float(next(times)))
+    for _ in range(2):
+        await checker.check(regex("a"), "x")
+        with pytest.raises(InvalidField):
+            await checker.check(regex("("), "x")
+    monkeypatch.setattr(structure_check, "judge", lambda _structure: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await checker.check(regex("b"), "x")
+    told = checker.statistics()
+    assert (told.num_followed, told.num_refused, told.num_pending) == (1, 2, 0)
+    assert (sum(told.tried_s.counts), told.tried_s.total) == (3, 3.0)
+    checker.close()
+
+
+async def test_its_threads_end_with_it() -> None:
+    checker = StructureChecker(5)
+    await checker.check(regex("a"), "x")
+    threads = [thread for thread in threading.enumerate() if thread in checker._threads._threads]
+    assert threads
+    checker.close()
+    checker.close()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()

@@ -66,8 +66,24 @@ CASES: list[tuple[str, str, list[tuple[str, str]]]] = [
         [("f", '{"x": "</tool_call>"}')],
     ),
     (r'<tool_call>{"name": "f", "arguments": {"x": "\ud800"}}</tool_call>', "", [("f", r'{"x": "\ud800"}')]),
+    # Arguments are passed on as they are written.
+    (
+        '<tool_call>{ "arguments" : {"x": 1.50000000000000000001,"y":1e999} , "name":"f" }</tool_call>',
+        "",
+        [("f", '{"x": 1.50000000000000000001,"y":1e999}')],
+    ),
+    (
+        '<tool_call>{"name": "f", "arguments": {"n": ' + "9" * 5000 + "}}</tool_call>",
+        "",
+        [("f", '{"n": ' + "9" * 5000 + "}")],
+    ),
     # What is no call is text, to the last character.
     ("<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
+    ("<tool_call>{}</tool_call>", None, []),
+    ('<tool_call>{"name": "f"} x</tool_call>', None, []),
+    ('<tool_call>{"name": "f",}</tool_call>', None, []),
+    ('<tool_call>{"name" "f"}</tool_call>', None, []),
+    ('<tool_call>{1: "f"}</tool_call>', None, []),
     ("\n <tool_call>[]</tool_call> x", "\n <tool_call>[]</tool_call> x", []),
     ('<tool_call>{"name": 1}</tool_call>', '<tool_call>{"name": 1}</tool_call>', []),
     ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None, []),
@@ -273,13 +289,27 @@ def changed(**function: Any) -> list[dict[str, Any]]:
     return [{**WEATHER, "function": {**WEATHER["function"], **function}}]
 
 
+def named(name: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: Any) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]},
+    }
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-    (
-        {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
-        "tool_choice",
-        "unsupported_parameter",
-    ),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "invalid_value"),
+    ({"tool_choice": named("other")}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "unsupported_parameter"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "invalid_value"),
+    ({"tool_choice": allowed("none", "weather")}, "tool_choice.allowed_tools", "invalid_value"),
+    ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools", "invalid_value"),
+    ({"tool_choice": allowed("auto", 5)}, "tool_choice.allowed_tools.tools[0]", "invalid_value"),
+    ({"tool_choice": allowed("auto", "other")}, "tool_choice", "invalid_value"),
     ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
     ({"tool_choice": {}}, "tool_choice", "invalid_value"),
     ({"tools": {}}, "tools", "invalid_value"),
@@ -292,7 +322,23 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": changed(name="x" * 65)}, "tools[0].function.name", "invalid_value"),
     ({"tools": changed(description=1)}, "tools[0].function.description", "invalid_value"),
     ({"tools": changed(parameters="x")}, "tools[0].function.parameters", "invalid_value"),
-    ({"tools": changed(strict=True)}, "tools[0].function.strict", "unsupported_parameter"),
+    ({"tools": changed(strict="yes")}, "tools[0].function.strict", "invalid_value"),
+    (
+        {"tools": changed(strict=True, parameters={"type": "array"})},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    (
+        {"tools": changed(strict=True, parameters={"properties": {"x": {"not": {}}}})},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    (
+        {"tool_choice": "required", "tools": changed(parameters={"properties": {"x": {"type": "objct"}}})},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    ({"tools": [WEATHER], "guided_choice": ["a", "b"]}, "guided_choice", "unsupported_parameter"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "invalid_value"),
 ]
 
@@ -305,6 +351,28 @@ async def test_what_cannot_be_honoured_is_named(fields: dict[str, Any], param: s
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == (param, code)
         assert not router.calls.requests
+
+
+async def test_what_is_forced_or_strict_becomes_a_structure_and_nothing_else_does() -> None:
+    strict = changed(strict=True)
+    asked: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"tool_choice": "none", "tools": strict}, False),
+        ({"tools": strict}, True),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": named("weather")}, True),
+        ({"tool_choice": allowed("auto", "weather")}, True),
+        ({"guided_json": {}}, True),
+    ]
+    async with a_router("x") as router:
+        prompts = set()
+        for fields, is_held in asked:
+            await router.chat("x", **{"tools": [WEATHER], **fields})
+            sent = router.calls.requests[-1][1]
+            assert (sent.structure is not None) is is_held, fields
+            prompts.add(bytes(sent.token_ids))
+        assert len(prompts) == 1  # whatever is asked of calls, the prefix stays in the cache
+        assert router.metric("warmpath_structured_requests_total", kind="calls") == 5
 
 
 def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, Any]:

@@ -1,0 +1,28 @@
+"""A bar of what is done on the terminal, with the time it may still take and how it looks so far."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+def bar_with_time_left(console: Console, *, is_transient: bool = False) -> Progress:
+    """Each task has a field `told`: what is known so far. is_transient: gone when it stops."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=is_transient),
+        TextColumn("{task.fields[told]}"),
+        console=console,
+        transient=is_transient,
+    )

@@ -1,0 +1,142 @@
+"""What is chosen when a model is loaded: device, dtype, length, a screen for greedy tokens, how many blocks.
+
+Knows the configuration, the model and memory; knows no steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from cache.errors import ConfigError
+from replica.attention import kv_pages
+from replica.attention.kv_pages import LayerShape
+from replica.config import ReplicaConfig
+from replica.layers.packed_linear import PackedLinear
+from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
+from replica.models import model_probe
+from replica.models.model_source import NotEnoughMemory, ResolvedModel, weight_bytes
+
+logger = logging.getLogger(__name__)
+
+# Of free memory, for what only makes greedy tokens faster, unless it is asked for by name.
+SCREEN_MEMORY_SHARE = 0.25
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device", name, "torch sees no CUDA device; use cpu or auto")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(name: str, device: torch.device, model_config: Any) -> torch.dtype:
+    if name != "auto":
+        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
+    if device.type == "cpu":
+        return torch.float32
+    stored = getattr(model_config, "dtype", None)
+    return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
+
+
+def choose_length(config: ReplicaConfig, resolved: ResolvedModel, model_config: Any) -> int:
+    """The longest sequence served, tokens. Raises ConfigError when more is asked than the model knows."""
+    limit = model_probe.length_limit(model_config) or resolved.max_model_len
+    if config.max_model_len is None:
+        if limit is None:
+            raise ConfigError("max_model_len", None, f"{resolved.source} does not say its limit: set one")
+        return limit
+    if limit is not None and config.max_model_len > limit:
+        raise ConfigError("max_model_len", config.max_model_len, f"{resolved.source} knows {limit} positions")
+    return config.max_model_len
+
+
+def check_memory_for_weights(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Before loading: the weights must fit. What is left for pages is checked when their shape is known."""
+    needed = weight_bytes(resolved, str(dtype).removeprefix("torch."))
+    free = kv_pages.free_bytes(device)
+    if needed > free:
+        raise NotEnoughMemory(resolved.source, needed, free, str(device), "its weights")
+
+
+def head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
+    """The model's output layer as loaded, if its greedy tokens could be screened; packing replaces it."""
+    head = model.get_output_embeddings()
+    can_be = (
+        config.greedy_screen != "off"
+        and type(head) is nn.Linear
+        and head.weight.dtype == torch.float32
+        and head.weight.device.type == "cpu"
+        and model._supports_logits_to_keep()
+        and keeps_order(head.out_features, lambda logits: model_probe.replay_logits(model, logits))
+    )
+    return head if can_be else None
+
+
+def screen_if_faster(
+    config: ReplicaConfig,
+    resolved: ResolvedModel,
+    model: Any,
+    linear: nn.Linear,
+    rows: torch.Tensor,
+    block_bytes: int,
+) -> None:
+    """Let the model's output layer screen greedy tokens, where that is asked for or faster.
+
+    rows: (rows, width), such as it is given. Raises NotEnoughMemory when it is asked for and does not fit.
+    """
+    packed = model.get_output_embeddings()
+    if not isinstance(packed, PackedLinear):
+        return
+    is_shared = any(parameter is linear.weight for parameter in model.parameters())
+    needed, free = screen_bytes(linear, is_shared=is_shared), kv_pages.free_bytes(linear.weight.device)
+    if config.greedy_screen == "on" and needed > free:
+        raise NotEnoughMemory(resolved.source, needed, free, "cpu", "greedy_screen: on")
+    to_spare = SCREEN_MEMORY_SHARE * (free - (config.num_blocks or 0) * block_bytes)
+    if config.greedy_screen == "auto" and needed > to_spare:
+        logger.info("greedy tokens are not screened", extra={"reason": "memory", "needed_bytes": needed})
+        return
+    measured = config.greedy_screen == "auto"
+    screened = screen_head(linear, packed, rows, is_shared=is_shared, measured=measured)
+    if screened is not None:
+        model.set_output_embeddings(screened)
+        logger.info("greedy tokens are screened", extra={"bytes": needed})
+
+
+def choose_num_blocks(
+    config: ReplicaConfig,
+    resolved: ResolvedModel,
+    shapes: list[LayerShape],
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+) -> int:
+    """Blocks asked for, or as many as the allowed share of free memory holds. Raises NotEnoughMemory."""
+    block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
+    free = kv_pages.free_bytes(device)
+    if config.num_blocks is not None:
+        needed = config.num_blocks * block_bytes
+        if needed > free:
+            purpose = f"{config.num_blocks} KV blocks"
+            raise NotEnoughMemory(resolved.source, needed, free, str(device), purpose)
+        return config.num_blocks
+    fewest = -(-min(config.max_batched_tokens, max_model_len) // config.block_size)  # one full step
+    num_blocks = kv_pages.blocks_from_memory(free, config.kv_memory_fraction, block_bytes, device)
+    if num_blocks < fewest:
+        share = int(free * config.kv_memory_fraction)
+        purpose = f"the KV blocks of a single step (kv_memory_fraction is {config.kv_memory_fraction})"
+        raise NotEnoughMemory(resolved.source, fewest * block_bytes, share, str(device), purpose)
+    return num_blocks
+
+
+def eos_token_ids(model: Any) -> frozenset[int]:
+    """Ids that end a generation: the generation config's where there is one, else the config's."""
+    for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
+        value = getattr(config, "eos_token_id", None)
+        if value is not None:
+            return frozenset([value] if isinstance(value, int) else value)
+    return frozenset()

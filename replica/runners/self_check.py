@@ -1,0 +1,62 @@
+"""What a model's own forward says, before anything of it is replaced: what ours is held to when it is loaded.
+
+Knows models; knows neither pages nor memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from replica.models import model_probe
+
+# The self-check's prompt: long enough for several blocks of 16 and a chunk with context.
+CHECK_TOKENS = 40
+# Largest relative difference between the model's own logits and ours. A wrong mask or position changes
+# them by half or more; rounding stays far below even in half precision.
+CHECK_TOLERANCE = {torch.float32: 1e-3}
+CHECK_TOLERANCE_HALF = 0.2
+
+# What is put in a decoder layer's place is compared with it at so many positions.
+CHECK_POSITIONS = 10
+
+
+def reference_of(model: Any, max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model itself says about the self-check's prompt, (tokens, vocabulary) float32, and the rows
+    that its output layer says it of, (tokens, width); none of a model that does not name that layer."""
+    length = min(CHECK_TOKENS, max_model_len)
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = torch.tensor([check_tokens(length, vocabulary)])
+    rows = [torch.empty(1, 0, 0)]
+    head = model.get_output_embeddings()
+    hooks = [] if head is None else [head.register_forward_pre_hook(lambda _, given: rows.append(given[0]))]
+    try:
+        # Eager is the definition: other implementations leave out what they cannot do (transformers 5.17's
+        # SDPA ignores gemma2's softcap).
+        model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            return model_probe.run(model, tokens, torch.arange(length)[None])[0].float(), rows[-1].flatten(
+                0, -2
+            )
+    except Exception as error:
+        raise model_probe.Unsupported(f"its own forward fails: {type(error).__name__}: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Largest relative difference of logits that is rounding."""
+    return CHECK_TOLERANCE.get(dtype, CHECK_TOLERANCE_HALF)
+
+
+def check_tokens(length: int, vocabulary: int) -> list[int]:
+    """Different ids in no particular order, the same every time."""
+    return [(7919 * index + 13) % vocabulary for index in range(length)]
+
+
+def spread(max_model_len: int) -> list[int]:
+    """A few positions, the first ones and the last among them."""
+    spaced = (index * (max_model_len - 1) // (CHECK_POSITIONS - 2) for index in range(CHECK_POSITIONS - 1))
+    return sorted({0, min(1, max_model_len - 1), *spaced})

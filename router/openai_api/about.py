@@ -1,0 +1,89 @@
+"""What the server says of itself: its model, its build, its replicas, and whether it is ready.
+
+Knows the configuration and the fleet; knows neither HTTP nor requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from router.config import RouterConfig
+from router.errors import UnknownModel
+from router.openai_api.responses import ModelCard, ModelList
+from router.placement.routing import Routing
+from router.placement.routing_statistics import ReplicaStatistics
+from router.prompts.prompt import PromptEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests are routed with knowledge of every cache, and if not, why not."""
+
+    reason: str | None  # None = ready
+    num_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Answers to `/v1/models` and `/version`. Stateless beside its parts."""
+
+    config: RouterConfig
+    encoder: PromptEncoder
+    routing: Routing
+    build: str  # of this software
+    started_at: int  # unix seconds
+
+    def max_model_len(self) -> int | None:
+        """Prompt and output tokens that fit every known replica; None while there is none."""
+        return min((info.max_model_len for info in self.routing.replicas.values()), default=None)
+
+    def models(self) -> ModelList:
+        return ModelList(object="list", data=[self._card()])
+
+    def model(self, name: str) -> ModelCard:
+        """Raises UnknownModel."""
+        if name != self.config.model_name:
+            raise UnknownModel(name, [self.config.model_name])
+        return self._card()
+
+    def version(self) -> dict[str, Any]:
+        """What runs here: build and model, how requests are placed, each replica and what it is doing."""
+        mark = self.config.fingerprint
+        return {
+            "version": self.build,
+            "model": self.config.model_name,
+            "revision": mark.revision,
+            "fingerprint": mark.digest(),
+            "policy": self.config.policy,
+            "has_chat_template": self.encoder.has_chat_template,
+            "replicas": [self._replica(numbers) for numbers in self.routing.statistics().replicas],
+        }
+
+    def _replica(self, numbers: ReplicaStatistics) -> dict[str, Any]:
+        """One replica, without its addresses: they are nobody's business outside."""
+        info = self.routing.replicas[numbers.replica_id]
+        return {
+            "replica_id": numbers.replica_id,
+            "pid": info.pid,
+            "device": info.device,
+            "attention_backend": info.attention_backend,
+            "kv_dtype": info.fingerprint.kv_dtype,
+            "num_blocks": info.num_blocks,
+            "block_size": info.fingerprint.block_size,
+            "max_model_len": info.max_model_len,
+            "shares_fingerprint": numbers.is_matched,
+            "num_running": numbers.num_running,
+            "num_waiting": numbers.num_waiting,
+            "num_cached_blocks": numbers.num_blocks,
+        }
+
+    def _card(self) -> ModelCard:
+        return ModelCard(
+            id=self.config.model_name,
+            object="model",
+            created=self.started_at,
+            owned_by="warmpath",
+            root=self.config.fingerprint.model_id,
+            max_model_len=self.max_model_len(),
+        )

@@ -1,0 +1,139 @@
+"""What a body's answer has to be, and how it is read: free text, a structure, calls of functions, or either.
+
+Knows bodies, templates and structures; knows neither generations nor HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cache.structure import Structure, StructureKind
+from router.errors import UnsupportedParameter
+from router.limits import Limits
+from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
+from router.openai_api.schema import ChatBody, CompletionBody
+from router.openai_api.structure_check import CheckStatistics, StructureChecker
+from router.openai_api.tool_calls import Reader, ToolFormat, format_of, reader_for, renders_tools
+from router.openai_api.tools import Calling
+from router.prompts.prompt import PromptEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    structure: Structure | None = None  # None = anything
+    calls: ToolFormat | None = None  # how calls in it are written; None = none are looked for
+    is_parallel: bool = True  # False: only the first call counts
+
+    def reader(self) -> Reader:
+        """A new one, of one answer."""
+        return reader_for(self.calls, is_parallel=self.is_parallel)
+
+
+class FormKind(StrEnum):
+    """What an answer that is not free has to be."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"  # a list of choices too
+    CALLS = "calls"  # or text or a structure around them
+
+
+@dataclass(frozen=True, slots=True)
+class FormStatistics:
+    requests: Mapping[FormKind, int]  # whose answer is not free
+    checks: CheckStatistics
+
+
+class AnswerForms:
+    """Finds bodies' forms, and whether they can be followed. Owner: the router's event loop."""
+
+    def __init__(self, encoder: PromptEncoder, checker: StructureChecker, limits: Limits) -> None:
+        self._encoder = encoder
+        self._checker = checker
+        self._limits = limits
+        self._requests = dict.fromkeys(FormKind, 0)
+
+    def statistics(self) -> FormStatistics:
+        return FormStatistics(dict(self._requests), self._checker.statistics())
+
+    def close(self) -> None:
+        """Check no structure any more. Idempotent."""
+        self._checker.close()
+
+    async def of_completion(self, body: CompletionBody) -> AnswerForm:
+        """Raises InvalidField for what no replica could follow: nothing is queued for it."""
+        return self._counted(AnswerForm(await self._own_structure(body)))
+
+    async def of_chat(self, body: ChatBody) -> AnswerForm:
+        """Raises InvalidField, and UnsupportedParameter where the model's calls cannot be read."""
+        written = self._format(body)
+        answer = await self._own_structure(body)
+        if written is None:
+            return self._counted(AnswerForm(answer))
+        structure = await self._calls(body, answer)
+        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls))
+
+    def _counted(self, form: AnswerForm) -> AnswerForm:
+        if form.structure is not None:
+            kind = FormKind(form.structure.kind.value) if form.calls is None else FormKind.CALLS
+            self._requests[kind] += 1
+        return form
+
+    async def _own_structure(self, body: ChatBody | CompletionBody) -> Structure | None:
+        if body.structure is None:
+            return None
+        name, structure = body.structure
+        await self._checker.check(structure, name)
+        return structure
+
+    async def _calls(self, body: ChatBody, answer: Structure | None) -> Structure | None:
+        """Answers with calls; None where nothing is asked of them: then the model writes what it likes."""
+        choice = body.tool_choice
+        allowed = choice.allows(body.tools)
+        is_required = choice.calling is Calling.REQUIRED
+        is_held = is_required or choice.names is not None or answer is not None
+        if not (is_held or any(tool.is_strict for _, tool in allowed)):
+            return None
+        if answer is not None and answer.kind is StructureKind.GRAMMAR and not is_required:
+            assert body.structure is not None
+            name = body.structure[0]
+            raise UnsupportedParameter(
+                name,
+                f"'{name}' is not supported together with 'tools' where it is a grammar or a list of "
+                "choices: name a JSON schema or a regular expression, or set 'tool_choice' to \"none\".",
+            )
+        functions = []
+        for index, tool in allowed:
+            at = f"tools[{index}]"
+            arguments = arguments_of(tool, at, self._limits)
+            await self._checker.check(arguments, f"{at}.function.parameters")
+            functions.append((tool.name, arguments))
+        is_single = choice.is_named or not body.parallel_tool_calls
+        structure = calls_of(functions, CallRules(is_required, is_single, answer))
+        await self._checker.check(structure, "tools")
+        return structure
+
+    def _format(self, body: ChatBody) -> ToolFormat | None:
+        """How to read calls in the answer; None: not at all.
+
+        With `tool_choice` "none" the tools are rendered all the same: the conversation's prefix stays what
+        it was in the turns before, and is found in the cache. Raises UnsupportedParameter.
+        """
+        if not body.tools:
+            return None
+        template = self._encoder.chat_template(has_tools=True)
+        if not renders_tools(template):
+            raise UnsupportedParameter(
+                "tools", "'tools' is not supported: this model's chat template has no place for them."
+            )
+        if body.tool_choice.calling is Calling.NONE:
+            return None
+        found = format_of(template)
+        if found is None:
+            raise UnsupportedParameter(
+                "tools",
+                "'tools' is not supported: this server cannot read the calls that this model writes.",
+            )
+        return found

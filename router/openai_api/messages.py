@@ -1,0 +1,179 @@
+"""A chat's messages as checked values: texts, calls made in earlier turns, and the answers to them.
+
+Knows the API's shape of messages and what chat templates read; knows neither templates nor tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo
+from pydantic_core import from_json
+
+from router.errors import InvalidField, UnsupportedParameter
+from router.openai_api.checked import limits_of
+
+# The API treats `developer` as the newer name of `system`; chat templates know the old one.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_TOOL_ROLE = "tool"
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    arguments: dict[str, Any]  # sent as JSON in a string; templates want it as the object it is
+
+
+class PastCall(BaseModel):
+    """A call that the assistant made in an earlier turn."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str | None
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read calls."""
+        named = {} if self.id is None else {"id": self.id}
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {**named, "type": "function", "function": function}
+
+
+class ChatMessage(BaseModel):
+    """One message, its content joined to plain text."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: str
+    content: str  # "" where a message is nothing but calls
+    tool_calls: tuple[PastCall, ...] = ()  # of an assistant
+    tool_call_id: str | None = None  # of a tool's answer
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read messages."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+def to_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
+    """The field `messages`, checked. Raises InvalidField or UnsupportedParameter."""
+    limit = limits_of(info).max_messages
+    if not isinstance(value, list) or not 1 <= len(value) <= limit:
+        raise InvalidField("messages", f"'messages' must be a list of 1 to {limit} messages.")
+    return tuple(_to_message(item, f"messages[{index}]") for index, item in enumerate(value))
+
+
+def _to_message(value: object, at: str) -> ChatMessage:
+    if not isinstance(value, dict):
+        raise InvalidField(at, f"'{at}' must be an object with 'role' and 'content'.")
+    role = value.get("role")
+    if role == "function":
+        raise UnsupportedParameter(f"{at}.role", f'\'{at}.role\': "function" is not supported: use "tool".')
+    if not isinstance(role, str) or role not in _ROLES:
+        raise InvalidField(f"{at}.role", f"'{at}.role' must be one of {', '.join(_ROLES)}.")
+    for name in ("function_call", "audio"):
+        if value.get(name):
+            raise UnsupportedParameter(f"{at}.{name}", f"'{at}.{name}' is not supported by this server.")
+    calls = _to_calls(value.get("tool_calls"), role, f"{at}.tool_calls")
+    content = value.get("content")
+    return ChatMessage.model_construct(
+        role=_ROLES[role],
+        content="" if content is None and calls else _to_text(content, f"{at}.content"),
+        tool_calls=calls,
+        tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
+    )
+
+
+def _to_call_id(value: object, role: str, at: str) -> str | None:
+    if value is None or role != _TOOL_ROLE:
+        return None
+    if not isinstance(value, str):
+        raise InvalidField(at, f"'{at}' must be a string.")
+    return value
+
+
+def _to_calls(value: object, role: str, at: str) -> tuple[PastCall, ...]:
+    if not value:
+        return ()
+    if role != "assistant" or not isinstance(value, list):
+        raise InvalidField(at, f"'{at}' must be a list, and in messages of the assistant only.")
+    return tuple(_to_call(item, f"{at}[{index}]") for index, item in enumerate(value))
+
+
+def _to_call(value: object, at: str) -> PastCall:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict):
+        raise InvalidField(at, f"'{at}' must be an object with 'id' and 'function'.")
+    call_id, name = value.get("id"), function.get("name")
+    if call_id is not None and not isinstance(call_id, str):
+        raise InvalidField(f"{at}.id", f"'{at}.id' must be a string.")
+    if not isinstance(name, str) or not name:
+        raise InvalidField(f"{at}.function.name", f"'{at}.function.name' must be a non-empty string.")
+    arguments = _to_arguments(function.get("arguments"), f"{at}.function.arguments")
+    return PastCall.model_construct(
+        id=call_id, function=CalledFunction.model_construct(name=name, arguments=arguments)
+    )
+
+
+def _to_arguments(value: object, at: str) -> dict[str, Any]:
+    """The object in a string of JSON; "" counts as no arguments, as some clients send it."""
+    if value is None or value == "":
+        return {}
+    try:
+        arguments = from_json(value, allow_inf_nan=False) if isinstance(value, str) else None
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidField(at, f"'{at}' must be a string that holds a JSON object.")
+    return arguments
+
+
+def _to_text(value: object, at: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidField(at, f"'{at}' must be a string or a list of text parts.")
+    texts = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise UnsupportedParameter(
+                f"{at}[{index}].type",
+                f"'{at}[{index}].type' must be \"text\": other content is not supported.",
+            )
+        text = part.get("text") if kind == "text" and isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise InvalidField(
+                f"{at}[{index}]", f"'{at}[{index}]' must be an object with type \"text\" and a string 'text'."
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+_PARTS = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}},
+}
+MESSAGES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": list(_ROLES)},
+            "content": {"anyOf": [{"type": "string"}, _PARTS]},
+        },
+    },
+}

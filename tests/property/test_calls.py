@@ -1,0 +1,113 @@
+"""Whatever the functions and whatever is drawn: calls that are read back are those that were asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.limits import Limits
+from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
+from router.openai_api.structure_check import judge
+from router.openai_api.tool_calls import HermesReader, Piece
+from router.openai_api.tools import Tool
+from tests.fakes.structures import at_random, begun, schema, text_of, tiny_tokenizer, walk
+
+_SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+    {
+        "properties": {"at": {"$ref": "#/$defs/place"}, "days": {"type": "number", "exclusiveMinimum": 0}},
+        "required": ["at"],
+        "additionalProperties": False,
+        "$defs": {"place": {"enum": ["Ulm", "Genève", 'a "quoted" one']}},
+    },
+    {
+        "type": "object",
+        "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2}},
+        "properties": {"tree": {"$ref": "#/$defs/node"}},
+        "required": ["tree"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {"text": {"type": "string", "maxLength": 8}},
+        "additionalProperties": False,
+    },
+    {},
+]
+_TOOLS = st.lists(st.tuples(st.sampled_from([None, *_SCHEMAS]), st.booleans()), min_size=1, max_size=4).map(
+    lambda drawn: [
+        Tool(name=f"f-{index}.x", parameters=parameters, is_strict=is_strict)
+        for index, (parameters, is_strict) in enumerate(drawn)
+    ]
+)
+_ANSWER = {
+    "type": "object",
+    "properties": {"x": {"type": "boolean"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+_RULES = st.builds(CallRules, st.booleans(), st.booleans(), st.sampled_from([None, schema(_ANSWER)]))
+
+
+def tokens_of(text: str) -> list[int]:
+    token_ids: list[int] = tiny_tokenizer().encode(text)  # type: ignore[attr-defined]
+    return token_ids
+
+
+def read(text: str) -> Piece:
+    return HermesReader(new_id=lambda: "id").read(text, is_last=True)
+
+
+# What a model may say before its first call, where calls are not forced: drawn at random it would never call.
+_BEGINNINGS = st.sampled_from(["", "<tool_call>", "Let me see.\n<tool_call>\n", "a < b <tool_call"])
+
+
+@given(_TOOLS, _RULES, _BEGINNINGS, st.integers(0, 10**6))
+def test_calls_are_of_functions_there_are_and_keep_to_their_schemas(
+    tools: list[Tool], rules: CallRules, beginning: str, seed: int
+) -> None:
+    functions = [(tool.name, arguments_of(tool, "tools[0]", Limits())) for tool in tools]
+    structure = calls_of(functions, rules)
+    assert judge(structure) is None
+    matcher, tokens = begun(structure), []
+    if not rules.is_required and rules.answer is None:
+        tokens = tokens_of(beginning)
+        for token_id in tokens:
+            matcher.advance(token_id)
+        assert matcher.failure is None
+    drawn, is_whole = walk(matcher, at_random(seed, patience=60))
+    if not is_whole:
+        return
+    text = text_of(tokens + drawn)
+    found = read(text)
+    if "<tool_call>" in text:
+        assert found.calls
+    by_name = {tool.name: tool for tool in tools}
+    for call in found.calls:
+        tool = by_name[call.name]
+        parameters = (
+            {"properties": {}, "additionalProperties": False} if tool.parameters is None else tool.parameters
+        )
+        arguments = json.loads(call.arguments)
+        assert isinstance(arguments, dict)
+        jsonschema.validate(arguments, parameters)
+        assert call.arguments in text  # as it was written
+    if rules.is_single:
+        assert len(found.calls) <= 1
+    if rules.is_required:
+        assert found.calls
+        assert not found.text.strip()
+    elif rules.answer is not None:
+        assert bool(found.calls) is not bool(found.text.strip())
+        if not found.calls:
+            jsonschema.validate(json.loads(text), _ANSWER)
+    assert "<tool_call>" not in found.text
