@@ -9,7 +9,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet clean
+.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -81,6 +81,9 @@ bench-overhead: .venv/dev.installed ## what proxy and Router add to a direct cal
 
 bench-placement: .venv/dev.installed ## placement policies in a simulated cluster; ARGS="--full" for all of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-placement $(ARGS)
+
+bench-schedule: .venv/dev.installed ## a long prompt beside decodes, a greedy tenant, the queue's orders
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.schedule $(ARGS)
 
 bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's own router among them; ARGS="--quick" for 10 minutes of it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)

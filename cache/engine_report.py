@@ -20,7 +20,7 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 80 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
@@ -43,6 +43,7 @@ REQUEST_BOUNDS_S = (
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STEP_TOKENS_BOUNDS = tuple(map(float, (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)))
+STEP_SEQUENCES_BOUNDS = tuple(map(float, (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)))
 # 1, 2, 5, 10 ... vLLM ends them at the model's length; these go as far as any model's.
 REQUEST_TOKENS_BOUNDS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5))[:-2]
 
@@ -98,6 +99,11 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     steps: NonNegative
     failed_steps: NonNegative
     computed_tokens: NonNegative  # of all steps; what was computed again after a preemption included
+    decode_tokens: NonNegative  # of those, one at a time for answers; the others are parts of prompts
+    mixed_steps: NonNegative  # steps with parts of prompts beside decodes
+    cut_steps: NonNegative  # steps that could have held more of prompts, but for the decodes beside them
+    out_of_memory_steps: NonNegative  # taken back, and made smaller
+    step_budget: NonNegative  # state: tokens that a step may have now
 
     # Seconds, on the engine's clock, from when the request reached this process.
     first_token_s: Distribution
@@ -114,6 +120,7 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     output_length: Distribution  # tokens
     max_tokens: Distribution  # tokens asked for
     step_tokens: Distribution  # tokens computed in one step
+    step_sequences: Distribution  # sequences in one step
 
     # Structures that answers had to have.
     compiled_structures: NonNegative  # those that are kept are not compiled again
@@ -136,6 +143,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "output_length": REQUEST_TOKENS_BOUNDS,
     "max_tokens": REQUEST_TOKENS_BOUNDS,
     "step_tokens": STEP_TOKENS_BOUNDS,
+    "step_sequences": STEP_SEQUENCES_BOUNDS,
     "compile_s": COMPILE_BOUNDS_S,
     "mask_s": MASK_BOUNDS_S,
 }

@@ -23,6 +23,10 @@ class PrefixCache(Protocol):
         """Tokens per block; 1 for a cache that shares to the token."""
 
     @property
+    def prefix_caching(self) -> bool:
+        """Whether what was computed is found again at all."""
+
+    @property
     def num_free(self) -> int:
         """Blocks that nobody uses, cached content included. O(1)."""
 

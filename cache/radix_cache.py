@@ -43,6 +43,7 @@ class RadixCache:
     """Owns the tree and every `SequenceBlocks` that it began. A block is one token."""
 
     block_size = 1
+    prefix_caching = True
 
     def __init__(self, num_slots: int, hasher: BlockHasher) -> None:
         """hasher: names roots, so that other salts share nothing. Raises ConfigError for no slots."""

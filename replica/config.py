@@ -17,6 +17,9 @@ BLOCK_SIZES: Mapping[str, range] = {
 }
 """Tokens per KV block that each attention backend serves, by its name. Here and not beside the backends: what
 checks a deployment has no torch."""
+# `replica.scheduling.order.SchedulingOrder` tells what they do (a test holds the two together: this module
+# is below that one).
+SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,12 @@ class ReplicaConfig:
     max_model_len: int | None = None  # None = the model's own limit
     max_batched_tokens: int = 512  # token budget of a step: bounds how long a prefill stalls decodes
     max_running: int = 64  # sequences in one step
+    # Who waits first: "first_come"; "shortest", least uncached prefill first, with aging; or
+    # "shortest_preempting", where one that has begun stands back for a shorter one.
+    scheduling_order: str = "first_come"
+    # Seconds between two tokens of an answer that prompts beside it may make of it. None: as it is without
+    # them, and as much again for each prompt that is to be computed; inf: prompts take whole steps.
+    itl_target_s: float | None = None
     max_waiting: int = 256  # beyond this a request is refused as busy, so that memory has a bound
     # Nor is anybody put behind more seconds of prefill: three times what a Router lets wait, since that asks
     # first and knows the fleet. None = no bound.
@@ -119,6 +128,9 @@ class ReplicaConfig:
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
         _check_range("max_running", self.max_running, 1, 4096)
+        _check_one_of("scheduling_order", self.scheduling_order, SCHEDULING_ORDERS)
+        if self.itl_target_s is not None:
+            _check_range("itl_target_s", self.itl_target_s, 0.001, float("inf"))
         _check_range("max_waiting", self.max_waiting, 1, 1_000_000)
         if self.max_wait_s is not None:
             _check_range("max_wait_s", self.max_wait_s, 0.001, 86400.0)

@@ -4,7 +4,8 @@
     ├── EngineError                  the engine itself, not one request
     │   ├── EngineStopped            closed, or its thread died (also a RequestRefused: nothing was wrong
     │   │                            with the request, another replica can take it)
-    │   └── EventSocketError         the event sockets cannot listen where they were told to
+    │   ├── EventSocketError         the event sockets cannot listen where they were told to
+    │   └── StepOutOfMemory          a step's forward needed more memory than there is
     └── RequestRefused
         ├── QueueFull                from cache/errors.py, raised by the scheduler
         │   └── WaitTooLong          not too many wait, but for too long
@@ -39,6 +40,7 @@ __all__ = [
     "PromptTooLong",
     "QueueFull",
     "RequestRefused",
+    "StepOutOfMemory",
     "TooLargeForCache",
     "WaitTooLong",
 ]
@@ -67,6 +69,15 @@ class EventSocketError(EngineError):
         self.host = host
         self.port = port
         self.reason = reason
+
+
+class StepOutOfMemory(EngineError):
+    """A step's forward needed more memory than there is; nothing of it counts. A smaller one may fit."""
+
+    def __init__(self, num_tokens: int, cause: str) -> None:
+        super().__init__(f"a step of {num_tokens} tokens ran out of memory: {cause}")
+        self.num_tokens = num_tokens
+        self.cause = cause
 
 
 class InvalidRequest(RequestRefused):

@@ -65,6 +65,7 @@ class Job:
     sampling: SamplingParams
     seed: int
     cache_salt: str = ""
+    tenant: str = ""  # whose turn it uses at the replica
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
@@ -297,6 +298,7 @@ class Generation:
             seed=job.seed,
             sent_chars=self._answers[0].sent_chars if job.n == 1 else 0,
             cache_salt=job.cache_salt,
+            tenant=job.tenant,
             attempt=attempt,
             excluded_replicas=self._excluded,
             ranks=placement.ranks,

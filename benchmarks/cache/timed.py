@@ -33,6 +33,7 @@ class TimedCache:
         self._ns = {verb: array("q") for verb in VERBS}
         self._num_calls = dict.fromkeys(VERBS, 0)
         self.block_size = cache.block_size
+        self.prefix_caching = cache.prefix_caching
         # Not timed: cheap, or asked by the scheduler's own accounts in every step alike.
         self.begin = cache.begin
         self.new_blocks = cache.new_blocks

@@ -80,6 +80,9 @@ class SimEngine:
             max_running=machine.max_running,
             max_waiting=NEVER_FULL,
             clock=queue,
+            order=machine.scheduling_order,
+            itl_target_s=machine.itl_target_s,
+            pace=lambda: self.step_time,
         )
         self.is_alive = True
         self.busy_s = 0.0  # of periods that are over
@@ -292,7 +295,7 @@ class SimEngine:
             return
         self._published_s = self._queue.now
         self._has_news = False
-        load = self.scheduler.load(self.step_time, tuple(self._admitted))
+        load = self.scheduler.load(tuple(self._admitted))
         self._admitted.clear()
         batch = self._events.flush(load)
         self._told.difference_update(batch.removed)

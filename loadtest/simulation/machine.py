@@ -18,9 +18,11 @@ host memory. Knows numbers; knows neither requests nor replicas.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from cache.events import StepTimeModel
+from replica.scheduling.order import SchedulingOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,13 @@ class Machine:
     max_batched_tokens: int = 8192  # vLLM's default for servers on such a card
     max_running: int = 256  # memory ends it sooner: 0.4 M tokens are 33 such prompts
     max_model_len: int = 1 << 18  # above the longest request of the traces (128 k)
+    scheduling_order: SchedulingOrder = SchedulingOrder.FIRST_COME
+    # As `ReplicaConfig` has it, but for the default: comparisons of placement are made without it.
+    itl_target_s: float | None = math.inf
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not value >= 0:
+            if isinstance(value, (int, float)) and not value >= 0:
                 raise ValueError(f"machine.{name} = {value} is negative")
         for name in ("max_batched_tokens", "max_running", "max_model_len"):
             if getattr(self, name) < 1:

@@ -36,6 +36,7 @@ from loadtest.simulation.run import simulate
 from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.request import Workload, WorkRequest
 from replica.config import ReplicaConfig
+from replica.scheduling.order import SchedulingOrder
 
 TOLERANCE = 0.15  # of the mean time to first token
 POLICIES = ("round_robin", "power_of_two", "expected_time")
@@ -173,6 +174,8 @@ def _spec(policy: str, num_replicas: int, config: ReplicaConfig, way_s: float, r
             max_batched_tokens=config.max_batched_tokens,
             max_running=config.max_running,
             max_model_len=config.max_model_len or 1 << 20,
+            scheduling_order=SchedulingOrder(config.scheduling_order),
+            itl_target_s=config.itl_target_s,
         ),
     )
 

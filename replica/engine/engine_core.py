@@ -26,9 +26,10 @@ from replica.engine.answers import answers_of, have_begun
 from replica.engine.engine_meter import Ending, EngineMeter
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
-from replica.errors import ForwardFailed
+from replica.errors import ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
 from replica.output.logprob_log import LogprobLog
+from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request, check_request, copy_tokens
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
 from replica.scheduling.sampling_rules import check_sampling
@@ -120,6 +121,7 @@ class EngineCore:
             ),
         )
         self.pins = EnginePins(self._cache, clock)
+        self._step_time = StepTimeFit()
         self._scheduler = Scheduler(
             self._cache,
             num_blocks=info.num_blocks,
@@ -130,8 +132,10 @@ class EngineCore:
             max_waiting=config.max_waiting,
             max_wait_s=math.inf if config.max_wait_s is None else config.max_wait_s,
             clock=clock,
+            order=SchedulingOrder(config.scheduling_order),
+            itl_target_s=config.itl_target_s,
+            pace=self._step_time.model,
         )
-        self._step_time = StepTimeFit()
         self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
         self._watchers: list[RequestWatcher] = []
         self._ended_at_submission: list[Progress] = []
@@ -182,7 +186,7 @@ class EngineCore:
                 answer.request_id,
                 answer.num_prompt_tokens,
                 self._max_output(answer),
-                step_time=self._step_time.model(),
+                tenant=request.tenant,
                 is_retry=request.attempt > 0,
             )
         arrival_s = self._clock() if arrival_s is None else arrival_s
@@ -244,6 +248,7 @@ class EngineCore:
             lease=request.pin,
             logprobs=_logprob_log(request),
             choice=choice,
+            tenant=request.tenant,
             structure=structure,
         )
 
@@ -267,7 +272,8 @@ class EngineCore:
     def step(self) -> list[Progress]:
         """Compute one step; what it did, one entry per request it moved forward or ended.
 
-        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone.
+        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone; one
+        that runs out of memory moves nobody forward, and those after it are smaller.
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
         progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
@@ -277,6 +283,11 @@ class EngineCore:
         try:
             result = self._runner.execute(sequences)
             self._check(result, sequences)
+        except StepOutOfMemory as error:
+            if self._scheduler.retreat():
+                self._note_retreat(error)
+                return progress
+            return progress + self._fail_step(error, len(sequences))
         except Exception as error:
             return progress + self._fail_step(error, len(sequences))
         self._measure(sequences, result)
@@ -307,7 +318,7 @@ class EngineCore:
 
     def load(self, admitted: tuple[RequestId, ...] = ()) -> Load:
         """The engine's work now, as routers are told. O(requests)."""
-        return self._scheduler.load(self._step_time.model(), admitted)
+        return self._scheduler.load(admitted)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -338,6 +349,8 @@ class EngineCore:
             steps=self._num_steps,
             failed_steps=self._num_failed_steps,
             computed_tokens=self._computed_tokens,
+            cut_steps=self._scheduler.num_cut_steps,
+            step_budget=self._scheduler.step_budget,
             structures=self.structures.totals(),
         )
 
@@ -418,6 +431,14 @@ class EngineCore:
         for watcher in self._watchers:
             watcher.ended(request, ending, now_s)
 
+    def _note_retreat(self, error: StepOutOfMemory) -> None:
+        self._meter.ran_out_of_memory()
+        logger.warning(
+            "a step ran out of memory; it is taken back, and steps are half as large for a while",
+            extra={"num_tokens": error.num_tokens, "step_budget": self._scheduler.step_budget},
+            exc_info=error,
+        )
+
     def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
         self._num_failed_steps += 1
         failed = self._scheduler.fail_step()
@@ -449,7 +470,8 @@ class EngineCore:
         work = step_work(sequences)
         self._num_steps += 1
         self._computed_tokens += work.new_tokens
-        self._meter.stepped(work.new_tokens, _mask_s(sequences))
+        num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
+        self._meter.stepped(work.new_tokens, work.sequences, num_decodes, _mask_s(sequences))
         if work.new_tokens > work.sequences:  # somebody's prompt: a decode is one token of each sequence
             self._prompt_s += result.elapsed_s
         self._step_time.observe(

@@ -37,15 +37,26 @@ class EngineMeter:
         self._looks_up_prefixes = looks_up_prefixes
         self._prompt_tokens = self._cached_prompt_tokens = self._queried_tokens = 0
         self._generated_tokens = 0
+        self._decode_tokens = self._mixed_steps = self._out_of_memory_steps = 0
         self._ended = dict.fromkeys(Ending, 0)
         self._tallies = {name: Tally(bounds) for name, bounds in BOUNDS.items() if name != "compile_s"}
         self._inter_token_s = self._tallies["inter_token_s"]  # the one that every token needs
 
-    def stepped(self, new_tokens: int, mask_s: float | None = None) -> None:
-        """A step was computed. mask_s: of it, spent on what structures allow; None = it had none."""
+    def stepped(
+        self, new_tokens: int, num_sequences: int, num_decodes: int, mask_s: float | None = None
+    ) -> None:
+        """A step was computed. num_decodes: sequences of it that had only their last token to compute.
+        mask_s: of it, spent on what structures allow; None = it had none."""
         self._tallies["step_tokens"].add(new_tokens)
+        self._tallies["step_sequences"].add(num_sequences)
+        self._decode_tokens += num_decodes
+        self._mixed_steps += 0 < num_decodes < num_sequences
         if mask_s is not None:
             self._tallies["mask_s"].add(mask_s)
+
+    def ran_out_of_memory(self) -> None:
+        """A step did not fit, and was taken back."""
+        self._out_of_memory_steps += 1
 
     def got_token(self, request: Request, now_s: float) -> None:
         """The request has one more token, sampled at `now_s`."""
@@ -95,6 +106,8 @@ class EngineMeter:
         steps: int,
         failed_steps: int,
         computed_tokens: int,
+        cut_steps: int,
+        step_budget: int,
         structures: CompileTotals,
     ) -> EngineReport:
         """The totals now, with the engine's own numbers. Some 20 microseconds."""
@@ -122,6 +135,11 @@ class EngineMeter:
             steps=steps,
             failed_steps=failed_steps,
             computed_tokens=computed_tokens,
+            decode_tokens=self._decode_tokens,
+            mixed_steps=self._mixed_steps,
+            cut_steps=cut_steps,
+            out_of_memory_steps=self._out_of_memory_steps,
+            step_budget=step_budget,
             compiled_structures=structures.num_compiled,
             refused_structures=structures.num_refused,
             compile_s=structures.compile_s,

@@ -23,6 +23,7 @@ from replica.attention.backend import choose_backend
 from replica.attention.kv_pages import KVPages
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
+from replica.errors import StepOutOfMemory
 from replica.layers.decoder_block import fuse_blocks
 from replica.layers.fused_norm import fuse_norms
 from replica.layers.packed_linear import pack_linears
@@ -137,7 +138,20 @@ class ModelRunner:
         return self._info
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
-        """Compute one step. Raises InvalidLogits, or whatever the model raises; usable again after either."""
+        """Compute one step. Raises StepOutOfMemory, InvalidLogits, or whatever the model raises; usable again
+        after any of them."""
+        try:
+            return self._execute(sequences)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            cause = type(error).__name__
+        # Here, since the error's traceback held the step's tensors until now.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise StepOutOfMemory(sum(sequence.num_new_tokens for sequence in sequences), cause)
+
+    def _execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         started_s = self._clock()
         self._set_torch_threads()
         with torch.inference_mode():
@@ -257,6 +271,13 @@ class ModelRunner:
                     f"cannot be served: paged attention changes its logits by {difference:.2g} (relative) "
                     f"at position {row}; more than {tolerance} is not rounding",
                 )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a type for devices' allocators; on the CPU it is a RuntimeError like any other."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "DefaultCPUAllocator: " in str(error)
 
 
 def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:

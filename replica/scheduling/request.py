@@ -62,6 +62,9 @@ class Request:
     logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked
     choice: int = 0  # which of the answers to its prompt
     followers: list[Request] = field(default_factory=list)  # that begin where its prompt is computed
+    tenant: str = ""  # whose turn it uses
+    place: tuple[float, int] = (0.0, 0)  # in the queue's order, for as long as it is here; no two are equal
+    num_charged: int = 0  # leading tokens that its tenant has been charged for, or that were found cached
     structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
 
     @property

@@ -86,7 +86,8 @@ class Runner(Protocol):
     """Computes steps. Called from the engine thread only; `execute` blocks until the step is done.
 
     `execute` may raise anything: the engine then fails the step's requests and un-registers what
-    the step had registered; the runner must stay usable.
+    the step had registered; the runner must stay usable. After StepOutOfMemory nobody fails: the engine takes
+    the step back and makes smaller ones.
     """
 
     @property

@@ -1,48 +1,51 @@
 """Which tokens of which requests are computed in the next step.
 
 No prefill or decode phases: each running request has some tokens to compute, one if it decodes,
-many if it prefills, and a step is {request: tokens this step} within one budget.
+many if it prefills, and a step is {request: tokens this step} within one budget. Decodes come first; what
+they leave goes to prompts, begun or waiting, by whose turn it is (`tenant_shares.py`), then in the chosen
+order (`order.py`), and no more of them than the decodes may be stalled for (`step_room.py`).
 Knows token counts and blocks; knows neither tensors nor text nor sampling. Engine thread only.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import PrefixHit
 from cache.prefix_cache import PrefixCache
-from cache.types import BlockHash, RequestId
+from cache.types import RequestId
 from replica.errors import (
     DeadlineExceeded,
     InvalidRequest,
-    PromptTooLong,
-    QueueFull,
-    TooLargeForCache,
-    WaitTooLong,
 )
-from replica.scheduling.answer_lengths import AnswerLengths
-from replica.scheduling.headroom import Growth, peak_blocks
-from replica.scheduling.queue_time import queue_s
+from replica.scheduling.admission import Admission
+from replica.scheduling.entrance import Entrance
+from replica.scheduling.load_account import (
+    context_tokens,
+    queued_attention,
+    queued_by_tenant,
+    queued_uncached_tokens,
+)
+from replica.scheduling.order import SchedulingOrder
+from replica.scheduling.promises import Promises
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
-
-# Of all blocks, left free when somebody is let in beside others: answers are not quite as expected.
-# Without it ten times as many are thrown out, with twice as much answers come no faster (docs/design/017).
-SPARE = 1 / 32
+from replica.scheduling.step_budget import StepBudget
+from replica.scheduling.step_room import StepRoom
+from replica.scheduling.turns import Turns
 
 
 class Scheduler:
-    """Oldest first, always: `running` and `waiting` are both in order of arrival, and everything that
-    runs is older than everything that waits.
+    """`running` is in order of admission; who waits is in an order that only those change who came before.
 
-    That order is what guarantees progress. The oldest request is scheduled first and is never preempted
-    for another, and one that fits the pool alone (checked when it is submitted) therefore
-    finishes; then the next is the oldest.
+    That is what guarantees progress. The first of those that run is never preempted for another, and one
+    that fits the pool alone (checked when it is submitted) therefore finishes; then the next is the first.
+    Whoever is next of those that wait and does not fit keeps all others from starting, so nobody slips by.
     """
 
     def __init__(
@@ -57,33 +60,45 @@ class Scheduler:
         max_waiting: int,
         clock: Callable[[], float],
         max_wait_s: float = math.inf,
+        order: SchedulingOrder = SchedulingOrder.FIRST_COME,
+        itl_target_s: float | None = math.inf,
+        pace: Callable[[], StepTimeModel | None] = lambda: None,
     ) -> None:
-        """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait."""
+        """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait.
+
+        itl_target_s: as `step_room.limit_s` has it. pace: what steps take, as far as that is known.
+        """
         self._cache = cache
         self._num_blocks = num_blocks
-        self._spare_blocks = int(SPARE * num_blocks)
         self._block_size = block_size
-        self._max_model_len = max_model_len
         self._max_batched_tokens = max_batched_tokens
-        # No more sequences than tokens in a step, so that each of them moves forward in every step.
-        self._max_running = min(max_running, max_batched_tokens)
-        self._max_waiting = max_waiting
-        self._max_wait_s = max_wait_s
+        self._entrance = Entrance(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_batched_tokens=max_batched_tokens,
+            max_waiting=max_waiting,
+            max_wait_s=max_wait_s,
+        )
         self._clock = clock
+        self._order = order
+        self._itl_target_s = itl_target_s
+        self._pace = pace
         self._running: list[Request] = []
-        self._waiting: deque[Request] = deque()
+        self._turns = Turns(order, max_batched_tokens)
+        self._waiting = self._turns.waiting
         self._step: list[tuple[Request, int]] = []  # the step being computed: request, its tokens
+        self._started: list[Request] = []  # of those, who was admitted to it
         self._by_id: dict[RequestId, Request] = {}
         self._following: dict[RequestId, Request] = {}  # who follows whom
-        # Blocks that were in nobody's hands when a request came, and that it will have computed: its twins,
-        # though they wait, will find them. By whoever came first.
-        self._promised: dict[BlockHash, Request] = {}
-        # Who did not fit into how many free blocks, beside how many others: matching a long prompt anew in
-        # every step, with nothing changed, would cost more than a rare better hit gains.
-        self._misfit: tuple[Request, int, int] | None = None
-        self._answers = AnswerLengths()
+        self._admission = Admission(cache, num_blocks=num_blocks, block_size=block_size)
+        self._promises = Promises(cache, block_size=block_size)
+        self._budget = StepBudget(max_batched_tokens, max_running)
+        self._numbers = itertools.count()
         self._has_preempted = False  # in the step being computed
+        self._is_cut_short = False  # it could have held more of a prompt, but for the decodes' sake
         self.num_preemptions = 0  # since the start
+        self.num_cut_steps = 0  # likewise: that were cut short
 
     # -- taking requests in and out ---------------------------------------------------------------
 
@@ -93,7 +108,7 @@ class Scheduler:
         num_prompt_tokens: int,
         max_output_tokens: int,
         *,
-        step_time: StepTimeModel | None = None,
+        tenant: str = "",
         is_retry: bool = False,
     ) -> None:
         """Raise why a request of this size cannot be taken in; changes nothing. O(requests).
@@ -103,27 +118,34 @@ class Scheduler:
         """
         if request_id in self._by_id:
             raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
-        if num_prompt_tokens >= self._max_model_len:
-            raise PromptTooLong(num_prompt_tokens, self._max_model_len - 1)
-        # The last token is never computed, so it needs no slot.
-        if num_prompt_tokens + max_output_tokens - 1 > self._num_blocks * self._block_size:
-            raise TooLargeForCache(num_prompt_tokens, max_output_tokens, self._num_blocks, self._block_size)
-        if len(self._waiting) >= self._max_waiting:
-            raise QueueFull(len(self._waiting), self._max_waiting)
-        if self._waiting and not is_retry and self._max_wait_s < math.inf:
-            wait_s = queue_s(self.load(step_time), self._max_batched_tokens, self._max_wait_s)
-            if wait_s > self._max_wait_s:
-                raise WaitTooLong(len(self._waiting), self._max_waiting, wait_s, self._max_wait_s)
+        self._entrance.check_size(num_prompt_tokens, max_output_tokens)
+        self._entrance.check_places(self._waiting, tenant)
+        if self._waiting and not is_retry:
+            queued = queued_by_tenant(self._running, self._waiting)
+            self._entrance.check_wait(self.load(), queued, self._waiting, tenant)
 
     def submit(self, request: Request, followers: Sequence[Request] = ()) -> None:
-        """Put a request that passed `check_room` behind those that wait.
+        """Put a request that passed `check_room` among those that wait.
 
         followers: other answers to the same prompt, none of which has begun. They start when it has been
         computed, on the same blocks; where those are too few for one of them, it waits as any other.
         """
-        request.expected_hit = self._expected_hit(request)
+        expected = self._promises.expect(request)
+        request.expected_hit = expected.num_tokens
+        order = self._order.place(
+            uncached_tokens=len(request.token_ids) - request.expected_hit,
+            cached_tokens=request.expected_hit,
+            arrival_s=request.arrival_s,
+            pace=self._pace(),
+            max_batched_tokens=self._max_batched_tokens,
+        )
+        # What it is to find has to be computed first: before that it is not as short as it seems.
+        if expected.promiser is not None:
+            order = max(order, expected.promiser.place[0])
+        for each in (request, *followers):
+            each.place = (order, next(self._numbers))
         self._by_id[request.request_id] = request
-        self._waiting.append(request)
+        self._waiting.add(request)
         self._let_follow(request, followers)
         self._by_id.update({follower.request_id: follower for follower in followers})
 
@@ -138,7 +160,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """Take a request out that has ended by itself."""
         if request.lease is None:
-            self._answers.observe(request.num_output_tokens)
+            self._admission.observe(request.num_output_tokens)
         self._remove(request)
 
     def _remove(self, request: Request) -> None:
@@ -151,9 +173,7 @@ class Scheduler:
             self._following.pop(request.request_id).followers.remove(request)
         if request.followers:
             self._hand_on(request)
-        for block_hash in request.blocks.block_hashes:
-            if self._promised.get(block_hash) is request:
-                del self._promised[block_hash]
+        self._promises.forget(request)
         self._cache.release(request.blocks)
         request.state = RequestState.FINISHED
         del self._by_id[request.request_id]
@@ -165,16 +185,13 @@ class Scheduler:
             self._following[follower.request_id] = leader
 
     def _hand_on(self, leader: Request) -> None:
-        """It leaves before its prompt is computed: the next answer leads, before all who came later.
-
-        Whoever runs is older than all that wait, and so are those that follow it.
-        """
+        """It leaves before its prompt is computed: the next answer leads, in the same place."""
         heir, *others = leader.followers
         leader.followers = []
         del self._following[heir.request_id]
         heir.state = RequestState.WAITING
         heir.expected_hit = leader.expected_hit
-        self._waiting.insert(sum(waiting.arrival_s < heir.arrival_s for waiting in self._waiting), heir)
+        self._waiting.add(heir)
         self._let_follow(heir, others)
 
     def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
@@ -202,10 +219,11 @@ class Scheduler:
         Empty also when nobody fits because the cache is shared with another scheduler.
         """
         assert not self._step, "the last step was neither updated nor failed"
-        self._has_preempted = self._schedule_running()
-        # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
-        if not self._has_preempted:
-            self._admit_waiting()
+        self._has_preempted = self._is_cut_short = False
+        self._started.clear()
+        self._schedule_decodes()
+        self._schedule_prompts()
+        self.num_cut_steps += self._is_cut_short
         return self._step
 
     def quiet_steps(self) -> int:
@@ -214,7 +232,9 @@ class Scheduler:
         In each of them every sequence of the plan computes one token, takes no block, fills none, and
         nobody is admitted; as long as nobody ends, comes or is cancelled. O(running).
         """
-        if self._has_preempted:  # the next step admits again
+        if self._has_preempted or self._is_cut_short:  # the next step admits again
+            return 0
+        if len(self._step) < len(self._running):  # the next one may have blocks for who was left out
             return 0
         # Whoever waits was refused for want of places or blocks, and these steps free neither.
         size, quiet = self._block_size, self._block_size
@@ -242,6 +262,7 @@ class Scheduler:
         """
         step, self._step = self._step, []
         self._cache.commit_step()
+        self._budget.fitted()
         sampled = []
         for (request, num_tokens), token_id in zip(step, result.next_tokens, strict=True):
             request.num_computed += num_tokens
@@ -264,126 +285,134 @@ class Scheduler:
             self._remove(request)
         return [request for request, _ in step]
 
-    def _expected_hit(self, request: Request) -> int:
-        """Tokens it will find in the cache: those there now, and those that others here will have computed.
+    def retreat(self) -> bool:
+        """The step did not fit into memory: as if it had not been planned, the next are half as large.
 
-        Without the latter a crowd of twins looks like as many whole prompts, and routers take the next one
-        elsewhere. Of hashes that nobody has sent, only those already worked out count.
+        False, and nothing has changed, if it was of a single token: then it can only fail.
         """
-        if not request.blocks.looks_up:
+        if not self._budget.ran_out(sum([num_tokens for _, num_tokens in self._step])):
+            return False
+        step, self._step = self._step, []
+        self._cache.abort_step()
+        for request, num_tokens in reversed(step):
+            if self._is_built_on(request, num_tokens):
+                self._put_back(request)
+        while len(self._running) > self._budget.places:
+            self._put_back(self._running[-1])
+        return True
+
+    def _is_built_on(self, request: Request, num_tokens: int) -> bool:
+        """Whether blocks that were registered with the step now open are part of it: these are no more."""
+        size, start = self._block_size, request.num_computed
+        fills = self._cache.prefix_caching and (start + num_tokens) // size > start // size
+        return fills or any(request is started for started in self._started)
+
+    # -- parts of a step --------------------------------------------------------------------------
+
+    def _schedule_decodes(self) -> None:
+        """A token for everybody who decodes, oldest first."""
+        for request in self._running[:]:
+            if request.state is RequestState.RUNNING and request.is_decoding:
+                held = len(request.blocks.block_table)
+                if self._make_room(request, 1):
+                    self._step.append((request, 1))
+                    # Block by block, so that in quiet steps nobody's share changes.
+                    if len(request.blocks.block_table) > held:
+                        self._turns.charge(request, len(request.token_ids))
+
+    def _schedule_prompts(self) -> None:
+        """Parts of prompts, begun ones and waiting ones, while budget, time, places and blocks last."""
+        begun = [r for r in self._running if not r.is_decoding]
+        self._turns.begin_step(begun)
+        if not begun and not self._waiting:
+            return
+        budget = self._budget.tokens - len(self._step)
+        room, places = self._room(len(begun) + len(self._waiting)), self._budget.places
+        admits, without = True, set[str]()
+        while budget > 0 and not room.is_full:
+            # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
+            may_start = admits and not self._has_preempted
+            request = self._turns.next(begun, admits=may_start, without=without)
+            if request is None:
+                return
+            if request.state is RequestState.RUNNING:
+                begun.remove(request)
+                budget -= self._go_on(request, budget, room)
+            elif not self._has_place(request, self._turns.places(request.tenant, self._running, places)):
+                if self._has_place(request, places):  # it is its tenant's own sequences that it waits for
+                    without.add(request.tenant)
+                else:
+                    admits = False
+            elif (hit := self._admission.hit(request, self._running)) is not None:
+                budget -= self._admit(request, hit, budget, room)
+            else:  # nobody else may start in its place: else it might wait for ever
+                admits = False
+
+    def _go_on(self, request: Request, budget: int, room: StepRoom) -> int:
+        """The next part of a prompt that has begun; its tokens in this step."""
+        num_tokens = self._part(request, request.num_computed, budget, room)
+        if not num_tokens or not self._make_room(request, num_tokens):
             return 0
-        hit = self._cache.match(request.blocks).num_tokens
-        hashes = request.blocks.block_hashes
-        index, last = hit // self._block_size, (len(request.token_ids) - 1) // self._block_size
-        while index < min(last, len(hashes)) and hashes[index] in self._promised:
-            index += 1
-        for block_hash in hashes[index:]:
-            self._promised.setdefault(block_hash, request)
-        return index * self._block_size
+        self._compute(request, num_tokens, room)
+        return num_tokens
 
-    def _schedule_running(self) -> bool:
-        """Give every running request its tokens, oldest first; whether one had to be preempted.
+    def _admit(self, request: Request, hit: PrefixHit, budget: int, room: StepRoom) -> int:
+        """Start on what the cache does not hold of it; its tokens in this step."""
+        num_tokens = self._part(request, hit.num_tokens, budget, room)
+        if num_tokens:
+            self._cache.admit(request.blocks, hit, num_tokens)
+            self._start(request, hit.num_tokens)
+            self._compute(request, num_tokens, room)
+        return num_tokens
 
-        Only the newest can be in the middle of its prompt, since nobody is admitted while a prompt takes
-        all that is left of the budget: so going by age serves every decode before any chunk.
-        """
-        before = len(self._running)
-        budget = self._max_batched_tokens
-        position = 0
-        while position < len(self._running):
-            request = self._running[position]
-            num_tokens = min(request.num_uncomputed, budget)
-            assert num_tokens > 0, "no more sequences run than there are tokens in a step"
-            if not self._make_room(request, num_tokens):
-                return True
-            self._step.append((request, num_tokens))
-            budget -= num_tokens
-            position += 1
-        return len(self._running) < before
+    def _part(self, request: Request, start: int, budget: int, room: StepRoom) -> int:
+        wanted = min(len(request.token_ids) - start, budget)
+        num_tokens = room.fits(start, wanted)
+        self._is_cut_short |= num_tokens < wanted
+        return num_tokens
+
+    def _compute(self, request: Request, num_tokens: int, room: StepRoom) -> None:
+        """Let so many tokens of its prompt be part of the step. Its blocks are there."""
+        self._step.append((request, num_tokens))
+        self._turns.charge(request, request.num_computed + num_tokens)
+        room.take(request.num_computed, num_tokens)
+
+    def _room(self, num_prompts: int) -> StepRoom:
+        """What the decodes of this step leave to so many prompts, budget and blocks aside."""
+        decodes = [request for request, _ in self._step]
+        return StepRoom.beside(
+            self._pace() if decodes else None,
+            num_decodes=len(decodes),
+            context_tokens=context_tokens(decodes),
+            num_prompts=num_prompts,
+            itl_target_s=self._itl_target_s,
+            least=self._block_size,
+        )
+
+    def _has_place(self, request: Request, places: int) -> bool:
+        return self._admission.has_place(request, self._running, places)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Give a request its blocks, at the cost of the newest; False when it was itself the newest."""
+        """Give a request its blocks, at the cost of the newest.
+
+        False when it was itself the newest, or all that are newer are part of this step already: then it
+        stands back until the next one.
+        """
         while not self._try_grow(request, num_tokens):
             victim = self._running[-1]
+            if any(victim is scheduled for scheduled, _ in self._step):
+                return False
             self._preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _admit_waiting(self) -> None:
-        """Start waiting requests while budget, places and blocks last; the first misfit ends it."""
-        budget = self._max_batched_tokens - sum(num_tokens for _, num_tokens in self._step)
-        while self._waiting and budget > 0 and self._has_place(self._waiting[0]):
-            request = self._waiting[0]
-            misfit = (request, self._cache.num_free, len(self._running))
-            if self._misfit == misfit:
-                return
-            hit = self._cache.match(request.blocks)
-            if not self._has_room(request, hit):
-                self._misfit = misfit
-                return
-            num_tokens = min(len(request.token_ids) - hit.num_tokens, budget)
-            self._cache.admit(request.blocks, hit, num_tokens)
-            self._start(self._waiting.popleft(), hit.num_tokens)
-            self._step.append((request, num_tokens))
-            budget -= num_tokens
-
-    def _has_room(self, request: Request, hit: PrefixHit) -> bool:
-        """Whether all it has so far fits, and its answer beside those of everybody who runs, as expected.
-
-        Who is let in with less is the first to be thrown out again, computed anew, and thrown out again.
-        Alone it fits: that was checked when it was submitted, and is what guarantees progress.
-        """
-        needed = self._cache.blocks_needed(request.blocks, hit, len(request.token_ids) - hit.num_tokens)
-        if needed > self._cache.num_free or not self._running:
-            return needed <= self._cache.num_free
-        growths = [
-            Growth(needed, self._answer_blocks(request), hit.num_idle),
-            *self._follower_growths(request),
-        ]
-        return peak_blocks([*growths, *self._running_growths()]) + self._spare_blocks <= self._cache.num_free
-
-    def _has_place(self, request: Request) -> bool:
-        """Whether it may run beside the others, with those that follow it. Alone it may, however many do:
-        who then finds no place waits."""
-        taken = len(self._running) + sum(len(running.followers) for running in self._running)
-        most = self._max_running
-        return taken + 1 + len(request.followers) <= most if self._running else most > 0
-
-    def _running_growths(self) -> Iterator[Growth]:
-        for request in self._running:
-            yield self._growth(request)
-            yield from self._follower_growths(request)
-
-    def _follower_growths(self, leader: Request) -> Iterator[Growth]:
-        """Each begins with a copy of the prompt's last block."""
-        return (Growth(1, self._answer_blocks(follower), own=0) for follower in leader.followers)
-
-    def _growth(self, request: Request) -> Growth:
-        held = len(request.blocks.block_table)
-        return Growth(
-            certain=max(0, self._cache.new_blocks(len(request.token_ids)) - held),
-            expected=self._answer_blocks(request),
-            own=self._cache.num_own(request.blocks),
-        )
-
-    def _answer_blocks(self, request: Request) -> int:
-        """Blocks that it will still take beyond those of the tokens it has.
-
-        As if it had filled the last of these: what is expected then changes with its blocks alone, and
-        nobody need be asked again in a step that takes none.
-        """
-        blocks = max(len(request.blocks.block_table), self._cache.new_blocks(len(request.token_ids)))
-        so_far = blocks * self._block_size - request.num_prompt_tokens
-        more = self._answers.expected(so_far, request.max_output_tokens) - so_far
-        return max(0, math.ceil(more / self._block_size))
-
     def _fork(self, leader: Request) -> None:
         """Its prompt is computed: those that follow start on it, each with the last prompt token to compute
-        again, for a first token of its own. Who finds no place or no block waits, before all others.
+        again, for a first token of its own. Who finds no place or no block waits, where its leader did.
         """
         followers, leader.followers = leader.followers, []
-        place, late = self._running.index(leader) + 1, []
+        place = self._running.index(leader) + 1
         for follower in followers:
             del self._following[follower.request_id]
             follower.cached_tokens, follower.admitted_s = leader.cached_tokens, leader.admitted_s
@@ -393,27 +422,29 @@ class Scheduler:
                 place += 1
             else:
                 follower.state = RequestState.WAITING
-                late.append(follower)
-        self._waiting.extendleft(reversed(late))
+                self._waiting.add(follower)
 
     def _try_fork(self, leader: Request, follower: Request) -> bool:
         num_tokens = leader.num_prompt_tokens - 1
-        if not num_tokens or len(self._running) >= self._max_running:
+        if not num_tokens or len(self._running) >= self._budget.places:
             return False
         try:
             self._cache.fork(leader.blocks, follower.blocks, num_tokens)
         except NoFreeBlocks:
             return False
-        follower.num_computed = num_tokens
+        follower.num_computed = follower.num_charged = num_tokens
         return True
 
     def _start(self, request: Request, hit_tokens: int) -> None:
+        self._waiting.remove(request)
         request.state = RequestState.RUNNING
         request.num_computed = hit_tokens
+        request.num_charged = max(request.num_charged, hit_tokens)
         if request.cached_tokens is None:
             request.cached_tokens = min(hit_tokens, request.num_prompt_tokens)
             request.admitted_s = self._clock()
         self._running.append(request)
+        self._started.append(request)
 
     def _try_grow(self, request: Request, num_tokens: int) -> bool:
         try:
@@ -423,20 +454,24 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request) -> None:
-        """Put the newest running request back to the head of those that wait, with nothing computed.
+        """Put the newest running request back among those that wait, with nothing computed.
 
-        It has no part in this step yet: requests are scheduled oldest first, so everyone scheduled
-        so far is older. (A scheduled one has registered blocks that would then never be computed.)
+        It has no part in this step yet. (A scheduled one has registered blocks that would then never be
+        computed.)
         """
         assert victim is self._running[-1]
-        assert all(victim is not scheduled for scheduled, _ in self._step[-1:])
-        self._running.pop()
+        assert all(victim is not scheduled for scheduled, _ in self._step)
+        self._has_preempted = True
+        self._put_back(victim)
+
+    def _put_back(self, victim: Request) -> None:
+        self._running.remove(victim)
         self._cache.release(victim.blocks)
         victim.state = RequestState.WAITING
         victim.num_computed = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.appendleft(victim)
+        self._waiting.add(victim)
 
     # -- what others may see ----------------------------------------------------------------------
 
@@ -447,18 +482,18 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def load(self, step_time: StepTimeModel | None, admitted: tuple[RequestId, ...] = ()) -> Load:
+    def load(self, admitted: tuple[RequestId, ...] = ()) -> Load:
         """The work here, as routers are told. admitted: taken in since they were last told. O(requests)."""
         return Load(
-            queued_uncached_tokens=self.queued_uncached_tokens,
-            queued_attention=self.queued_attention,
+            queued_uncached_tokens=queued_uncached_tokens(self._running, self._waiting),
+            queued_attention=queued_attention(self._running, self._waiting),
             num_waiting=self.num_waiting,
             num_running=len(self._running),
-            context_tokens=self.context_tokens,
+            context_tokens=context_tokens(self._running),
             free_blocks=self._cache.num_free,
             growth_blocks=self._growth_blocks(),
             total_blocks=self._num_blocks,
-            step_time=step_time,
+            step_time=self._pace(),
             admitted=admitted,
         )
 
@@ -466,7 +501,7 @@ class Scheduler:
         """What routers are told; nobody needs to know while half of the blocks are free and nobody waits."""
         if not self._waiting and self._cache.num_free * 2 > self._num_blocks:
             return 0
-        return peak_blocks(self._running_growths()) + self._spare_blocks
+        return self._admission.growth_blocks(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -474,38 +509,13 @@ class Scheduler:
         return len(self._waiting) + len(self._following)
 
     @property
+    def step_budget(self) -> int:
+        """Tokens that a step may have: less than configured for a while after memory ran out."""
+        return self._budget.tokens
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens whose K/V the running requests hold."""
-        return sum(request.num_computed for request in self._running)
-
-    @property
-    def queued_uncached_tokens(self) -> int:
-        """Tokens to compute before every request here has its next token, decodes' own not counted.
-
-        For requests that wait it rests on what the cache held, or was going to, when they came.
-        """
-        running = sum(r.num_uncomputed for r in self._running if not r.is_decoding)
-        return running + sum(len(r.token_ids) - r.expected_hit for r in self._waiting)
-
-    @property
-    def queued_attention(self) -> int:
-        """(query, key) pairs of `queued_uncached_tokens`: each token attends all before it in its prompt."""
-        pairs = 0
-        for r in self._running:
-            if not r.is_decoding:
-                pairs += _pairs(r.num_computed, len(r.token_ids))
-        for r in self._waiting:
-            pairs += _pairs(r.expected_hit, len(r.token_ids))
-        return pairs
-
-
-def _pairs(start: int, end: int) -> int:
-    """(query, key) pairs of the tokens in [start, end), under a causal mask."""
-    return (end - start) * (end + start) // 2
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:

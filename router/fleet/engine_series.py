@@ -49,6 +49,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         "Blocks that held prefixes may have.",
         lambda r: r.max_pinned_blocks,
     ),
+    ("warmpath_engine_step_budget", "Tokens that a step may have now.", lambda r: r.step_budget),
     ("warmpath_engine_pins", "Held prefixes.", lambda r: len(r.pins)),
 )
 
@@ -73,6 +74,22 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         "warmpath_engine_computed_tokens",
         "Tokens computed, those computed again after a preemption included.",
         lambda r: r.computed_tokens,
+    ),
+    (
+        "warmpath_engine_decode_tokens",
+        "Of those, computed one at a time for answers; the others are parts of prompts.",
+        lambda r: r.decode_tokens,
+    ),
+    ("warmpath_engine_mixed_steps", "Steps with parts of prompts beside decodes.", lambda r: r.mixed_steps),
+    (
+        "warmpath_engine_cut_steps",
+        "Steps that could have held more of prompts, but for the decodes beside them.",
+        lambda r: r.cut_steps,
+    ),
+    (
+        "warmpath_engine_out_of_memory_steps",
+        "Steps that ran out of memory, were taken back and made smaller.",
+        lambda r: r.out_of_memory_steps,
     ),
     (
         "warmpath_engine_compiled_structures",
@@ -125,6 +142,7 @@ _HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("vllm:request_generation_tokens", "Tokens generated for a finished request.", "output_length"),
     ("vllm:request_params_max_tokens", "Tokens a finished request had asked for.", "max_tokens"),
     ("vllm:iteration_tokens_total", "Tokens computed in one step.", "step_tokens"),
+    ("warmpath_engine_step_sequences", "Sequences in one step.", "step_sequences"),
     (
         "warmpath_engine_structure_compile_seconds",
         "To compile one structure, beside the engine's thread.",

@@ -135,7 +135,9 @@ class Service:
         prompt = await self._timed(self._encoder.encode_chat(Chat(messages, tools), salt=salt))
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
-        job = await self._job(body, form, prompt, text, salt, body.token_limit, unique, policy, "messages")
+        job = await self._job(
+            body, form, prompt, text, salt, visit.tenant, body.token_limit, unique, policy, "messages"
+        )
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(
             Endpoint.CHAT,
@@ -173,7 +175,9 @@ class Service:
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
-                await self._job(body, form, token_ids, text, salt, body.token_limit, job_id, policy, param)
+                await self._job(
+                    body, form, token_ids, text, salt, visit.tenant, body.token_limit, job_id, policy, param
+                )
             )
             echoes.append(await self._echo(prompt, token_ids) if body.echo else "")
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
@@ -276,6 +280,7 @@ class Service:
         prompt: array[int],
         text: PromptView,
         salt: str,
+        tenant: str,
         token_limit: int | None,
         request_id: RequestId,
         policy: str | None,
@@ -312,6 +317,7 @@ class Service:
             # Drawn here if not given, so that any replica can continue the stream.
             seed=body.seed if body.seed is not None else self._rng.getrandbits(63),
             cache_salt=salt,
+            tenant=tenant,
             policy=policy,
             text=SaltedText(text, salt) if salt else text,
             traceparent=TRACEPARENT.get(),

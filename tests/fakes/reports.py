@@ -15,6 +15,7 @@ def an_engine_report(**changes: Any) -> EngineReport:
         *("stopped", "length_limited", "aborted", "failed"),
         *("pinned_blocks", "max_pinned_blocks"),
         *("preemptions", "steps", "failed_steps", "computed_tokens"),
+        *("decode_tokens", "mixed_steps", "cut_steps", "out_of_memory_steps", "step_budget"),
         *("compiled_structures", "refused_structures"),
     )
     fields: dict[str, Any] = {

@@ -1,5 +1,7 @@
 """A forward that raises fails the requests of its step and nobody else; the next answers are exact.
 
+One that runs out of memory fails nobody: the step is taken back.
+
 Also NaN: a model that computes nonsense fails its requests instead of answering them.
 """
 
@@ -49,7 +51,9 @@ def runners(folder: Path) -> Iterator[Runners]:
 
 
 @contextmanager
-def failing_once(runner: ModelRunner, after_calls: int, last_layer: bool) -> Iterator[None]:
+def failing_once(
+    runner: ModelRunner, after_calls: int, last_layer: bool, error: Exception | None = None
+) -> Iterator[None]:
     """One layer raises in one forward. The last layer: K and V of those before it are written by then."""
     calls = 0
 
@@ -57,7 +61,7 @@ def failing_once(runner: ModelRunner, after_calls: int, last_layer: bool) -> Ite
         nonlocal calls
         calls += 1
         if calls == after_calls:
-            raise RuntimeError("the device fell over")
+            raise error or RuntimeError("the device fell over")
 
     layers = runner._model.model.layers
     handle = layers[-1 if last_layer else 0].register_forward_pre_hook(hook)
@@ -211,3 +215,42 @@ def test_a_runner_that_failed_answers_alone_and_in_a_batch_as_before(
     )
     assert [alone(index) for index in range(4)] == wanted[:4]
     assert len(alone(0)) == MAX_NEW_TOKENS
+
+
+def _device_error() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def _host_error() -> Exception:
+    """As torch's allocator of the CPU has it: no type of its own."""
+    try:
+        torch.empty(1 << 50)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("a petabyte was allocated")
+
+
+@pytest.mark.parametrize("make_error", [_device_error, _host_error], ids=["device", "host"])
+@pytest.mark.parametrize("after_calls", [1, 2, 9])
+def test_out_of_memory_fails_nobody(
+    runners: Runners,
+    wanted: list[tuple[int, ...]],
+    make_error: Callable[[], Exception],
+    after_calls: int,
+) -> None:
+    """The step is taken back, smaller ones follow, and every answer is exact."""
+    setting = SETTINGS[1]
+    engine = runners.engine(setting)
+    ids = submit_all(engine)
+    with failing_once(
+        runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen),
+        after_calls,
+        last_layer=True,
+        error=make_error(),
+    ):
+        ended = run_to_the_end(engine)
+    for index, request_id in enumerate(ids):
+        assert ended[request_id].error is None
+        assert tuple(ended[request_id].request.token_ids[len(PROMPTS[index]) :]) == wanted[index]
+    assert engine.stats().num_failed_steps == 0
+    assert engine.report(epoch=1, number=1).out_of_memory_steps == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
 
@@ -9,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.block_hash import BlockHasher
+from cache.events import StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
 from cache.types import BlockHash, RequestId
 from replica.output.detokenizer import Detokenizer, NoText
+from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request
 from replica.scheduling.runner import StepResult
 from replica.scheduling.scheduler import Scheduler
 from tests.fakes.engine import BLOCK_SIZE, fingerprint
 
 NUM_BLOCKS = 14
+MODEL = StepTimeModel(base_s=0.2, per_token_s=0.1, per_attention_s=0.001, per_sequence_s=0.1)
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Job:
     prompt: tuple[int, ...]
     num_output: int
     arrival: int  # step before which it comes
+    tenant: str = ""
 
 
 @st.composite
@@ -36,6 +41,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
             (*shared[: draw(st.integers(0, 20))], *draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))),
             draw(st.integers(1, 24)),
             draw(st.integers(0, 30)),
+            draw(st.sampled_from(["", "", "other"])),
         )
         for _ in range(draw(st.integers(1, 6)))
     ]
@@ -55,7 +61,14 @@ class EventRecorder:
 class Driver:
     """Steps a scheduler to the end of its jobs; token `j` of every output is `j % 4`."""
 
-    def __init__(self, workload: list[Job], max_batched_tokens: int, max_running: int) -> None:
+    def __init__(
+        self,
+        workload: list[Job],
+        max_batched_tokens: int,
+        max_running: int,
+        order: SchedulingOrder = SchedulingOrder.FIRST_COME,
+        itl_target_s: float | None = math.inf,
+    ) -> None:
         self.recorder = EventRecorder()
         self.cache = KVCacheManager(
             NUM_BLOCKS, BlockHasher(fingerprint()), block_size=BLOCK_SIZE, sink=self.recorder
@@ -69,6 +82,9 @@ class Driver:
             max_running=max_running,
             max_waiting=100,
             clock=lambda: 0.0,
+            order=order,
+            itl_target_s=itl_target_s,
+            pace=lambda: MODEL,
         )
         self.coming = sorted(enumerate(workload), key=lambda item: item[1].arrival)
         self.step_number = 0
@@ -93,12 +109,13 @@ class Driver:
                 max_output_tokens=job.num_output,
                 sampling=params,
                 seed=0,
-                arrival_s=0.0,
+                arrival_s=float(job.arrival),
                 expires_s=None,
                 blocks=self.cache.begin(tokens),
                 detokenizer=Detokenizer(
                     NoText(), params, frozenset(), max_tokens=job.num_output, sent_chars=0
                 ),
+                tenant=job.tenant,
             )
         )
 
@@ -147,15 +164,25 @@ def _next_tokens(request: Request, count: int) -> array[int]:
     return array("i", [number % 4 for number in range(first, first + count)])
 
 
-@given(jobs(), st.integers(1, 40), st.integers(1, 6))
+@given(
+    jobs(),
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.sampled_from(SchedulingOrder),
+    st.sampled_from([math.inf, None, 1.0]),
+)
 @settings(max_examples=200)
 def test_steps_at_once_are_the_same_steps(
-    workload: list[Job], max_batched_tokens: int, max_running: int
+    workload: list[Job],
+    max_batched_tokens: int,
+    max_running: int,
+    order: SchedulingOrder,
+    itl_target_s: float | None,
 ) -> None:
     """Who ends when, with which tokens, hits and preemptions; what the cache announced, in which order."""
-    single = Driver(workload, max_batched_tokens, max_running)
+    single = Driver(workload, max_batched_tokens, max_running, order, itl_target_s)
     single.run(at_once=False)
-    jumping = Driver(workload, max_batched_tokens, max_running)
+    jumping = Driver(workload, max_batched_tokens, max_running, order, itl_target_s)
     jumping.run(at_once=True)
     assert jumping.ended == single.ended
     assert jumping.recorder.events == single.recorder.events

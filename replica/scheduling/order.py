@@ -1,0 +1,50 @@
+"""In which order prompts are computed: the policy of the queue.
+
+A request's place is settled when it comes and never changes, since all age alike: whoever is behind somebody
+now was always going to be. So there is one bound for everybody (docs/design/019-scheduling-order.md):
+
+    nobody goes first who came more than  own prefill seconds / AGING  later
+
+Arithmetic alone: knows seconds; knows neither requests nor blocks.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cache.events import StepTimeModel
+
+# Prefill seconds that a waited second makes up for, as in the Routers' own queue: a prompt that takes a
+# second has been overtaken for the last time after ten.
+AGING = 0.1
+
+
+class SchedulingOrder(StrEnum):
+    """What may be chosen."""
+
+    FIRST_COME = "first_come"
+    SHORTEST = "shortest"  # least uncached prefill first, aging; a prompt that has begun is finished
+    SHORTEST_PREEMPTING = "shortest_preempting"  # ... and one that has begun stands back for a shorter one
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a prompt that is half computed waits, its blocks kept, for one that goes before it."""
+        return self is SchedulingOrder.SHORTEST_PREEMPTING
+
+    def place(
+        self,
+        *,
+        uncached_tokens: int,
+        cached_tokens: int,
+        arrival_s: float,
+        pace: StepTimeModel | None,
+        max_batched_tokens: int,
+    ) -> float:
+        """Least goes first, and of equals whoever came first.
+
+        pace: None while the engine has not measured itself; until then it is first come.
+        """
+        if self is SchedulingOrder.FIRST_COME:
+            return 0.0
+        own_s = 0.0 if pace is None else pace.prefill_s(uncached_tokens, cached_tokens, max_batched_tokens)
+        return own_s + AGING * arrival_s

@@ -1,0 +1,94 @@
+"""How many prompt tokens a step may hold beside decodes, so that those are not stalled for long.
+
+    |<-- the decodes alone -->|<-------- prompts -------->|
+    |<------------------ at most limit_s ---------------->|
+
+Without a target, prompts get as long as the decodes take themselves, once for each prompt that there is to
+compute: one long prompt at most doubles the time between tokens, and where many wait, whom nobody answers
+yet, steps become as large as they may be: their fixed cost is then paid least often, and nobody's capacity is
+given up for smooth answers (docs/design/019-scheduling-order.md). The scheme is Sarathi-Serve's (Agrawal et
+al., OSDI 2024), with a measured step time in place of a profiled budget.
+Arithmetic alone: knows token counts and seconds; knows neither requests nor blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cache.events import StepTimeModel
+
+# Of the time that is allowed, what is planned: fits are some per cent off, and steps scatter.
+PLANNED = 0.9
+
+
+def limit_s(decodes_s: float, num_prompts: int, itl_target_s: float | None) -> float:
+    """How long a step may take in which sequences decode and so many prompts are to be computed.
+
+    decodes_s: what it would take without prompts.
+    itl_target_s: seconds between two tokens of an answer; None: see above; inf: however long.
+    """
+    if itl_target_s is not None:
+        return itl_target_s
+    return decodes_s * (1 + num_prompts)
+
+
+@dataclass(slots=True)
+class StepRoom:
+    """What is left of a step for prompts."""
+
+    model: StepTimeModel | None  # None: not measured yet, so the time is not looked at
+    left_s: float  # inf: nobody decodes beside it
+    least: int  # tokens that the first prompt gets whatever they take, and none after it gets fewer
+    is_empty: bool = True  # of prompts
+    is_full: bool = False  # somebody has asked for room and got none
+
+    @classmethod
+    def beside(
+        cls,
+        model: StepTimeModel | None,
+        num_decodes: int,
+        context_tokens: int,
+        num_prompts: int,
+        itl_target_s: float | None,
+        least: int,
+    ) -> StepRoom:
+        """context_tokens: of the sequences that decode."""
+        if model is None or not num_decodes or itl_target_s == math.inf:
+            return cls(None, math.inf, 0)
+        decodes_s = model.step_s(num_decodes, float(context_tokens), num_decodes)
+        allowed_s = limit_s(decodes_s, num_prompts, itl_target_s) - decodes_s
+        return cls(model, PLANNED * max(0.0, allowed_s), least)
+
+    def fits(self, start: int, num_tokens: int) -> int:
+        """Of a prompt's next tokens, after `start` computed ones, how many fit; with 0 it is full."""
+        fit = self._in_time(start, num_tokens)
+        if fit < min(num_tokens, self.least):
+            if self.is_empty:
+                return min(num_tokens, self.least)
+            self.is_full = True
+            return 0
+        return fit
+
+    def _in_time(self, start: int, num_tokens: int) -> int:
+        model = self.model
+        if model is None:
+            return num_tokens
+        quadratic = model.per_attention_s / 2
+        linear = model.per_token_s + model.per_attention_s * start
+        seconds = self.left_s - model.per_sequence_s
+        if seconds <= 0:
+            return 0
+        if linear * num_tokens + quadratic * num_tokens * num_tokens <= seconds:
+            return num_tokens
+        # Not all fit, so one of the terms is above 0. The larger root, without a difference of near equals.
+        root = math.sqrt(linear * linear + 4 * quadratic * seconds)
+        return min(num_tokens, int(2 * seconds / (linear + root)))
+
+    def take(self, start: int, num_tokens: int) -> None:
+        """So many of them are in the step now."""
+        model = self.model
+        self.is_empty = False
+        if model is not None:
+            attention = num_tokens * (start + num_tokens / 2)
+            self.left_s -= model.step_s(num_tokens, attention, 1) - model.base_s
