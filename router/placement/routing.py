@@ -45,7 +45,7 @@ from router.placement.routing_statistics import (
     replica_statistics,
 )
 from router.placement.shaper import Shaper
-from router.placement.weighing import Weighing
+from router.placement.weighing import NOBODY, Ahead, Weighing
 from router.policies import PolicyContext, PolicyRequest
 from router.policies.base import alone
 from router.pricing.cost import RequestShape
@@ -175,12 +175,12 @@ class Routing:
             self.note_refused(error)
             raise
 
-    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
 
-        earlier: what was decided about the same query before, to save work.
+        earlier: what was decided about the same query before, to save work. ahead: who waits before it.
         """
-        return self._weighing.weigh(query, earlier=earlier)
+        return self._weighing.weigh(query, earlier=earlier, ahead=ahead)
 
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken: reserve, and expect its blocks there."""
@@ -193,13 +193,13 @@ class Routing:
         """
         return self._weighing.free_replicas(within_s)
 
-    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
-        """Whether weighing it anew might choose one of these. O(these).
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
+        """Whether weighing it anew might choose one of these. O(these). ahead: as `weigh` is to have it.
 
         False is certain but for what time alone changes and what has become cached in the meantime: weigh
         anew now and then.
         """
-        return self._weighing.could_win(earlier, free)
+        return self._weighing.could_win(earlier, free, ahead)
 
     def wait_s(self, held_s: float = 0.0) -> float:
         """Seconds until the fleet could start on a newcomer, when so much work held here goes before it.

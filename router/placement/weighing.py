@@ -30,6 +30,11 @@ from router.pricing.waiting import level_s, start_s
 
 Match = Callable[[Sequence[HashHint], float], Mapping[ReplicaId, int]]
 
+Ahead = Mapping[ReplicaId, float]
+"""Seconds of each replica's time that those take who wait at the router for it, and go first."""
+
+NOBODY: Ahead = {}
+
 
 class Weighing:
     """Decides. What it is made of belongs to `Routing` and changes under it; it changes none of it, but that
@@ -64,16 +69,16 @@ class Weighing:
         self._peers = peers
         self.num_held = 0  # requests that wait at this router: they count as queued
 
-    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
 
-        earlier: what was decided about the same query before, to save work.
+        earlier: what was decided about the same query before, to save work. ahead: who waits before it.
         """
         now = self._clock()
         policy = self._policies.named(query.policy) if query.policy else self._policies.configured
         hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
         held = self._match(hints, now)
-        states = self._admissible(query, now)
+        states = _behind(self._admissible(query, now), ahead, now)
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
         is_settling = self._inheritance.is_open(now)
@@ -103,8 +108,8 @@ class Weighing:
         num_open = sum([not state.load.is_draining for state in states])
         return num_open, [s for s in states if s.busy_until <= limit and not s.is_shut]
 
-    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
-        """Whether weighing it anew might choose one of these. O(these).
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
+        """Whether weighing it anew might choose one of these. O(these). ahead: as `weigh` is to have it.
 
         False is certain but for what time alone changes and what has become cached in the meantime: weigh
         anew now and then.
@@ -118,9 +123,10 @@ class Weighing:
         best = self._loads[best_id].state()
         if best.is_shut or any([state.replica_id == best_id for state in rivals]):
             return True
-        states = [best, *rivals]
+        now = self._clock()
+        states = _behind([best, *rivals], ahead, now)
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
-        return policy.is_beaten(states, cached, earlier.request, self._clock())
+        return policy.is_beaten(states, cached, earlier.request, now)
 
     def wait_s(self, held_s: float = 0.0) -> float:
         """Seconds until the fleet could start on a newcomer, when so much work held here goes before it.
@@ -241,3 +247,11 @@ class Weighing:
             return Ranking(states, cached, costs, order, unmatched, now)
         scored = policy.rank(candidates_of(states, cached, unmatched, now), request)
         return ranking_of(scored, states, cached, unmatched, now)
+
+
+def _behind(states: list[ReplicaState], ahead: Ahead, now: float) -> list[ReplicaState]:
+    """The states with what waits for them here before the request that is weighed."""
+    if not ahead:
+        return states
+    seconds = ahead.get
+    return [state.behind(s, now) if (s := seconds(state.replica_id)) else state for state in states]

@@ -63,6 +63,14 @@ class ReplicaState(NamedTuple):
         # A silent one's report is stale: what this router has there now is the better guess.
         return self.num_requests if now <= self.silent_at else self.num_in_flight
 
+    def behind(self, seconds: float, now: float) -> ReplicaState:
+        """The same with so much more work before a newcomer, which nobody has sent there yet."""
+        busy_until = max(now, self.busy_until) + seconds
+        price = self.price
+        if price is not None:
+            price = price._replace(busy_until=max(now, price.busy_until) + seconds)
+        return self._replace(busy_until=busy_until, price=price)
+
     def view(self, now: float) -> LoadView:
         load, info = self.load, self.info
         return LoadView(
