@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache.block_hash import hint_view as to_hints
-from cache.types import BlockHash, ReplicaId, RequestId
+from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.index.prefix_index import PrefixIndex
 from router.placement.decision import Decision, DecisionRecord, Placement, RouteReason
@@ -59,7 +59,9 @@ class Bookings:
         late: LateReplicas,
         observers: Sequence[RoutingObserver],
         counts: RoutingCounts,
+        peers: Callable[[], tuple[int, int]],
     ) -> None:
+        """peers: this router's place among the routers of the same replicas, and their number."""
         self._clock = clock
         self._block_size = config.fingerprint.block_size
         self._fleet = fleet
@@ -70,6 +72,7 @@ class Bookings:
         self._late = late
         self._observers = observers
         self._counts = counts
+        self._peers = peers
         self._in_flight: dict[RequestId, InFlight] = {}
         self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
 
@@ -103,6 +106,8 @@ class Bookings:
             self._index.expect(query.request_id, best_id, hints, now)
         else:
             self._index.drop(query.request_id)
+        if not query.excluded:  # those of a replica that was lost are not evicted
+            self._note_missed(hints, decision.available_tokens)
         self._shaper.routed(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = InFlight(request, query.excluded, policy)
@@ -167,6 +172,13 @@ class Bookings:
             observer.finished(request_id, hints, num_output_tokens)
 
     # --- small parts ----------------------------------------------------------------------------
+
+    def _note_missed(self, hints: Sequence[HashHint], available_tokens: int) -> None:
+        """Of a prompt's blocks, those that were asked for lately and that nobody holds any more."""
+        num_missed = self._shaper.num_known_blocks(hints) - available_tokens // self._block_size
+        if num_missed > 0:
+            # Requests come to the routers alike, and evictions are told to all of them.
+            self._loads.evictions.missed(num_missed * self._peers()[1])
 
     def _placement(self, decision: Decision, reason: RouteReason) -> Placement:
         query, ranking = decision.query, decision.ranking

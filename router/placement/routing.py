@@ -85,7 +85,10 @@ class Routing:
         self._policies = PolicySet(config, context, self._fleet.members)
         self._index = PrefixIndex(config.predicted_ttl_s)
         self._loads = FleetLoad(
-            clock, reservation_ttl_s=config.reservation_ttl_s, silent_after_s=config.silent_after_s
+            clock,
+            reservation_ttl_s=config.reservation_ttl_s,
+            silent_after_s=config.silent_after_s,
+            eviction_regret=self._policies.expected_time.options.eviction_regret,
         )
         self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()
@@ -117,6 +120,7 @@ class Routing:
             late=self._late,
             observers=self._observers,
             counts=self._counts,
+            peers=peers,
         )
 
     # --- membership ---------------------------------------------------------------------------
@@ -268,6 +272,8 @@ class Routing:
         """Apply a batch or a snapshot. The digest of what is now indexed; None if it is not indexed."""
         if replica_id not in self._fleet:
             return None
+        if isinstance(events, EventBatch) and events.removed:
+            self._loads.evictions.evicted(replica_id, len(events.removed))
         self._report(replica_id, events.load)
         if replica_id not in self._index:
             return None

@@ -90,6 +90,7 @@ class ReplicaState(NamedTuple):
             total_blocks=load.total_blocks,
             num_in_flight=self.num_in_flight,
             fleet_time=self.price.fleet_time if self.price is not None else None,
+            regret=self.price.regret if self.price is not None else 0.0,
         )
 
     def is_full(self, now: float) -> bool:
@@ -130,6 +131,7 @@ class ReplicaLoad:
         self._busy_until = now  # when today's backlog will have been prefilled
         self._late_until = now  # before then it starts nothing, as far as its other requests tell
         self._residence = residence
+        self.regret = 0.0  # of a block that it evicts, see `Evictions`; counts with the next report
         self._reported_at = now
         self._changed = changed
         self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
@@ -239,7 +241,14 @@ class ReplicaLoad:
             pressure = memory_pressure(used)
             fleet_time = self._fleet_time or model
             price = Price(
-                start_at, model, self._decode_s, self._room, self._step_left_s, pressure, fleet_time
+                start_at,
+                model,
+                self._decode_s,
+                self._room,
+                self._step_left_s,
+                pressure,
+                fleet_time,
+                self.regret,
             )
         self._state = state = ReplicaState(
             self.replica_id,
