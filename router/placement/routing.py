@@ -272,11 +272,11 @@ class Routing:
         """Apply a batch or a snapshot. The digest of what is now indexed; None if it is not indexed."""
         if replica_id not in self._fleet:
             return None
-        if isinstance(events, EventBatch) and events.removed:
-            self._loads.evictions.evicted(replica_id, len(events.removed))
         self._report(replica_id, events.load)
         if replica_id not in self._index:
             return None
+        if isinstance(events, EventBatch) and events.removed:
+            self._loads.evictions.evicted(replica_id, len(events.removed))
         digest = self._index.apply(replica_id, events)
         for observer in self._observers:
             observer.events(replica_id, events)

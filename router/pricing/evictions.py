@@ -25,6 +25,7 @@ import math
 from cache.types import ReplicaId
 
 FORGET_AFTER = 0.5  # of the fleet's room: evictions by which what was counted before has faded to 1 / e
+_ALL = 30.0  # times that: nothing is left of what was counted before
 _RESCALE_AT = 1e9  # later counts weigh more instead of earlier ones less: before that grows too large
 
 
@@ -41,18 +42,19 @@ class Evictions:
 
     def add(self, replica_id: ReplicaId, num_blocks: int) -> None:
         """It joins, with so much room. O(1)."""
-        self._room[replica_id] = num_blocks
+        self._room[replica_id] = room = max(1, num_blocks)
         self._evicted[replica_id] = 0.0
-        self._total_room += num_blocks
+        self._total_room += room
 
     def remove(self, replica_id: ReplicaId) -> None:
-        """It has left. O(1)."""
+        """It has left. O(replicas)."""
         self._total_room -= self._room.pop(replica_id)
-        self._total_evicted = max(0.0, self._total_evicted - self._evicted.pop(replica_id))
+        del self._evicted[replica_id]
+        self._total_evicted = math.fsum(self._evicted.values())
 
     def evicted(self, replica_id: ReplicaId, num_blocks: int) -> None:
         """It has said that it holds so many blocks no longer. O(1), and O(replicas) very seldom."""
-        self._weight *= math.exp(num_blocks / (FORGET_AFTER * self._total_room))
+        self._weight *= math.exp(min(num_blocks / (FORGET_AFTER * self._total_room), _ALL))
         self._evicted[replica_id] += num_blocks * self._weight
         self._total_evicted += num_blocks * self._weight
         if self._weight > _RESCALE_AT:
@@ -69,11 +71,10 @@ class Evictions:
 
     def regret_of(self, replica_id: ReplicaId) -> float:
         """Of a block that this replica evicts, how often it is missed; 0 to 1. O(1)."""
-        room, regret = self._room[replica_id], self.regret
-        if not regret or not room:
+        if not self._total_evicted:
             return 0.0
-        turnover = self._evicted[replica_id] / room * self._total_room / self._total_evicted
-        return min(1.0, regret * turnover)
+        share = self._evicted[replica_id] / self._total_evicted
+        return min(1.0, self.regret * share * self._total_room / self._room[replica_id])
 
     def _rescale(self) -> None:
         self._evicted = {name: count / self._weight for name, count in self._evicted.items()}
