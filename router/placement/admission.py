@@ -67,10 +67,11 @@ class Admission:
         """The longest wait, now. inf: none is too long."""
         return self._strict_s if self._overload.is_on else self._max_wait_s
 
-    def came(self, prefill_s: float, *, num_waiting: int, wait_s: float) -> None:
+    def came(self, prefill_s: float, *, num_waiting: int, wait_s: float, num_replicas: int) -> None:
         """Somebody new, before it is asked whether there is room. Once per request.
 
         prefill_s: its own, alone on its replica; 0 while speeds are unknown. num_waiting: here, before it.
+        num_replicas: that take new requests.
         """
         if prefill_s > 0.0:
             self._prefills_s.add(prefill_s)
@@ -80,8 +81,10 @@ class Admission:
                 self._clock(),
                 num_waiting,
                 wait_s,
+                num_replicas=num_replicas,
                 long_wait_s=LONG_WAIT * strict_s,
                 least_busy_s=LEAST_BUSY * strict_s,
+                excused_s=self._max_wait_s,  # so long a wait was allowed before, too
             )
 
     @property

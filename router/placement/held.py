@@ -247,7 +247,9 @@ class HeldRequests:
         wait_s = 0.0 if starts_now and not self._by_id else self._routing.wait_s(self._engine_s)
         if is_new:
             prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
-            self._admission.came(prefill_s, num_waiting=len(self._by_id), wait_s=wait_s)
+            self._admission.came(
+                prefill_s, num_waiting=len(self._by_id), wait_s=wait_s, num_replicas=num_replicas
+            )
         # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
         waits = is_new and num_replicas and not starts_now
         if waits and (self._options.max_wait_s < math.inf or held.deadline < math.inf):

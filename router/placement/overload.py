@@ -9,6 +9,10 @@ second half of the time since the queue was last empty E has become half as larg
 in the first half, and a few more. That knows no rate, no speed and no number of clients, and finds 1.2 times
 capacity as well as three times, only later.
 
+While it lost replicas a fleet is excused. The others take over what those had under way and compute anew
+what only they had cached, so a queue grows as if too many came, and most times passes. Not noticed is one
+replica of many: a tenth of them has to go, since the last time that was so.
+
 It is over when somebody who comes finds the queue empty, and of the latest who came few had to be refused:
 a queue that is kept short empties now and then though three times too many come. Clients that come back as
 often as they are refused are overload too: they cannot be told from others.
@@ -25,6 +29,7 @@ GROWTH = 1.5  # from the largest of the first half to now
 FEW = 8  # requests more than that, so that small numbers do not count as growth
 FEW_REFUSED = 1 / 8  # of those who came lately, when it is over
 LATELY = 16  # requests, about
+LOST = 0.1  # of the replicas: what excuses a queue
 _KEPT = 1.05  # a new maximum is noted when it is larger by so much: their number stays small
 
 
@@ -35,19 +40,31 @@ class Overload:
         self.is_on = False
         self._since = 0.0  # when the queue was last seen empty, by the caller's clock
         self._num_refused = 0  # since then
+        self._num_replicas = 0  # now, or when it was a tenth more
+        self._excused_until = 0.0  # by the same clock
         self._num_lately = 0.0  # refused, of about `LATELY` that came last; a mean that forgets
         # Maxima of E since then, each when it was reached: rising in both.
         self._reached_at: list[float] = []
         self._maxima: list[int] = []
 
     def look(
-        self, now: float, num_waiting: int, wait_s: float, *, long_wait_s: float, least_busy_s: float
+        self,
+        now: float,
+        num_waiting: int,
+        wait_s: float,
+        *,
+        num_replicas: int,
+        long_wait_s: float,
+        least_busy_s: float,
+        excused_s: float,
     ) -> bool:
         """Whether this is overload. O(log of the queue's length).
 
-        wait_s: a newcomer's; 0 = none. long_wait_s: a shorter one is none yet.
-        least_busy_s: nor is one behind a queue that is younger than this.
+        wait_s: a newcomer's; 0 = none. num_replicas: that take new requests.
+        long_wait_s: a shorter wait is none yet. least_busy_s: nor is one behind a queue younger than this.
+        excused_s: nor any so soon after replicas were lost.
         """
+        self._count(num_replicas, now, excused_s)
         self._num_lately *= 1.0 - 1.0 / LATELY
         if wait_s <= 0.0 and not (self.is_on and self._num_lately > FEW_REFUSED * LATELY):
             self._begin_anew(now)
@@ -55,7 +72,11 @@ class Overload:
         excess = num_waiting + self._num_refused
         if not self.is_on:
             is_long = wait_s > long_wait_s and now - self._since >= least_busy_s
-            self.is_on = is_long and excess >= GROWTH * self._most_by((self._since + now) / 2) + FEW
+            self.is_on = (
+                is_long
+                and now >= self._excused_until
+                and excess >= GROWTH * self._most_by((self._since + now) / 2) + FEW
+            )
             if self.is_on:
                 self._num_lately = LATELY  # nobody was refused yet, but now they will be
         if not self._maxima or excess > _KEPT * self._maxima[-1]:
@@ -67,6 +88,13 @@ class Overload:
         """Somebody who came, or waited, was sent away."""
         self._num_refused += 1
         self._num_lately += 1.0
+
+    def _count(self, num_replicas: int, now: float, excused_s: float) -> None:
+        if num_replicas > self._num_replicas:
+            self._num_replicas = num_replicas
+        elif 0 < self._num_replicas - num_replicas >= LOST * self._num_replicas:
+            self._num_replicas = num_replicas
+            self._excused_until = now + excused_s
 
     def _most_by(self, time_s: float) -> int:
         number = bisect_right(self._reached_at, time_s)

@@ -66,7 +66,12 @@ class PromptPlacer:
             if not query.excluded:
                 wait_s = 0.0 if decision.starts_now else self._routing.wait_s()
                 num_waiting = sum([state.num_waiting for state in decision.ranking.states])
-                self._admission.came(decision.prefill_s, num_waiting=num_waiting, wait_s=wait_s)
+                self._admission.came(
+                    decision.prefill_s,
+                    num_waiting=num_waiting,
+                    wait_s=wait_s,
+                    num_replicas=self._routing.free_replicas(0.0)[0],
+                )
             if not (query.excluded or decision.starts_now):
                 self._admission.check(
                     wait_s=wait_s,

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cache.types import ReplicaId, RequestId
-from loadtest.simulation.cell import CellSpec
+from loadtest.simulation.cell import CellSpec, Failure
 from loadtest.simulation.cluster import Cluster
 from loadtest.simulation.engine import SimEngine
 from loadtest.simulation.machine import Machine
@@ -266,3 +266,35 @@ def test_who_waits_for_answers_before_asking_again_is_not_refused(
     assert len(cluster.ended_s) == len(sizes)
     waits = [cluster.first_s[request_id] - came for request_id, came in cluster.came_s.items()]
     assert max(waits) > 2.0  # what an overload's bound would have refused
+
+
+def test_nobody_is_refused_because_a_replica_died() -> None:
+    """Three replicas at 60 % of what two can do; one dies every 8 s, and another comes after 6.
+
+    What it held has to be computed again by two that are warm for other prompts, so a queue grows, at the
+    pace of one that only grows, and is gone a second or two later.
+    """
+    machine = replace(MACHINE, base_s=0.06, per_token_s=0.00002, per_sequence_s=0.0004, max_running=32)
+    prefix_blocks, output_tokens, seconds, period_s = 64, 32, 40.0, 8.0
+    step_s = machine.base_s + machine.max_running * (machine.per_sequence_s + machine.per_token_s)
+    rate_per_s = 0.6 * 2 * machine.max_running / step_s / output_tokens
+    draw, now, requests, own = random.Random(1), 0.0, [], itertools.count(10_000)
+    while (now := now + draw.expovariate(rate_per_s)) < seconds:
+        prefix = draw.randrange(24)
+        shared = range(prefix * prefix_blocks, (prefix + 1) * prefix_blocks)
+        tokens = prefix_blocks * BLOCK_TOKENS + 24
+        requests.append(
+            WorkRequest(now, tokens, output_tokens, (*shared, next(own), next(own)), len(requests))
+        )
+    failures = tuple(
+        Failure(at_s, draw.randrange(3), 6.0) for at_s in np.arange(12.0, seconds, period_s).tolist()
+    )
+    cluster = Refusing(
+        Workload("deaths", BLOCK_TOKENS, tuple(requests)),
+        replace(spec_of(machine), num_replicas=3, cache_tokens=1024 * BLOCK_TOKENS, failures=failures),
+    )
+    for failure in failures:
+        cluster._queue.at(failure.at_s, cluster._fail, failure.replica, failure.down_s)
+    cluster.run_all()
+    assert not cluster.retry_after_s
+    assert len(cluster.ended_s) == len(requests)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.placement.overload import FEW, GROWTH, Overload
 
-LONG_WAIT_S, LEAST_BUSY_S = 0.5, 1.0
+LONG_WAIT_S, LEAST_BUSY_S, EXCUSED_S = 0.5, 1.0, 10.0
 RATES = st.floats(5.0, 100.0)
 
 
@@ -26,6 +26,7 @@ class Queue:
 
     def __post_init__(self) -> None:
         self.overload = Overload()
+        self.num_replicas = 4
 
     def came(self, now: float) -> bool:
         """Somebody comes and is taken in; whether that is overload."""
@@ -35,8 +36,15 @@ class Queue:
         return self.look(now, num_waiting, wait_s)
 
     def look(self, now: float, num_waiting: int, wait_s: float) -> bool:
-        limits = {"long_wait_s": LONG_WAIT_S, "least_busy_s": LEAST_BUSY_S}
-        return self.overload.look(now, num_waiting, wait_s, **limits)
+        return self.overload.look(
+            now,
+            num_waiting,
+            wait_s,
+            num_replicas=self.num_replicas,
+            long_wait_s=LONG_WAIT_S,
+            least_busy_s=LEAST_BUSY_S,
+            excused_s=EXCUSED_S,
+        )
 
 
 @given(RATES, st.lists(st.integers(1, 200), min_size=1, max_size=8))
@@ -113,3 +121,43 @@ def test_it_stays_while_refusals_keep_the_queue_short(rate_per_s: float, load: f
     for _ in range(50):
         queue.look(now, 0, 0.0)
     assert not queue.overload.is_on
+
+
+@given(RATES, st.floats(1.5, 10.0), st.integers(2, 100), st.floats(0.1, 1.0))
+def test_who_loses_replicas_is_excused_for_a_while_and_no_longer(
+    rate_per_s: float, load: float, num_replicas: int, lost: float
+) -> None:
+    """Too many requests from when a tenth or more is lost: found when the excuse is over."""
+    queue, now = Queue(rate_per_s), 1.0
+    queue.num_replicas = num_replicas
+    queue.came(now)
+    queue.num_replicas = min(num_replicas - 1, int((1.0 - lost) * num_replicas))
+    lost_at = now = queue.free_at + 1.0
+    grown_s = (1.1 * FEW / (1 - GROWTH / 2) + 4) / ((load - 1) * rate_per_s)  # as in the test above
+    while not queue.came(now):
+        assert now < lost_at + max(EXCUSED_S, grown_s) + 2 / rate_per_s
+        now += 1 / (load * rate_per_s)
+    assert now >= lost_at + EXCUSED_S
+
+
+@given(RATES, st.floats(1.5, 10.0), st.integers(11, 1000))
+def test_one_of_many_that_come_and_go_excuses_nothing(
+    rate_per_s: float, load: float, num_replicas: int
+) -> None:
+    queue, other, now = Queue(rate_per_s), Queue(rate_per_s), 1.0
+    while True:
+        queue.num_replicas = num_replicas - round(now * 10) % 2
+        is_overload = queue.came(now)
+        assert is_overload == other.came(now)
+        if is_overload:
+            return
+        now += 1 / (load * rate_per_s)
+
+
+@given(RATES, st.floats(1.5, 10.0))
+def test_what_was_overload_before_is_overload_with_fewer(rate_per_s: float, load: float) -> None:
+    queue, now = Queue(rate_per_s), 1.0
+    while not queue.came(now):
+        now += 1 / (load * rate_per_s)
+    queue.num_replicas = 1
+    assert queue.came(now + 1 / (load * rate_per_s))
