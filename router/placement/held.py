@@ -10,9 +10,9 @@ load of that moment; and short work goes first, which lowers the mean wait of al
     own prefill seconds - aging * seconds waited,       least first
 
 where nobody who has waited `age_floor_s` stands behind somebody who has not: those go first, oldest first.
-For the first `window` in that order the decision is taken (`Routing.weigh`); whoever's best replica would
-start on it soon leaves, booked. The others keep their place and are bound to nothing. How soon follows from
-the order, too:
+For the first `window` in that order the decision is taken (`Routing.weigh`), with those that wait before it
+for the same replica counted as that replica's backlog; whoever's best replica would start on it soon leaves,
+booked. The others keep their place and are bound to nothing. How soon follows from the order, too:
 
     2 * max_backlog_s * exp(-order / mean own prefill)        a request of mean length: 0.74 * max_backlog_s
 
@@ -45,6 +45,7 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission, max_wait_of
 from router.placement.decision import Decision, Placement, RouteQuery
+from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
 
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
@@ -61,10 +62,10 @@ MEAN_OVER = 32  # requests, about, that the mean own prefill goes back
 class Deciding(Protocol):
     """What is asked of `Routing`."""
 
-    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None) -> Decision:
-        """Where it should go now; books nothing. Raises RoutingError or ConfigError."""
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
+        """Where it should go now, behind those; books nothing. Raises RoutingError or ConfigError."""
 
-    def could_win(self, earlier: Decision, free: Sequence[ReplicaState]) -> bool:
+    def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
         """Whether weighing it anew might choose one of these; much cheaper than weighing."""
 
     def book(self, decision: Decision) -> Placement:
@@ -128,8 +129,10 @@ class _Held:
     order: float  # own prefill seconds + aging * since: the law's order, without the clock
     decision: Decision | None = None  # the latest
     weighed_at: float = float("-inf")  # when it was taken, by the clock
-    free_at: float = float("-inf")  # when the replica it wanted then will be free
+    wants: ReplicaId | None = None  # the best replica then; None: nobody can take it
+    free_at: float = float("-inf")  # when that one will be free
     engine_s: float = 0.0  # of the time of that replica; 0 while unknown
+    ahead_s: float = 0.0  # of its time, for those that wait before this one; in `free_at`
     forsaken_at: float = math.inf  # when everybody who could take it was first seen to be leaving
 
 
@@ -306,13 +309,16 @@ class HeldRequests:
         news: of the free replicas, those that were not at the last poll or have said something since.
         """
         departures: list[Departure] = []
+        ahead: dict[ReplicaId, float] = {}  # of each replica's time: those that stay, and go before the next
         for held in self._turns(now):
-            if free and self._is_bound_to_stay(held, news, now):
-                continue
-            departure = self._decide(held, now, () if departures else free)
-            if departure is not None:
-                self._leave(held)
-                departures.append(departure)
+            if not (free and self._is_bound_to_stay(held, free, news, ahead, now)):
+                departure = self._decide(held, now, () if departures else free, ahead)
+                if departure is not None:
+                    self._leave(held)
+                    departures.append(departure)
+                    continue
+            if held.wants is not None:
+                ahead[held.wants] = ahead.get(held.wants, 0.0) + held.engine_s
         return departures
 
     def _turns(self, now: float) -> Iterator[_Held]:
@@ -325,33 +331,51 @@ class HeldRequests:
                 if num_stayed == self._options.window:
                     return
 
-    def _is_bound_to_stay(self, held: _Held, news: Sequence[ReplicaState], now: float) -> bool:
+    def _is_bound_to_stay(
+        self,
+        held: _Held,
+        free: Sequence[ReplicaState],
+        news: Sequence[ReplicaState],
+        ahead: Ahead,
+        now: float,
+    ) -> bool:
         """Nothing that was reported since it was weighed last can have changed that it waits.
 
         Reports come by the thousand a second: this answers most of them.
         """
         decision = held.decision
-        if decision is None or now >= held.weighed_at + RELOOK_S or held.free_at <= now + ROUNDING_S:
+        if decision is None or held.wants is None or now >= held.weighed_at + RELOOK_S:
             return False
-        return not (news and self._routing.could_win(decision, news))
+        longer_s = ahead.get(held.wants, 0.0) - held.ahead_s
+        if held.free_at + longer_s <= now + ROUNDING_S:
+            return False
+        # More of its own replica's time is spoken for than when it was weighed: any free one may be better.
+        rivals = free if longer_s > ROUNDING_S else news
+        if rivals and self._routing.could_win(decision, rivals, ahead):
+            return False
+        held.ahead_s += longer_s
+        held.free_at += longer_s
+        return True
 
-    def _decide(self, held: _Held, now: float, free: Sequence[ReplicaState]) -> Departure | None:
+    def _decide(
+        self, held: _Held, now: float, free: Sequence[ReplicaState], ahead: Ahead
+    ) -> Departure | None:
         """None: it stays. free: replicas that are, and for which nothing was booked in this poll."""
         request_id, waited_s = held.query.request_id, now - held.since
         decision = held.decision
-        is_fresh = now <= held.weighed_at + FRESH_S
+        is_fresh = now <= held.weighed_at + FRESH_S and held.wants is not None and held.wants not in ahead
         # A newcomer's decision, of a moment ago: acted on if its replica has said nothing else since.
         if decision is None or not is_fresh or all(state is not decision.ranking.best for state in free):
             try:
-                decision = self._weigh(held, now)
+                decision = self._weigh(held, now, ahead)
             except AllBusy:
-                held.free_at = float("inf")  # room is reported, it does not come with time
+                held.wants, held.free_at = None, float("inf")  # room is reported, it does not come with time
                 held.forsaken_at = math.inf
                 return None
             except ServingError as error:
                 if isinstance(error, NoReplica):
                     if self._may_wait_for_successors(held, error, now):
-                        held.free_at = float("inf")
+                        held.wants, held.free_at = None, float("inf")
                         return None
                     self._routing.note_refused(error)
                 return Departure(request_id, waited_s, error=error)
@@ -366,12 +390,14 @@ class HeldRequests:
         held.forsaken_at = min(held.forsaken_at, now)
         return now < held.forsaken_at + SUCCESSION_S
 
-    def _weigh(self, held: _Held, now: float) -> Decision:
-        decision = self._routing.weigh(held.query, earlier=held.decision)
+    def _weigh(self, held: _Held, now: float, ahead: Ahead = NOBODY) -> Decision:
+        decision = self._routing.weigh(held.query, earlier=held.decision, ahead=ahead)
         held.forsaken_at = math.inf
         if held.decision is None:
             self._count(decision.prefill_s)
         held.decision, held.weighed_at = decision, now
+        held.wants = decision.ranking.best.replica_id
+        held.ahead_s = ahead.get(held.wants, 0.0)
         if held.query.request_id in self._by_id:
             self._engine_s += decision.engine_s - held.engine_s
         held.engine_s = decision.engine_s

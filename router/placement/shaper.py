@@ -73,3 +73,7 @@ class Shaper:
     def routed(self, hints: Sequence[HashHint], num_prompt_tokens: int, now: float) -> None:
         """A prompt of these full blocks was sent somewhere."""
         self._hot.record(hints, num_prompt_tokens, now)
+
+    def num_known_blocks(self, hints: Sequence[HashHint]) -> int:
+        """Leading blocks that some prompt had in the last minute or two, as far as they were counted."""
+        return self._hot.num_hot_blocks(hints, 1.0)

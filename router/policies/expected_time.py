@@ -46,6 +46,8 @@ class ExpectedTimeOptions:
     hot_uses: float = 4.0  # uses in a minute or two that a prefix's next copy must have to be worth making
     hot_uses_per_queued: float = 2.0  # more of them per queued request and replica: copies cost time
     memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
+    # How much counts of computing what new blocks push out, where that is asked for again.
+    eviction_regret: float = 1.0
     own_share: float = 0.1  # of a request's own prefill: how much dearer other routers' replicas are
 
     def __post_init__(self) -> None:
@@ -58,6 +60,7 @@ class ExpectedTimeOptions:
             hot_uses=(1.0, 1e6),
             hot_uses_per_queued=(0.0, 1e6),
             memory_pressure_s=(0.0, 60.0),
+            eviction_regret=(0.0, 10.0),
             own_share=(0.0, 10.0),
         )
 

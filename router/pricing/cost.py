@@ -2,6 +2,7 @@
 
     cost_r = backlog_r + prefill_r(uncached | cached)           until its first token
            + (w - 1) * prefill(uncached - hot)                  the fleet's time, spent again
+           + regret_r * prefill_r(uncached - hot)               and what new blocks push out, computed again
            - (1 - 1 / uses) * prefill_r(hot, where not cached)  later requests' share of a copy
            + memory_pressure_r
 
@@ -11,7 +12,9 @@ second charges for computing again what somebody else holds: a second of the fle
 until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). Those are seconds of the
 fleet's typical replica, whoever computes: what a slow one spends is worth less, and at its own price it would
 stand idle while others wait for a fast one. What is *hot* is not charged: one more copy of it will be used by
-others, who bear its cost with the one that makes it. The last keeps sequences from pushing each other out.
+others, who bear its cost with the one that makes it. The third line is rent: new blocks take the room of old
+ones, which are missed the sooner the faster a cache turns over (`evictions.py`). The last keeps sequences
+from pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
 and `tuning_free` orders all of them by uncached tokens times requests instead.
 
@@ -48,6 +51,7 @@ class Price(NamedTuple):
     step_left_s: float  # until the step in progress is over, on average, when nothing is queued
     memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
     fleet_time: StepTimeModel  # of a typical replica; `step_time` itself for those that are one
+    regret: float = 0.0  # of a block that it evicts: how often that is asked for again, and computed
 
 
 class Candidate(NamedTuple):
@@ -104,9 +108,8 @@ def expected_times(
     pairs = prefill_s = charged_s = 0.0
     model: StepTimeModel | None = None
     found = []
-    for (busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time), held in zip(
-        prices, cached, strict=True
-    ):
+    for price, held in zip(prices, cached, strict=True):
+        busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time, regret = price
         # Mostly all hold the same system prompt, or nothing, and are machines of one kind.
         if held != before:
             # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
@@ -126,14 +129,15 @@ def expected_times(
         if wait_s < step_left_s:
             wait_s = step_left_s
         other_s = wait_s + chunks * decode_s + memory_pressure_s * pressure
-        if hot <= held:
-            found.append(other_s + charged_s)
-        else:
+        if hot > held:
             cold, cold_pairs = total - hot, (square - hot * hot) / 2.0
-            cold_s = fleet_s = _alone_s(step_time, room, cold, cold_pairs)
+            cold_s = again_s = _alone_s(step_time, room, cold, cold_pairs)
             if fleet_time is not step_time:
-                fleet_s = _alone_s(fleet_time, room, cold, cold_pairs)
-            found.append(other_s + prefill_s + surcharge * fleet_s - invested * (prefill_s - cold_s))
+                again_s = _alone_s(fleet_time, room, cold, cold_pairs)
+            again_s = surcharge * again_s + regret * cold_s
+            found.append(other_s + prefill_s + again_s - invested * (prefill_s - cold_s))
+        else:
+            found.append(other_s + charged_s + regret * prefill_s)
     return found
 
 
@@ -194,7 +198,9 @@ def cost_terms(
         backlog_s=backlog_s,
         prefill_s=own_s,
         decode_slowdown=(backlog_s + own_s + decode_s) / (backlog_s + own_s) if own_s else 1.0,
-        recompute_s=(shape.recompute_weight - 1.0) * fleet_s - (1.0 - shape.hot_share) * (own_s - cold_s),
+        recompute_s=(shape.recompute_weight - 1.0) * fleet_s
+        + price.regret * cold_s
+        - (1.0 - shape.hot_share) * (own_s - cold_s),
         memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
 
@@ -238,6 +244,7 @@ def price_of(load: LoadView) -> Price | None:
         load.context_tokens,
         load.used_fraction,
         load.fleet_time,
+        load.regret,
     )
 
 
@@ -249,6 +256,7 @@ def price(
     context_tokens: int,
     used_fraction: float,
     fleet_time: StepTimeModel | None = None,
+    regret: float = 0.0,
 ) -> Price:
     """fleet_time: None where nobody knows another than this one's own."""
     decode_s = decode_step_s(model, num_running, context_tokens)
@@ -260,6 +268,7 @@ def price(
         step_left_s(model, num_running, decode_s),
         memory_pressure(used_fraction),
         fleet_time or model,
+        regret,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from cache.events import Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
+from router.pricing.evictions import Evictions
 from router.pricing.fleet_speeds import FleetSpeeds
 from router.pricing.load_view import LoadView
 from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
@@ -22,12 +23,20 @@ class FleetLoad:
     """Every replica's load, and where each of this router's requests is booked."""
 
     def __init__(
-        self, clock: Callable[[], float], *, reservation_ttl_s: float, silent_after_s: float
+        self,
+        clock: Callable[[], float],
+        *,
+        reservation_ttl_s: float,
+        silent_after_s: float,
+        eviction_regret: float = 1.0,
     ) -> None:
+        """eviction_regret: how much of what evictions cost later counts in a replica's price."""
         self._clock = clock
+        self._eviction_regret = eviction_regret
         self._reservation_ttl_s = reservation_ttl_s
         self._silent_after_s = silent_after_s
         self.residence = Residence()  # told by whoever sees sequences begin and end
+        self.evictions = Evictions()  # told by whoever hears of blocks and sees what is asked for
         self._replicas: dict[ReplicaId, ReplicaLoad] = {}
         # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
         # decision changes one of them, and asking 64 again would be a tenth of it.
@@ -47,6 +56,7 @@ class FleetLoad:
         now = self._clock()
         replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed, self.residence)
         self._replicas[replica_id] = replica
+        self.evictions.add(replica_id, info.num_blocks)
         self._note_state(replica.state())
         self._names = list(self._states)
         self._price(self._speeds.add(replica_id, now), now)
@@ -57,6 +67,7 @@ class FleetLoad:
             self._num_waiting -= self._states.pop(replica_id).num_waiting
             self._names = list(self._states)
             self._shut.discard(replica_id)
+            self.evictions.remove(replica_id)
             now = self._clock()
             self._price(self._speeds.remove(replica_id, now), now)
 
@@ -84,6 +95,7 @@ class FleetLoad:
         now, replica = self._clock(), self._replicas[replica_id]
         is_idle = not (load.num_running or load.num_waiting or replica.num_in_flight)
         moved = self._speeds.heard(replica_id, load.step_time, is_idle=is_idle, now=now)
+        replica.regret = self._eviction_regret * self.evictions.regret_of(replica_id)
         replica.report(load, self._speeds[replica_id], now, self._speeds.typical)
         self._price([other for other in moved if other != replica_id], now)
 

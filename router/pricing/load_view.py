@@ -30,3 +30,4 @@ class LoadView(NamedTuple):
     total_blocks: int  # of its cache
     num_in_flight: int  # sent by this router and not over
     fleet_time: StepTimeModel | None = None  # of a typical replica; None while unknown
+    regret: float = 0.0  # of a block that it evicts: how often it is asked for again

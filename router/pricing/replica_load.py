@@ -63,6 +63,14 @@ class ReplicaState(NamedTuple):
         # A silent one's report is stale: what this router has there now is the better guess.
         return self.num_requests if now <= self.silent_at else self.num_in_flight
 
+    def behind(self, seconds: float, now: float) -> ReplicaState:
+        """The same with so much more work before a newcomer, which nobody has sent there yet."""
+        busy_until = max(now, self.busy_until) + seconds
+        price = self.price
+        if price is not None:
+            price = price._replace(busy_until=max(now, price.busy_until) + seconds)
+        return self._replace(busy_until=busy_until, price=price)
+
     def view(self, now: float) -> LoadView:
         load, info = self.load, self.info
         return LoadView(
@@ -82,6 +90,7 @@ class ReplicaState(NamedTuple):
             total_blocks=load.total_blocks,
             num_in_flight=self.num_in_flight,
             fleet_time=self.price.fleet_time if self.price is not None else None,
+            regret=self.price.regret if self.price is not None else 0.0,
         )
 
     def is_full(self, now: float) -> bool:
@@ -122,6 +131,7 @@ class ReplicaLoad:
         self._busy_until = now  # when today's backlog will have been prefilled
         self._late_until = now  # before then it starts nothing, as far as its other requests tell
         self._residence = residence
+        self.regret = 0.0  # of a block that it evicts, see `Evictions`; counts with the next report
         self._reported_at = now
         self._changed = changed
         self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
@@ -231,7 +241,14 @@ class ReplicaLoad:
             pressure = memory_pressure(used)
             fleet_time = self._fleet_time or model
             price = Price(
-                start_at, model, self._decode_s, self._room, self._step_left_s, pressure, fleet_time
+                start_at,
+                model,
+                self._decode_s,
+                self._room,
+                self._step_left_s,
+                pressure,
+                fleet_time,
+                self.regret,
             )
         self._state = state = ReplicaState(
             self.replica_id,

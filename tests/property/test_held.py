@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.errors import DeadlineExceeded
+from cache.events import StepTimeModel
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, RouteQuery
 from router.placement.held import RELOOK_S, SUCCESSION_S, Departure, HeldRequests, HoldOptions
 from router.placement.routing import Routing
-from tests.fakes.router import FakeClock, config, info, load, query, replica_id
+from tests.fakes.router import STEP_TIME, FakeClock, config, info, load, query, replica_id
 
 REPLICAS = [replica_id(i) for i in range(3)]
 OPTIONS = HoldOptions(max_backlog_s=0.1, window=4, aging=0.1, age_floor_s=5.0, max_held_per_replica=5)
@@ -193,6 +194,15 @@ def one_replica(options: HoldOptions) -> tuple[Routing, HeldRequests, FakeClock]
     return routing, HeldRequests(routing, options, clock), clock
 
 
+def scaled(model: StepTimeModel, times: float) -> StepTimeModel:
+    return StepTimeModel(
+        times * model.base_s,
+        times * model.per_token_s,
+        times * model.per_attention_s,
+        times * model.per_sequence_s,
+    )
+
+
 WIDE = replace(OPTIONS, window=1000, max_held_per_replica=1000)
 ARRIVALS = st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(1, 600)), min_size=1, max_size=20)
 
@@ -259,3 +269,33 @@ def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int
             for waiting in list(held._by_id):
                 if waiting != "long":
                     held.withdraw(waiting)
+
+
+@given(
+    times=st.floats(1.5, 8.0),
+    num_requests=st.integers(2, 24),
+    num_blocks=st.integers(20, 600),
+    num_fast=st.integers(1, 3),
+)
+def test_a_slow_machine_gets_what_it_would_answer_before_the_fast_ones(
+    times: float, num_requests: int, num_blocks: int, num_fast: int
+) -> None:
+    """Equal cold prompts that come together, an idle fleet of two kinds of machines: nobody waits for a fast
+    one behind more than the slow one would take for it."""
+    clock = FakeClock()
+    routing = Routing(config(), clock=clock)
+    slow, fleet = replica_id(0), [replica_id(index) for index in range(num_fast + 1)]
+    routing.update_replicas({name: info() for name in fleet})
+    for name in fleet:
+        routing.on_load(name, load(step_time=scaled(STEP_TIME, times if name == slow else 1.0)))
+    held = HeldRequests(routing, replace(WIDE, age_floor_s=20.0), clock)
+    left: list[ReplicaId] = []
+    for number in range(num_requests):
+        held.submit(query(str(number), num_blocks))
+        left += [each.placement.replica_id for each in held.poll() if each.placement is not None]
+    alone_s = STEP_TIME.step_s(512, 0.0, 1) * (num_blocks * 16 / 512)
+    rounds = (num_requests - left.count(slow)) / num_fast  # of prompts that the fast ones have or are to have
+    if slow in left:
+        assert rounds + 1.0 >= 0.5 * times  # it was not given what they would have answered much sooner
+    else:
+        assert (rounds - 1.0) * alone_s <= 1.1 * times * alone_s + 0.1

@@ -30,6 +30,7 @@ LOADS = st.builds(
     max_batched_tokens=st.integers(1, 8192),
     step_time=MODELS,
     fleet_time=st.none() | MODELS,
+    regret=st.floats(0, 1),
 )
 SHAPES = st.builds(
     RequestShape,
@@ -58,6 +59,14 @@ def test_more_backlog_never_makes_a_replica_more_attractive(
 ) -> None:
     busier = load._replace(backlog_s=load.backlog_s + more_s)
     assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
+
+
+@given(LOADS, SHAPES, st.floats(0, 1))
+def test_to_forget_what_is_missed_never_makes_it_more_attractive(
+    load: LoadView, shape: RequestShape, regret: float
+) -> None:
+    more = load._replace(regret=min(1.0, load.regret + regret))
+    assert not_less(cost(more, 0, shape), cost(load, 0, shape))
 
 
 @given(LOADS, SHAPES, st.integers(0, 1000), st.integers(0, 10**6), st.floats(0, 1))

@@ -113,6 +113,37 @@ def test_a_slower_replica_is_not_left_idle_while_others_wait() -> None:
     assert placed == {A, B}
 
 
+def slower(times: float) -> StepTimeModel:
+    """Than the paper replicas."""
+    fast = load().step_time
+    assert fast is not None
+    return StepTimeModel(*(times * each for each in msgspec.structs.astuple(fast)))
+
+
+def test_who_waits_before_it_for_the_same_replica_is_work_before_it() -> None:
+    """Worked by hand: prompts of 0.78 s, 2.58 s at B. The first goes to A. The second and the third
+    wait for A, which would answer them after 1.56 and 2.34 s. The fourth would wait for those, too, and be
+    answered after 3.11 s: it is sent to B. The fifth finds B busy, and waits for A again."""
+    router = Router(num_replicas=2)
+    router.report(B, step_time=slower(3.3))
+    for number in range(5):
+        router.submit(str(number), 400)
+    left = {d.request_id: d.placement.replica_id for d in router.held.poll() if d.placement is not None}
+    assert left == {"0": A, "3": B}
+    assert router.poll() == []
+
+
+def test_who_waited_before_it_and_left_is_work_before_it_no_more() -> None:
+    router = Router(num_replicas=1)
+    router.report(A, backlog_s=1.0)
+    router.submit("first", 100)
+    router.submit("second", 100)
+    assert router.poll() == []
+    router.held.withdraw(RequestId("first"))
+    router.report(A, backlog_s=0.0)
+    assert router.poll() == ["second"]
+
+
 def test_who_has_grown_old_may_leave_first_of_all(router: Router) -> None:
     """However long its prompt: else those that come later would pass it for ever."""
     router.report(A, backlog_s=100.0)

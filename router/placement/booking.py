@@ -1,0 +1,233 @@
+"""Requests that have been sent somewhere: reserved there, expected there, remembered until they are over.
+
+    book: reserve -> predict      routed: moved to whoever accepted it      release: no longer there
+
+Knows decisions and who took them; takes none (`weighing.py`). Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cache.block_hash import hint_view as to_hints
+from cache.types import BlockHash, HashHint, ReplicaId, RequestId
+from router.config import RouterConfig
+from router.index.prefix_index import PrefixIndex
+from router.placement.decision import Decision, DecisionRecord, Placement, RouteReason
+from router.placement.fleet import Fleet
+from router.placement.late_replicas import LateReplicas
+from router.placement.observer import RoutingObserver
+from router.placement.policy_set import PolicySet
+from router.placement.ranking import Ranking
+from router.placement.routing_statistics import RoutingCounts
+from router.placement.shaper import Shaper, usable_tokens
+from router.policies import Policy, PolicyRequest
+from router.pricing.cost import RequestShape
+from router.pricing.fleet_load import FleetLoad
+from router.pricing.replica_load import Reservation
+
+MAX_RECORDS = 1024  # decisions kept to be explained
+MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
+
+
+@dataclass(slots=True)
+class InFlight:
+    """What is remembered of a request between `book` and `release`."""
+
+    request: PolicyRequest
+    excluded: frozenset[ReplicaId]
+    policy: Policy
+    accepted_by: ReplicaId | None = None
+    first_token_at: float | None = None  # seconds, the clock's
+
+
+class Bookings:
+    """Of one router. What they are made with belongs to `Routing`, and is told of each step."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        clock: Callable[[], float],
+        *,
+        fleet: Fleet,
+        loads: FleetLoad,
+        index: PrefixIndex,
+        policies: PolicySet,
+        shaper: Shaper,
+        late: LateReplicas,
+        observers: Sequence[RoutingObserver],
+        counts: RoutingCounts,
+        peers: Callable[[], tuple[int, int]],
+    ) -> None:
+        """peers: this router's place among the routers of the same replicas, and their number."""
+        self._clock = clock
+        self._block_size = config.fingerprint.block_size
+        self._fleet = fleet
+        self._loads = loads
+        self._index = index
+        self._policies = policies
+        self._shaper = shaper
+        self._late = late
+        self._observers = observers
+        self._counts = counts
+        self._peers = peers
+        self._in_flight: dict[RequestId, InFlight] = {}
+        self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self._in_flight)
+
+    def get(self, request_id: RequestId) -> InFlight | None:
+        """None: it is not in flight."""
+        return self._in_flight.get(request_id)
+
+    @property
+    def records(self) -> tuple[DecisionRecord, ...]:
+        """The latest decisions, oldest first."""
+        return tuple(self._records)
+
+    # --- the life of a request ----------------------------------------------------------------
+
+    def book(self, decision: Decision) -> Placement:
+        """Act on a decision just taken: reserve, and expect its blocks there."""
+        query, request, policy, ranking = decision.query, decision.request, decision.policy, decision.ranking
+        now, hints, best_id = ranking.decided_at, request.hints, ranking.best.replica_id
+        reason = _reason(policy, ranking)
+        record = self._record(decision, reason)
+        reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
+        self._loads.reserve(best_id, reservation)
+        is_priced = ranking.best.price is not None
+        expected_s = decision.start_s + decision.prefill_s if is_priced else None
+        self._late.sent(query.request_id, best_id, expected_s)
+        if ranking.is_best_matched:
+            self._index.expect(query.request_id, best_id, hints, now)
+        else:
+            self._index.drop(query.request_id)
+        if not query.excluded:  # those of a replica that was lost are not evicted
+            self._note_missed(hints, decision.available_tokens)
+        self._shaper.routed(hints, query.num_prompt_tokens, now)
+        policy.routed(best_id, request)
+        self._in_flight[query.request_id] = InFlight(request, query.excluded, policy)
+        for observer in self._observers:
+            observer.decided(record, query, hints)
+        return self._placement(decision, reason)
+
+    def routed(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        """This replica accepted the request: the booking moves there if it is elsewhere."""
+        flight = self._in_flight.get(request_id)
+        if flight is None:
+            return
+        flight.accepted_by = replica_id
+        self._index.served(request_id, replica_id)
+        self._late.moved(request_id, replica_id)
+        if replica_id not in self._fleet or self._loads.placed(request_id) == replica_id:
+            return
+        now = self._clock()
+        hints, shape = flight.request.hints, flight.request.shape
+        overlap = self._index.match(hints).get(replica_id, 0)
+        cached = usable_tokens(overlap, shape.num_prompt_tokens, self._block_size)
+        self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
+        flight.policy.routed(replica_id, flight.request)
+        self._index.expect(request_id, replica_id, hints, now)
+
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        """That replica has computed the first token, with so much of the prompt from its cache."""
+        self._index.keep(request_id)
+        if (flight := self._in_flight.get(request_id)) is not None:
+            flight.first_token_at = self._clock()
+        self._late.answered(request_id)
+        for observer in self._observers:
+            observer.first_token(request_id, replica_id, cached_tokens)
+
+    def continued(self, request_id: RequestId) -> None:
+        """Another replica has gone on with an answer that had its first token before."""
+        self._late.answered(request_id)
+
+    def release(self, request_id: RequestId) -> bool:
+        """The attempt is over, however it ended; whether there was one. Idempotent."""
+        flight = self._in_flight.pop(request_id, None)
+        if flight is None:
+            return False
+        if flight.first_token_at is not None:
+            self._loads.residence.observe(self._clock() - flight.first_token_at)
+        self._index.drop(request_id)
+        self._late.answered(request_id)
+        self._loads.release(request_id)
+        return True
+
+    def finish(
+        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), num_output_tokens: int = 0
+    ) -> None:
+        """The request is over, after all its attempts, and released; once per request.
+
+        block_hashes: chain of the full blocks of prompt and output, () if unknown.
+        """
+        hints = to_hints(block_hashes)
+        self._index.finish(request_id, hints)
+        self._policies.finished(request_id, hints)
+        for observer in self._observers:
+            observer.finished(request_id, hints, num_output_tokens)
+
+    # --- small parts ----------------------------------------------------------------------------
+
+    def _note_missed(self, hints: Sequence[HashHint], available_tokens: int) -> None:
+        """Of a prompt's blocks, those that were asked for lately and that nobody holds any more."""
+        num_missed = self._shaper.num_known_blocks(hints) - available_tokens // self._block_size
+        if num_missed > 0:
+            # Requests come to the routers alike, and evictions are told to all of them.
+            self._loads.evictions.missed(num_missed * self._peers()[1])
+
+    def _placement(self, decision: Decision, reason: RouteReason) -> Placement:
+        query, ranking = decision.query, decision.ranking
+        # Anybody may end up with the request, so all of them must be able to read the hashes.
+        shares_hashes = self._fleet.unmatched <= query.excluded
+        return Placement(
+            request_id=query.request_id,
+            ranks=ranking.replica_ids(MAX_RANKS),
+            overlap_blocks=ranking.best_cached // self._block_size,
+            block_hashes=query.block_hashes if shares_hashes else (),
+            reason=reason,
+            policy=decision.policy.name,
+        )
+
+    def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:
+        query, ranking = decision.query, decision.ranking
+        self._counts.decisions[reason] += 1
+        if ranking.unmatched and any([s.replica_id in ranking.unmatched for s in ranking.states]):
+            self._counts.degraded += 1
+        num_exact = 0
+        if ranking.best_cached:
+            num_exact = self._index.num_exact(ranking.best.replica_id, decision.request.hints)
+        record = DecisionRecord(
+            query.request_id,
+            ranking.decided_at,
+            decision.policy.name,
+            decision.request.shape,
+            ranking,
+            query.excluded,
+            reason,
+            decision.available_tokens,
+            usable_tokens(num_exact, query.num_prompt_tokens, self._block_size) if num_exact else 0,
+        )
+        self._records.append(record)
+        return record
+
+    def _reservation(
+        self, request_id: RequestId, cached_tokens: int, shape: RequestShape, now: float
+    ) -> Reservation:
+        uncached = shape.num_prompt_tokens - cached_tokens
+        return Reservation(request_id, uncached, cached_tokens, -(-uncached // self._block_size), now)
+
+
+def _reason(policy: Policy, ranking: Ranking) -> RouteReason:
+    if not policy.uses_prefix:
+        return RouteReason.TURN
+    if not ranking.is_best_matched:
+        return RouteReason.BLIND
+    most = max(ranking.cached)
+    if not most:
+        return RouteReason.COLD
+    return RouteReason.PREFIX if ranking.best_cached == most else RouteReason.LOAD
