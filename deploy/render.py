@@ -15,7 +15,7 @@ import yaml
 from cache.errors import ConfigError
 from deploy.errors import DeployFileError
 from deploy.preflight import check_models
-from deploy.serve_file import IMPORT_PATH, ServeFile, load_mapping
+from deploy.serve_file import ServeFile, load_mapping
 
 NAME_KEY = "name"  # applications and deployments are told apart by it
 
@@ -141,7 +141,7 @@ def _check_reachable(file: ServeFile) -> None:
 
 def _check_gpus(file: ServeFile) -> None:
     """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it the GPU an engine asks for."""
-    options = deployment(file, "Replica").get("ray_actor_options")
+    options = file.options("Replica").get("ray_actor_options")
     num_gpus = 1 if options is None else options.get("num_gpus", 0)
     device = file.app.replica.device
     where = "deployments.Replica.ray_actor_options.num_gpus"
@@ -149,17 +149,6 @@ def _check_gpus(file: ServeFile) -> None:
         raise ConfigError(where, num_gpus, "must be 1 where device is cuda: an engine takes one whole GPU")
     if device == "cpu" and options is not None and num_gpus:
         raise ConfigError(where, num_gpus, "must be 0 where device is cpu: nobody else could use that GPU")
-
-
-def deployment(file: ServeFile, name: str) -> Mapping[str, Any]:
-    """One deployment's options as the file gives them; empty if it is not mentioned."""
-    for app in file.content["applications"]:
-        if app["import_path"] == IMPORT_PATH:
-            for each in app.get("deployments", []):
-                if each.get("name") == name:
-                    found: Mapping[str, Any] = each
-                    return found
-    return {}
 
 
 def _is_mounted(file: ServeFile, mounted: Path | None) -> bool:

@@ -22,8 +22,10 @@ from ray.serve.schema import (
 )
 
 from cache.errors import ConfigError
+from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
+from deploy.scaling_options import check_scaling, replica_bounds
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
@@ -60,6 +62,8 @@ class ServeFile:
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
         _require_gpus(application, app.replica.device)
+        replicas = options_of(application, "Replica")
+        check_agreement(app.router_sketch(), app.replica, replicas)
         return cls(
             path=path,
             content=content,
@@ -67,8 +71,12 @@ class ServeFile:
             app_name=application.get("name", "default"),
             host=schema.http_options.host or "127.0.0.1",
             port=schema.http_options.port,
-            num_replicas=_num_replicas(application),
+            num_replicas=replica_bounds(replicas)[0],
         )
+
+    def options(self, deployment: str) -> Mapping[str, Any]:
+        """Serve's options of one deployment as the file gives them; empty if it is not mentioned."""
+        return options_of(_our_application(self.path, self.content), deployment)
 
     def with_port(self, port: int) -> dict[str, Any]:
         """The file's content, listening on another port."""
@@ -126,14 +134,13 @@ def _require_gpus(application: Mapping[str, Any], device: str) -> None:
             raise ConfigError(where, options.get("num_gpus"), needed)
 
 
-def _num_replicas(application: Mapping[str, Any]) -> int:
-    for deployment in application.get("deployments", []):
-        if deployment.get("name") == "Replica":
-            scaling = deployment.get("autoscaling_config")
-            if isinstance(scaling, Mapping):
-                return int(scaling.get("min_replicas", 1))
-            return int(deployment.get("num_replicas", 1))
-    return 1
+def options_of(application: Mapping[str, Any], deployment: str) -> Mapping[str, Any]:
+    """One deployment's options as the file gives them; empty if it is not mentioned."""
+    for options in application.get("deployments", []):
+        if options.get("name") == deployment:
+            found: Mapping[str, Any] = options
+            return found
+    return {}
 
 
 def _refuse_typos(content: Mapping[str, Any]) -> None:
@@ -148,6 +155,7 @@ def _refuse_typos(content: Mapping[str, Any]) -> None:
             _refuse_unknown(where, deployment, DeploymentSchema.model_fields)
             options = deployment.get("ray_actor_options")
             _refuse_unknown(f"{where}.ray_actor_options", options, RayActorOptionsSchema.model_fields)
+            check_scaling(where, deployment)
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:

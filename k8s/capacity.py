@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.render import deployment
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import Manifests, Pod, quantity
@@ -34,15 +33,12 @@ class Demand:
 def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
     pods = [pod for pod in manifests.pods() if pod.is_ray]
     for name, slot in SLOT_BY_DEPLOYMENT.items():
-        demand = _demand(name, deployment(config, name))
+        demand = _demand(name, config.options(name))
         if slot not in demand.per_replica:
             yield Finding(
                 where, f"serveConfigV2/{name}", f"ray_actor_options.resources must ask for {slot!r}"
             )
             continue
-        if demand.low < 1:
-            message = "min_replicas must be at least 1: without a replica nothing waits that Serve could see"
-            yield Finding(where, f"serveConfigV2/{name}", message)
         fitting = [pod for pod in pods if pod.slots.get(slot)]
         for low, wanted, when in ((True, demand.low, "at rest"), (False, demand.high, "in full")):
             places = sum((pod.min_pods if low else pod.max_pods) * _places(demand, pod) for pod in fitting)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from deploy.render import deployment
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, quantity, selects
@@ -23,6 +22,9 @@ REQUIRED_ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
+
+DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+RAY_DRAIN_S = 30.0  # Ray's default, in 2.60
 
 
 def hardening_findings(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
@@ -130,25 +132,27 @@ def _cluster(manifests: Manifests, service: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFile | None) -> Iterator[str]:
-    """Longest answer < preStop < grace period, and an old cluster outlives the answers that it is giving."""
+    """Longest answer < Ray's drain; preStop + drain < grace period; an old cluster outlives its answers."""
     if config is None:
         return
     answer_s = max(
-        float(deployment(config, name).get("graceful_shutdown_timeout_s", 20))
-        for name in ("Router", "Replica")
+        float(config.options(name).get("graceful_shutdown_timeout_s", 20)) for name in ("Router", "Replica")
     )
     for pod in manifests.pods():
         if not pod.is_ray or pod.is_head:
             continue
         command = pod.main.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
         waits_s = float(command[1]) if command[:1] == ["sleep"] else 0.0
-        grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-        if not answer_s < waits_s < grace_s:
-            yield (
-                f"{pod.group}: preStop waits {waits_s:g} s; should be between graceful_shutdown_timeout_s "
-                f"({answer_s:g}) and terminationGracePeriodSeconds ({grace_s})"
-            )
+        if not waits_s:
+            yield f"{pod.group}: preStop must sleep until the Service has forgotten the pod"
         environment = {each["name"]: each.get("value") for each in pod.main.get("env", ())}
+        drain_s = float(environment.get(DRAIN_VARIABLE) or RAY_DRAIN_S)
+        grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
+        if not answer_s < drain_s < grace_s - waits_s:
+            yield (
+                f"{pod.group}: {DRAIN_VARIABLE} is {drain_s:g}; should be above graceful_shutdown_timeout_s "
+                f"({answer_s:g}), and {waits_s:g} s (preStop) below terminationGracePeriodSeconds ({grace_s})"
+            )
         reload_s = float(environment.get("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S") or 0)
         if reload_s <= answer_s:
             yield f"{pod.group}: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S must be above {answer_s:g}"

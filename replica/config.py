@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cache.disciplines import DEFAULT, PAGED
 from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
@@ -12,6 +14,13 @@ from cache.fingerprint import HashAlgorithm
 # `replica.scheduling.order.SchedulingOrder` tells what they do (a test holds the two together: this module
 # is below that one).
 SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
+
+BLOCK_SIZES: Mapping[str, range] = {
+    "gather_sdpa": range(1, 1025),
+    "triton": range(1, 1025),
+}
+"""Tokens per KV block that each attention backend serves, by its name. Here and not beside the backends: what
+checks a deployment has no torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,9 @@ class ReplicaConfig:
     sim: SimConfig = field(default_factory=SimConfig)
     device: str = "auto"  # "cpu" | "cuda" | "auto"
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
-    attention_backend: str = "auto"  # "gather_sdpa" is the only one built so far
+    # auto: gather_sdpa, which runs anywhere. "triton" reads pages in place on CUDA cards; it was compiled for
+    # them and run in Triton's interpreter, never timed on one.
+    attention_backend: str = "auto"
     # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
     # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
     # is tried: three quarters of the output layer, and all of it again where the embedding does not share it.
@@ -87,6 +98,9 @@ class ReplicaConfig:
     # first and knows the fleet. None = no bound.
     max_wait_s: float | None = 30.0
     prefix_caching: bool = True
+    # merge_on_fill: a block that fills with what another holds gives way to it: as many hits on less memory,
+    # at no measurable cost (docs/design/020). append_only: it is kept, and block tables only grow.
+    cache_discipline: str = DEFAULT.value
     # Of the blocks, held prefixes may have this share, and never so much that a request of `max_model_len`
     # would not fit beside them. 0 = none may be held.
     max_pinned_fraction: float = 0.5
@@ -108,9 +122,10 @@ class ReplicaConfig:
         _check_one_of("runner", self.runner, ("model", "simulated"))
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
-        _check_one_of("attention_backend", self.attention_backend, ("auto", "gather_sdpa"))
+        _check_one_of("attention_backend", self.attention_backend, ("auto", *BLOCK_SIZES))
         _check_one_of("greedy_screen", self.greedy_screen, ("auto", "on", "off"))
-        _check_range("block_size", self.block_size, 1, 1024)
+        _check_one_of("cache_discipline", self.cache_discipline, tuple(kind.value for kind in PAGED))
+        _check_block_size(self.attention_backend, self.block_size)
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
         _check_range("max_running", self.max_running, 1, 4096)
@@ -143,6 +158,18 @@ class ReplicaConfig:
 def _check_one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
     if value not in accepted:
         raise ConfigError(name, value, "must be one of " + ", ".join(accepted))
+
+
+def _check_block_size(backend: str, block_size: int) -> None:
+    served = BLOCK_SIZES if backend == "auto" else {backend: BLOCK_SIZES[backend]}
+    if all(block_size not in sizes for sizes in served.values()):
+        accepted = [
+            f"between {sizes[0]} and {sizes[-1]}"
+            + (f" in steps of {sizes.step}" if sizes.step > 1 else "")
+            + f" for {name} attention"
+            for name, sizes in served.items()
+        ]
+        raise ConfigError("block_size", block_size, "must be " + ", or ".join(accepted))
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

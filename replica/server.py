@@ -20,6 +20,7 @@ from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, ReleasePin
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
+from replica.demand import Demand
 from replica.departure import Departure
 from replica.engine.request_watch import RequestLog, RequestTraces
 from replica.engine.watchdog import end_process
@@ -60,6 +61,9 @@ class ReplicaServer:
                 undo.callback(departure.close)
             self._config = config
             self._engine = node.engine
+            self._demand = Demand(
+                node.engine, max_running=config.max_running, max_batched_tokens=config.max_batched_tokens
+            )
             self._info = node.info
             self._close = undo.pop_all()
         info = self._info
@@ -73,6 +77,7 @@ class ReplicaServer:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Stream one generation; cancelling it cancels the request. Raises RequestRefused in its kinds."""
+        self._demand.told(request.held_s)
         async with contextlib.aclosing(self._engine.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
@@ -93,6 +98,10 @@ class ReplicaServer:
     def record_replica_metadata(self) -> dict[str, Any]:
         """Serve hands this to every router together with the news that the replica runs."""
         return {METADATA_KEY: self._info.to_json()}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks this every few seconds where replicas scale, and hands it to the policy that decides."""
+        return self._demand.stats()
 
     def check_health(self) -> None:
         """Serve asks this every few seconds. Raises EngineStopped when nothing can be served."""

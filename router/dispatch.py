@@ -309,6 +309,7 @@ class Generation:
             n=job.n,
             answers=self._answers_so_far(),
             structure=job.structure,
+            held_s=self._shared.routing.share_s(self._shared.placer.held_s),
         )
 
     def _answers_so_far(self) -> tuple[AnswerSoFar, ...]:

@@ -181,6 +181,7 @@ class Setting:
     block_size: int = 16
     num_blocks: int = ROOMY_BLOCKS
     prefix_caching: bool = True
+    cache_discipline: str = "merge_on_fill"
     max_batched_tokens: int = 512
     max_running: int = 64
     greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
@@ -194,6 +195,7 @@ SETTINGS = (
     Setting("cache-on"),
     Setting("cache-on-blocks-of-4", block_size=4),
     Setting("cache-off", prefix_caching=False),
+    Setting("append-only-blocks-of-4", block_size=4, max_batched_tokens=23, cache_discipline="append_only"),
     Setting("chunked", max_batched_tokens=23),
     Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
     Setting("preempted", num_blocks=9),
@@ -289,8 +291,8 @@ class Answer:
 class Runners:
     """Runners over one model folder, loaded as the service loads them; one per pool and way to draw."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self._folder, self._device = folder, device
+    def __init__(self, folder: Path, device: str, attention_backend: str = "auto") -> None:
+        self._folder, self._device, self._attention_backend = folder, device, attention_backend
         self._loaded: dict[tuple[int, int, str], ModelRunner] = {}
 
     def get(self, block_size: int, num_blocks: int, greedy_screen: str = "off") -> ModelRunner:
@@ -299,6 +301,7 @@ class Runners:
             config = ReplicaConfig(
                 model=str(self._folder),
                 device=self._device,
+                attention_backend=self._attention_backend,
                 dtype="float32",
                 block_size=block_size,
                 num_blocks=num_blocks,
@@ -321,6 +324,7 @@ def engine_over(runner: ModelRunner, setting: Setting) -> EngineCore:
     config = ReplicaConfig(
         block_size=setting.block_size,
         prefix_caching=setting.prefix_caching,
+        cache_discipline=setting.cache_discipline,
         max_batched_tokens=setting.max_batched_tokens,
         max_running=setting.max_running,
     )

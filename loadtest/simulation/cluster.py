@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import random
 
+from cache.disciplines import DEFAULT, paged_cache
 from cache.events import EventBatch, EventLog, Load
-from cache.kv_cache_manager import KVCacheManager
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from loadtest.simulation.cell import CellResult, CellSpec
@@ -140,7 +140,7 @@ class Cluster:
         mark = fingerprint(self._block_tokens)
         events = EventLog(epoch=index + 1)
         num_blocks = max(1, spec.cache_tokens // self._block_tokens)
-        cache = KVCacheManager(num_blocks, TurnHasher(mark), block_size=self._block_tokens, sink=events)
+        cache = paged_cache(DEFAULT, num_blocks, TurnHasher(mark), block_size=self._block_tokens, sink=events)
         engine = SimEngine(
             index,
             replica_id,

@@ -149,6 +149,7 @@ class Contents:
 
     blocks: list[list[int]]  # per request its full blocks, of prompt and answer
     prompts: list[list[int]]  # per request its prompt's blocks, a partial last one included
+    texts: list[list[int]]  # per request those of prompt and answer, a partial last one included
 
 
 def name_contents(workload: Workload) -> Contents:
@@ -159,6 +160,7 @@ def name_contents(workload: Workload) -> Contents:
     size = workload.block_tokens
     blocks: list[list[int]] = [[] for _ in chains]
     prompts: list[list[int]] = [[] for _ in chains]
+    texts: list[list[int]] = [[] for _ in chains]
     # Backwards, for an answer is named by the turn that comes after it.
     for index in range(len(chains) - 1, -1, -1):
         work, chain, after = workload.requests[index], chains[index], following[index]
@@ -166,13 +168,16 @@ def name_contents(workload: Workload) -> Contents:
         num_blocks = (work.input_tokens + work.output_tokens) // size
         # [0, full) the prompt's own   [full, end) what the next turn calls it, or nobody
         own = chain[:num_full]
+        num_begun = -(-(work.input_tokens + work.output_tokens) // size)
         if after is None:
             blocks[index] = own + [numbers.fresh() for _ in range(num_blocks - num_full)]
             prompts[index] = chain
+            texts[index] = chain + [numbers.fresh() for _ in range(num_begun - len(chain))]
         else:
             blocks[index] = own + chains[after][num_full:num_blocks]
             prompts[index] = own + prompts[after][num_full : len(chain)]
-    return Contents(blocks, prompts)
+            texts[index] = own + texts[after][num_full:num_begun]
+    return Contents(blocks, prompts, texts)
 
 
 class _Numbers:

@@ -5,14 +5,16 @@ Knows pages, a step's metadata and one layer's query; knows neither requests nor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from cache.errors import ConfigError
-from replica.attention.kv_pages import LayerPages
+from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
+from replica.config import BLOCK_SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,24 @@ class AttentionBackend(Protocol):
         """Give back whatever it keeps between calls. Idempotent."""
 
 
-def choose_backend(name: str, device: torch.device) -> AttentionBackend:
-    """The backend called `name`, or for "auto" the best one for `device`. Raises ConfigError."""
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape]
+) -> AttentionBackend:
+    """The backend called `name`, for layers of these shapes; for "auto" the one measured on `device`.
+
+    Raises ConfigError with the reason where a backend asked for by name cannot serve them: another is never
+    taken in its place. Any block size suits every backend here.
+    """
     from replica.attention.gather_sdpa import GatherSdpa
 
+    # The Triton kernels have not been timed on a card, so nobody gets them who did not ask.
     if name in ("auto", GatherSdpa.name):
         return GatherSdpa(device)
-    raise ConfigError("attention_backend", name, f"must be one of auto, {GatherSdpa.name}")
+    if name == "triton":
+        from replica.attention import triton_paged
+
+        reason = triton_paged.why_not(device, dtype, shapes)
+        if reason is not None:
+            raise ConfigError("attention_backend", name, f"{reason}; use auto or {GatherSdpa.name}")
+        return triton_paged.TritonPaged(device)
+    raise ConfigError("attention_backend", name, "must be one of " + ", ".join(("auto", *BLOCK_SIZES)))

@@ -78,13 +78,15 @@ class PrefillPiece:
     bias: torch.Tensor | None  # (num_tokens, num_context + num_tokens): 0 or -inf; None = plain causal
 
 
-@dataclass(slots=True)
-class _Sequence:
+@dataclass(frozen=True, slots=True)
+class PlacedSequence:
+    """One sequence's new tokens: rows [first_row, first_row + num_new), positions from `start` on."""
+
     request_id: RequestId
     start: int
     num_new: int
     first_row: int
-    block_table: list[int]
+    block_table: list[int]  # of the whole sequence, from position 0
 
 
 class StepBatch:
@@ -103,19 +105,19 @@ class StepBatch:
         )
         self.block_size = block_size
         self._device, self._dtype = device, dtype
-        self._sequences: list[_Sequence] = []
+        self.sequences: list[PlacedSequence] = []  # in row order, decodes first
         self.order = order  # indices into `sequences`, in row order
         last_rows: list[int] = []
         row = 0
         for index in order:
             item = sequences[index]
-            self._sequences.append(
-                _Sequence(item.request_id, item.start, item.num_new_tokens, row, item.block_table)
+            self.sequences.append(
+                PlacedSequence(item.request_id, item.start, item.num_new_tokens, row, item.block_table)
             )
             row += item.num_new_tokens
             last_rows.append(row - 1)
         self.num_tokens = row
-        self.num_decodes = sum(sequence.num_new == 1 for sequence in self._sequences)
+        self.num_decodes = sum(sequence.num_new == 1 for sequence in self.sequences)
         packed = np.empty((3, row), dtype=np.int64)
         self._fill(packed, [sequences[index] for index in order])
         on_device = torch.from_numpy(packed).to(device, non_blocking=True)
@@ -140,7 +142,7 @@ class StepBatch:
             packed[2, :decodes] = [
                 item.block_table[item.start // size] * size + item.start % size for item in ordered[:decodes]
             ]
-        for item, place in zip(ordered[decodes:], self._sequences[decodes:], strict=True):
+        for item, place in zip(ordered[decodes:], self.sequences[decodes:], strict=True):
             start, stop = item.start, item.start + item.num_new_tokens
             rows = slice(place.first_row, place.first_row + item.num_new_tokens)
             packed[0, rows] = item.token_ids[start:stop]
@@ -154,7 +156,7 @@ class StepBatch:
         """Blocks whose first slot this step writes and whose last it does not."""
         size = self.block_size
         opened = []
-        for sequence in self._sequences:
+        for sequence in self.sequences:
             end = sequence.start + sequence.num_new
             if end % size and end - end % size >= sequence.start:
                 opened.append(sequence.block_table[end // size])
@@ -171,7 +173,7 @@ class StepBatch:
         """How layers with this window (tokens; None = unlimited) attend in the prefills."""
         pieces = self._prefill_pieces.get(window)
         if pieces is None:
-            prefills = self._sequences[self.num_decodes :]
+            prefills = self.sequences[self.num_decodes :]
             pieces = self._prefill_pieces[window] = [
                 self._build_piece(sequence, window) for sequence in prefills
             ]
@@ -180,7 +182,7 @@ class StepBatch:
     # -- decodes ----------------------------------------------------------------------------------
 
     def _build_decode_groups(self, window: int | None) -> list[DecodeGroup]:
-        decodes = self._sequences[: self.num_decodes]
+        decodes = self.sequences[: self.num_decodes]
         spans = [self._block_span(sequence, window) for sequence in decodes]
         groups, first = [], 0
         while first < len(decodes):
@@ -189,7 +191,7 @@ class StepBatch:
             first = last
         return groups
 
-    def _block_span(self, sequence: _Sequence, window: int | None) -> tuple[int, int]:
+    def _block_span(self, sequence: PlacedSequence, window: int | None) -> tuple[int, int]:
         """Blocks [first, last) of the table that hold keys the sequence's newest token may see."""
         end = sequence.start // self.block_size + 1
         return (max(0, sequence.start + 1 - window) // self.block_size if window else 0), end
@@ -210,7 +212,7 @@ class StepBatch:
 
     def _build_group(
         self,
-        decodes: list[_Sequence],
+        decodes: list[PlacedSequence],
         spans: list[tuple[int, int]],
         first: int,
         last: int,
@@ -249,7 +251,7 @@ class StepBatch:
 
     # -- prefills ---------------------------------------------------------------------------------
 
-    def _build_piece(self, sequence: _Sequence, window: int | None) -> PrefillPiece:
+    def _build_piece(self, sequence: PlacedSequence, window: int | None) -> PrefillPiece:
         start, count = sequence.start, sequence.num_new
         if window is not None and start + count <= window:
             window = None  # nothing is out of sight yet

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cache.block_hash import BlockHasher
+from cache.disciplines import CacheDiscipline, paged_cache
 from cache.engine_report import EngineReport
 from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
-from cache.kv_cache_manager import BlockEventSink, CacheStats, KVCacheManager
+from cache.kv_cache_manager import BlockEventSink, CacheStats
 from cache.messages import FinishReason, GenerateRequest, Logprobs
 from cache.types import RequestId
 from replica.config import ReplicaConfig
@@ -77,6 +78,7 @@ class EngineStats:
     computed_tokens: int  # new tokens of all steps, recomputed ones included
     output_tokens: int
     preemptions: int
+    prompt_s: float  # seconds of the steps that computed prompts
 
 
 class EngineCore:
@@ -104,7 +106,8 @@ class EngineCore:
         self._decoder = decoder if decoder is not None else NoText()
         self.structures = structures or NoStructures("this engine does not know what its tokens stand for")
         self._clock = clock
-        self._cache = KVCacheManager(
+        self._cache = paged_cache(
+            CacheDiscipline(config.cache_discipline),
             info.num_blocks,
             hasher,
             block_size=info.block_size,
@@ -138,6 +141,7 @@ class EngineCore:
         self._ended_at_submission: list[Progress] = []
         self._logged_cause = ""
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
+        self._prompt_s = 0.0
 
     def warm_up(self) -> float:
         """Let the runner do once what its first steps would otherwise wait for. Seconds of a full step."""
@@ -324,6 +328,7 @@ class EngineCore:
             computed_tokens=self._computed_tokens,
             output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
+            prompt_s=self._prompt_s,
         )
 
     def report(self, *, epoch: int, number: int) -> EngineReport:
@@ -467,6 +472,8 @@ class EngineCore:
         self._computed_tokens += work.new_tokens
         num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
         self._meter.stepped(work.new_tokens, work.sequences, num_decodes, _mask_s(sequences))
+        if work.new_tokens > work.sequences:  # somebody's prompt: a decode is one token of each sequence
+            self._prompt_s += result.elapsed_s
         self._step_time.observe(
             new_tokens=work.new_tokens,
             attention=work.attention,

@@ -101,7 +101,7 @@ class ModelRunner:
             del head  # and with it the weight as loaded, if nobody else holds it
         # After everything else that is kept for as long as the model.
         num_blocks = load_choices.choose_num_blocks(config, resolved, shapes, device, dtype, max_model_len)
-        backend = choose_backend(config.attention_backend, device)
+        backend = choose_backend(config.attention_backend, device, dtype, shapes)
         pages = KVPages(
             [module for module, _ in layers],
             shapes,

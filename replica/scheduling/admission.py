@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from cache.kv_cache_manager import KVCacheManager, PrefixHit
+from cache.kv_cache_manager import PrefixHit
+from cache.prefix_cache import PrefixCache
 from replica.scheduling.answer_lengths import AnswerLengths
 from replica.scheduling.headroom import Growth, peak_blocks
 from replica.scheduling.request import Request
@@ -23,7 +24,7 @@ SPARE = 1 / 32
 class Admission:
     """Changes nothing but what it remembers of answers and of who did not fit."""
 
-    def __init__(self, cache: KVCacheManager, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, cache: PrefixCache, *, num_blocks: int, block_size: int) -> None:
         self._cache = cache
         self._block_size = block_size
         self._spare_blocks = int(SPARE * num_blocks)

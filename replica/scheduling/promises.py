@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cache.kv_cache_manager import KVCacheManager
+from cache.prefix_cache import PrefixCache
 from cache.types import BlockHash
 from replica.scheduling.request import Request
 
@@ -23,7 +23,7 @@ class Expectation(NamedTuple):
 class Promises:
     """Who will compute what, by whoever came first."""
 
-    def __init__(self, cache: KVCacheManager, *, block_size: int) -> None:
+    def __init__(self, cache: PrefixCache, *, block_size: int) -> None:
         self._cache = cache
         self._block_size = block_size
         self._promised: dict[BlockHash, Request] = {}

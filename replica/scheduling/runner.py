@@ -39,7 +39,9 @@ class ScheduledSequence:
 
     request_id: RequestId
     token_ids: array[int]  # prompt + output so far; read-only here
-    block_table: list[int]  # covers at least start + num_new_tokens slots; read-only here
+    # Covers at least start + num_new_tokens slots; read-only here, and good for this step: the next one's may
+    # name another block for the same tokens.
+    block_table: list[int]
     start: int  # tokens whose K/V are already in the pages
     num_new_tokens: int
     num_prompt_tokens: int

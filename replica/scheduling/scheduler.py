@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import NoFreeBlocks
 from cache.events import Load, StepTimeModel
-from cache.kv_cache_manager import KVCacheManager, PrefixHit
+from cache.kv_cache_manager import PrefixHit
+from cache.prefix_cache import PrefixCache
 from cache.types import RequestId
 from replica.errors import (
     DeadlineExceeded,
@@ -49,7 +50,7 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: KVCacheManager,
+        cache: PrefixCache,
         *,
         num_blocks: int,
         block_size: int,
@@ -303,7 +304,7 @@ class Scheduler:
     def _is_built_on(self, request: Request, num_tokens: int) -> bool:
         """Whether blocks that were registered with the step now open are part of it: these are no more."""
         size, start = self._block_size, request.num_computed
-        fills = self._cache.prefix_caching and (start + num_tokens) // size > start // size
+        fills = bool(request.blocks.root) and (start + num_tokens) // size > start // size
         return fills or any(request is started for started in self._started)
 
     # -- parts of a step --------------------------------------------------------------------------

@@ -158,6 +158,11 @@ class HeldRequests:
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._by_id
 
+    @property
+    def engine_s(self) -> float:
+        """Seconds of replicas' time that those who are held will take; what is unknown counts as 0."""
+        return max(0.0, self._engine_s)  # a sum that is added to and taken from
+
     def submit(self, query: RouteQuery, *, since: float | None = None, deadline: float | None = None) -> None:
         """Hold a request; the next `poll` may let it go at once.
 

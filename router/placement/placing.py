@@ -35,6 +35,10 @@ class Placer(Protocol):
     def num_held(self) -> int:
         """Requests that wait for a replica here."""
 
+    @property
+    def held_s(self) -> float:
+        """Seconds of replicas' time that they will take together."""
+
     def close(self) -> None:
         """Wait for nothing any more. Idempotent."""
 
@@ -50,6 +54,7 @@ class PromptPlacer:
     """Dispatch at once: requests wait in the engines' queues, no longer than those may be."""
 
     num_held = 0
+    held_s = 0.0
 
     def __init__(self, routing: Routing, admission: Admission) -> None:
         self._routing = routing
@@ -103,6 +108,10 @@ class LatePlacer:
     @property
     def num_held(self) -> int:
         return len(self._held)
+
+    @property
+    def held_s(self) -> float:
+        return self._held.engine_s
 
     async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
         self._held.submit(query, since=since, deadline=deadline)

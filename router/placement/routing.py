@@ -268,6 +268,10 @@ class Routing:
         # Requests come to the routers alike: the others hold about as much.
         return level_s(starts, held_s * self._peers()[1])
 
+    def share_s(self, held_s: float) -> float:
+        """Of each replica's time, when so much work is held here and the other routers hold about as much."""
+        return held_s * self._peers()[1] / max(1, len(self._loads))
+
     def note_held(self, num_held: int) -> None:
         """So many requests wait at this router for a replica: they count as queued."""
         self._num_held = num_held

@@ -48,6 +48,18 @@ def test_greedy_output_is_generates(saved: Saved, setting: Setting) -> None:
     families.check_family(saved.runners, setting, saved.wanted)
 
 
+def test_merging_returns_what_was_computed_twice(saved: Saved) -> None:
+    """The same answers on fewer blocks: twins ran side by side, and whole blocks were computed again."""
+    kept, merged = (
+        saved.runners.engine(Setting(discipline, block_size=4, cache_discipline=discipline))
+        for discipline in ("append_only", "merge_on_fill")
+    )
+    for engine in (kept, merged):
+        for _ in range(2):
+            families.check_answers(families.answer_all(engine, families.prompts()), saved.wanted, "merged")
+    assert merged.stats().cache.cached < kept.stats().cache.cached
+
+
 def test_a_second_turn_reuses_the_first_answer(saved: Saved) -> None:
     families.check_conversation(saved.runners, Setting("conversation", block_size=4))
 
@@ -57,6 +69,6 @@ def test_the_cases_need_neither_ray_nor_sockets() -> None:
     program = (
         "import sys\n"
         "for name in ('ray', 'zmq', 'fastapi', 'prometheus_client'): sys.modules[name] = None\n"
-        "import tests.gpu.test_exactness_gpu"
+        "import tests.gpu.test_exactness_gpu, tests.gpu.test_triton_gpu"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,18 @@ def test_tells_what_it_is_in_json(server: ReplicaServer) -> None:
         "simulated",
         None,
     )
+
+
+async def test_tells_an_autoscaler_what_waits(server: ReplicaServer) -> None:
+    idle = server.record_autoscaling_stats()
+    assert idle.keys() == {"queued_s", "held_s", "busy"}
+    assert (idle["queued_s"], idle["held_s"]) == (0.0, 0.0)
+    request = replace(make_request("r", range(3, 60), max_tokens=10), held_s=60.0)
+    running = [delta async for delta in server.generate(request)]
+    assert running
+    busy = server.record_autoscaling_stats()
+    assert 30.0 < busy["held_s"] <= 60.0  # seconds pass here as they do
+    assert 0.0 < busy["busy"] <= 1.0
 
 
 def test_a_request_may_reach_the_length_it_was_told(server: ReplicaServer) -> None:

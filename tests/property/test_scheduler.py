@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.disciplines import PAGED
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
@@ -77,6 +78,7 @@ def workloads(draw: st.DrawFn, *, faults: bool) -> Workload:
             "max_batched_tokens": draw(st.integers(1, 40)),
             "max_running": draw(st.integers(1, 8)),
             "prefix_caching": draw(st.booleans()),
+            "cache_discipline": draw(st.sampled_from([kind.value for kind in PAGED])),
         },
         raise_every_steps=draw(st.sampled_from([None, 2, 5])) if faults else None,
         taught=draw(st.integers(0, 20)),

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.disciplines import PAGED
 from cache.messages import AnswerSoFar, GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
@@ -85,6 +86,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             "max_batched_tokens": draw(st.integers(1, 30)),
             "max_running": draw(st.integers(1, 8)),
             "prefix_caching": draw(st.booleans()),
+            "cache_discipline": draw(st.sampled_from([kind.value for kind in PAGED])),
         },
     )
 

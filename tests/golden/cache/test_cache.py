@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from cache.block_hash import BlockHasher, Placeholder, hint, placeholder_keys
+from cache.disciplines import CacheDiscipline, paged_cache
 from cache.fingerprint import Fingerprint, HashAlgorithm
-from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
+from cache.kv_cache_manager import PrefixHit, SequenceBlocks
 from cache.types import BlockHash, pack_tokens
 from tests.fakes.cache import a_fingerprint
 
@@ -25,14 +26,23 @@ STORIES = sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "ha
 
 
 def test_there_are_stories() -> None:
-    assert {"ten_blocks", "duplicates", "image", "prefixes", "whole_need", "preemption"} <= set(STORIES)
+    assert {
+        "ten_blocks",
+        "duplicates",
+        "duplicates_merged",
+        "image",
+        "prefixes",
+        "whole_need",
+        "preemption",
+    } <= set(STORIES)
 
 
 @pytest.mark.parametrize("algorithm", HashAlgorithm)
 @pytest.mark.parametrize("name", STORIES)
 def test_story(name: str, algorithm: HashAlgorithm) -> None:
     file = json.loads((FOLDER / f"{name}.json").read_text())
-    teller = Teller(file["num_blocks"], file["block_size"], algorithm)
+    discipline = CacheDiscipline(file.get("discipline", CacheDiscipline.APPEND_ONLY))
+    teller = Teller(file["num_blocks"], file["block_size"], algorithm, discipline)
     for number, step in enumerate(file["steps"]):
         teller.tell(step, f"{name}, step {number}: {step.get('why', step['do'])}")
 
@@ -40,10 +50,12 @@ def test_story(name: str, algorithm: HashAlgorithm) -> None:
 class Teller:
     """Plays one file against a manager. Each step is an engine step of its own, committed at once."""
 
-    def __init__(self, num_blocks: int, block_size: int, algorithm: HashAlgorithm) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, algorithm: HashAlgorithm, discipline: CacheDiscipline
+    ) -> None:
         self.block_size = block_size
         self.hasher = BlockHasher(a_fingerprint(block_size=block_size, hash_algorithm=algorithm))
-        self.manager = KVCacheManager(num_blocks, self.hasher, block_size=block_size)
+        self.manager = paged_cache(discipline, num_blocks, self.hasher, block_size=block_size)
         self.sequences: dict[str, SequenceBlocks] = {}
 
     def tell(self, step: dict[str, Any], where: str) -> None:

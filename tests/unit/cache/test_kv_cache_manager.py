@@ -409,12 +409,19 @@ class TestPins:
 class TestForks:
     """Blocks of four. The parent's prompt is ABCDEFGHIJ: two full blocks and half of a third."""
 
+    def forked(
+        self, manager: KVCacheManager, text: str, num_tokens: int
+    ) -> tuple[SequenceBlocks, SequenceBlocks]:
+        """A parent that has computed `text`, and a child that begins with so many tokens of it."""
+        parent, _ = start(manager, text)
+        manager.commit_step()
+        child = manager.begin(letters(text))
+        manager.fork(parent, child, num_tokens)
+        return parent, child
+
     def test_full_blocks_are_shared_and_the_last_one_is_copied(self) -> None:
         manager = a_manager()
-        parent, _ = start(manager, "ABCDEFGHIJ")
-        manager.commit_step()
-        child = manager.begin(letters("ABCDEFGHIJ"))
-        manager.fork(parent, child, 9)
+        parent, child = self.forked(manager, "ABCDEFGHIJ", 9)
         assert (parent.block_table, child.block_table) == ([0, 1, 2], [0, 1, 3])
         assert child.copy_source == 2
         assert [manager.pool.blocks[i].ref_count for i in range(4)] == [2, 2, 2, 1]
@@ -424,19 +431,12 @@ class TestForks:
         assert [manager.pool.blocks[i].ref_count for i in range(4)] == [2, 2, 1, 1]
 
     def test_at_a_blocks_end_nothing_is_copied(self) -> None:
-        manager = a_manager()
-        parent, _ = start(manager, "ABCDEFGHI")
-        manager.commit_step()
-        child = manager.begin(letters("ABCDEFGHI"))
-        manager.fork(parent, child, 8)
+        _, child = self.forked(a_manager(), "ABCDEFGHI", 8)
         assert (child.block_table, child.copy_source) == ([0, 1, 3], None)
 
     def test_without_a_prefix_cache_blocks_are_shared_all_the_same(self) -> None:
         manager = KVCacheManager(10, BlockHasher(a_fingerprint()), block_size=4, prefix_caching=False)
-        parent, _ = start(manager, "ABCDEFGHIJ")
-        manager.commit_step()
-        child = manager.begin(letters("ABCDEFGHIJ"))
-        manager.fork(parent, child, 9)
+        parent, child = self.forked(manager, "ABCDEFGHIJ", 9)
         assert child.block_table[:2] == parent.block_table[:2]
         manager.release(parent)
         manager.release(child)

@@ -1,15 +1,18 @@
-"""What is found wrong with API keys before a cluster is started."""
+"""What is found wrong with API keys and GPUs before a cluster is started."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cache.errors import ConfigError
-from deploy.preflight import check_keys
+from deploy.__main__ import main
+from deploy.preflight import check_gpus, check_keys
 from deploy.serve_file import ServeFile
+from router.ingress import ONE_LOOP_VARIABLE
 from tests.fakes.keys import entry, key_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,3 +48,67 @@ def test_what_is_wrong_is_named(tmp_path: Path, keys: str | None, secret: str, f
     with pytest.raises(ConfigError) as caught:
         check_keys(file)
     assert caught.value.field == field
+
+
+def with_gpus(device: str, replicas: dict[str, Any], router: dict[str, Any] | None = None) -> ServeFile:
+    content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    application = content["applications"][0]
+    application["args"]["replica"]["device"] = device
+    of_router, of_replicas = application["deployments"]
+    del of_replicas["num_replicas"]
+    of_replicas |= replicas
+    of_router |= router or {}
+    return ServeFile.checked(Path("deploy.yaml"), content)
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "num_gpus", "key", "at_most"),
+    [
+        ("cuda", {"num_replicas": 3}, 3, None, 0),
+        ("cuda", {"num_replicas": 3}, 2, "num_replicas", 2),
+        ("cuda", {"num_replicas": 1}, 0, "num_replicas", 0),
+        ("auto", {"num_replicas": 3}, 2, "num_replicas", 2),
+        ("auto", {"num_replicas": 3}, 0, None, 0),  # on CPUs then
+        ("cpu", {"num_replicas": 3}, 2, None, 0),
+        (
+            "cuda",
+            {"autoscaling_config": {"min_replicas": 1, "max_replicas": 8}},
+            4,
+            "autoscaling_config.max_replicas",
+            4,
+        ),
+        ("cuda", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0.5}}, 1, None, 0),
+        ("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.5}}, 1, "num_replicas", 2),
+        ("auto", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 1}}, 0, "num_replicas", 0),
+        ("auto", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}, 0, None, 0),
+    ],
+)
+def test_more_gpus_than_there_are(
+    device: str, replicas: dict[str, Any], num_gpus: int, key: str | None, at_most: int
+) -> None:
+    """Serve would leave the others pending for ever."""
+    file = with_gpus(device, replicas)
+    if key is None:
+        check_gpus(file, num_gpus)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_gpus(file, num_gpus)
+    assert caught.value.field == f"applications.deployments.Replica.{key}"
+    assert f"must be at most {at_most}:" in caught.value.accepted
+    assert f"there are {num_gpus}" in caught.value.accepted
+
+
+def test_gpus_of_routers_are_gone_for_replicas() -> None:
+    router = {"ray_actor_options": {"num_gpus": 1, "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}}}}
+    with pytest.raises(ConfigError, match="at most 1:"):
+        check_gpus(with_gpus("cuda", {"num_replicas": 2}, router), 2)
+
+
+def test_the_command_says_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "deploy.yaml"
+    file.write_text((ROOT / "deploy.yaml").read_text().replace("device: auto", "device: cuda"))
+    assert main(["check", str(file), "--gpus", "2"]) == 0
+    assert main(["check", str(file), "--gpus", "1"]) == 2
+    told = capfd.readouterr().err
+    assert "num_replicas = 2: must be at most 1: each takes 1 GPUs, and there are 1" in told
+    assert main(["check", str(file)]) == 0  # nobody has said how many there are

@@ -55,7 +55,11 @@ def test_settings_change_their_keys_alone(tmp_path: Path) -> None:
         application(
             args={"router": {"dashboard": None, "expose_routing": True}},
             deployments=[
-                {"name": "Replica", "num_replicas": None, "autoscaling_config": {"min_replicas": 3}},
+                {
+                    "name": "Replica",
+                    "num_replicas": None,
+                    "autoscaling_config": {"min_replicas": 3, "max_replicas": 4},
+                },
             ],
         ),
     )
@@ -63,7 +67,7 @@ def test_settings_change_their_keys_alone(tmp_path: Path) -> None:
     plain = rendered(DEPLOY).content["applications"][0]
     assert app["args"]["router"] == {"policy": "expected_time", "expose_routing": True}
     assert app["deployments"][0] == plain["deployments"][0]
-    changed = {**plain["deployments"][1], "autoscaling_config": {"min_replicas": 3}}
+    changed = {**plain["deployments"][1], "autoscaling_config": {"min_replicas": 3, "max_replicas": 4}}
     del changed["num_replicas"]
     assert app["deployments"][1] == changed
     assert rendered(DEPLOY, [first]).num_replicas == 3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from k8s.check import beside, manifest_findings
+from k8s.hardening import DRAIN_VARIABLE
 from k8s.manifests import Manifests, named, quantity
 from k8s.places import PLACES
 
@@ -55,6 +56,10 @@ def serve(things: dict[str, dict[str, Any]], before: str, after: str) -> None:
     spec = things["RayService/warmpath"]["spec"]
     assert before in spec["serveConfigV2"]
     spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
+
+
+def undrained(container: dict[str, Any]) -> None:
+    container["env"] = [each for each in container["env"] if each["name"] != DRAIN_VARIABLE]
 
 
 def drop(mapping: dict[str, Any], key: str) -> None:
@@ -111,7 +116,7 @@ REFERENCES: list[tuple[Break, str]] = [
 ]
 
 GPU_CAPACITY: list[tuple[Break, str]] = [
-    (lambda t: serve(t, "min_replicas: 2", "min_replicas: 0"), "min_replicas must be at least 1"),
+    (lambda t: serve(t, "min_replicas: 2", "min_replicas: 0"), "min_replicas = 0: must be at least 1"),
     (lambda t: serve(t, "max_replicas: 8", "max_replicas: 9"), "9 replicas in full, places for 8"),
     (
         lambda t: serve(t, "max_surge_percent: 50", "max_surge_percent: 100"),
@@ -182,8 +187,9 @@ HARDENING: list[tuple[Break, str]] = [
         lambda t: drop(t["NetworkPolicy/namespace-to-serve"]["spec"]["ingress"][0], "from"),
         "open to everybody",
     ),
-    (lambda t: worker(t, 0).update(terminationGracePeriodSeconds=60), "preStop waits 125 s"),
-    (lambda t: drop(container(t, 0), "lifecycle"), "preStop waits 0 s"),
+    (lambda t: worker(t, 0).update(terminationGracePeriodSeconds=140), "DRAIN_TIMEOUT_S is 140; should"),
+    (lambda t: undrained(container(t, 0)), "DRAIN_TIMEOUT_S is 30; should be above"),
+    (lambda t: drop(container(t, 0), "lifecycle"), "preStop must sleep"),
     (
         lambda t: t["RayService/warmpath"]["spec"].update(rayClusterDeletionDelaySeconds=60),
         "should be above 120",

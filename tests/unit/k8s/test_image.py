@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.environment import write_proxy_wrapper
 from k8s.manifests import Manifests
 from k8s.places import PLACES, ROOT
 
@@ -97,6 +98,13 @@ def test_the_proxy_it_makes_runs(target: str, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(["sh", "-c", script], check=True, env={**os.environ, "PATH": path})
     made = tmp_path / Path(place).name
-    assert '-dS "$@"' in made.read_text()
+    here = write_proxy_wrapper(tmp_path / "here")
+    assert made.read_text() == here.read_text()  # one proxy, wherever it runs
     version = subprocess.run([made, "-v"], check=True, capture_output=True, text=True).stdout
     assert "HAProxy" in version
+    config = tmp_path / "haproxy.cfg"
+    timeouts = "".join(f"    timeout {side} 1s\n" for side in ("client", "connect", "server"))
+    config.write_text(f"defaults\n    mode http\n{timeouts}listen x\n    bind unix@{tmp_path}/socket\n")
+    for _ in range(2):  # the proxy is started again with each reload
+        subprocess.run([made, "-c", "-f", config], check=True, capture_output=True)
+    assert config.read_text().count("option http-buffer-request") == 1

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache.types import ReplicaId
-from k8s.manifests import Manifests
-from k8s.places import PLACES, ROOT
+from k8s.places import ROOT
 from router.fleet.engine_series import EngineView, engine_families
 from router.fleet.exposition import text
 from tests.fakes.http import RouterUnderTest
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import info
+from tests.monitoring import RATE_INTERVAL, alerts, dashboard, expressions, rule_groups
 
 Series = dict[str, dict[str, set[str]]]  # name -> label -> values that were seen
 
@@ -50,26 +48,6 @@ async def series() -> Series:
             for sample in family.samples:
                 for label, value in sample.labels.items():
                     found[sample.name].setdefault(label, set()).add(value)
-    return found
-
-
-def alerts() -> list[dict[str, Any]]:
-    (rule,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("PrometheusRule")
-    found: list[dict[str, Any]] = [each for group in rule["spec"]["groups"] for each in group["rules"]]
-    return found
-
-
-def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "k8s" / "monitoring" / "warmpath.json").read_text())
-    return found
-
-
-def expressions() -> dict[str, str]:
-    """Where -> PromQL."""
-    found = {each["alert"]: each["expr"] for each in alerts()}
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", ()):
-            found[f"{panel['title']} {target['refId']}"] = target["expr"]
     return found
 
 
@@ -136,12 +114,11 @@ def test_every_alert_leads_to_its_runbook() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     """Names are held against the code above; this is PromQL's grammar."""
-    (rule,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("PrometheusRule")
     panels = [
-        {"record": f"panel:{number}", "expr": each.replace("$__rate_interval", "5m")}
+        {"record": f"panel:{number}", "expr": each.replace(RATE_INTERVAL, "5m")}
         for number, each in enumerate(expressions().values())
     ]
-    groups = [*rule["spec"]["groups"], {"name": "panels", "rules": panels}]
+    groups = [*rule_groups(), {"name": "panels", "rules": panels}]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     done = subprocess.run(
         ["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True

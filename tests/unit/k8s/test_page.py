@@ -90,8 +90,10 @@ def test_numbers_on_the_page_are_those_of_the_manifests() -> None:
     cpus, memory = (sum(quantity(each[name]) for each in demo) for name in ("cpu", "memory"))
     assert f"{cpus.normalize()} CPUs and {memory / 2**30} GiB in requests" in PAGE
     kept = PLACES["gpu"].kept.read_text()
-    assert "waits 125 s" in PAGE
-    assert '- "125"' in kept
+    assert "sleeps 5 s" in PAGE
+    assert '- "5"' in kept
+    assert "drains for up to 140 s" in PAGE
+    assert 'RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S\n              value: "140"' in kept
     for key, number in (("rayClusterDeletionDelaySeconds", 180), ("terminationGracePeriodSeconds", 150)):
         assert f"{key}: {number}" in kept
         assert re.search(rf"`{key}`[:,]? {number}", PAGE)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cache.errors import ConfigError
-from replica.config import ReplicaConfig, SimConfig
+from replica import config
+from replica.config import BLOCK_SIZES, ReplicaConfig, SimConfig
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,27 @@ def test_out_of_range_names_field_and_value(field: str, value: Any) -> None:
 def test_simulation_settings_are_checked_too(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"sim.{field}"):
         SimConfig(**{field: value})
+
+
+@pytest.mark.parametrize("backend", BLOCK_SIZES)
+def test_a_block_size_that_the_backend_does_not_serve(backend: str) -> None:
+    sizes = BLOCK_SIZES[backend]
+    for size in (sizes[0], sizes[-1]):
+        ReplicaConfig(attention_backend=backend, block_size=size)
+    for size in (sizes[0] - 1, sizes[-1] + sizes.step):
+        with pytest.raises(ConfigError, match=f"block_size = {size}: .* for {backend} attention"):
+            ReplicaConfig(attention_backend=backend, block_size=size)
+
+
+def test_left_to_choose_it_is_any_backends_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "BLOCK_SIZES", {"small": range(1, 65), "large": range(256, 1025, 256)})
+    for size in (1, 64, 256, 1024):
+        ReplicaConfig(block_size=size)
+    ReplicaConfig(attention_backend="large", block_size=512)
+    with pytest.raises(ConfigError, match="between 256 and 1024 in steps of 256 for large attention"):
+        ReplicaConfig(attention_backend="large", block_size=64)
+    with pytest.raises(ConfigError, match="1 and 64 for small attention, or between 256 and 1024"):
+        ReplicaConfig(block_size=128)
 
 
 def test_config_survives_pickling() -> None:

@@ -86,6 +86,31 @@ def test_a_group_that_stays_together_is_gathered_twice_and_then_only_grows() -> 
     assert layer.num_gathers == 2
 
 
+def test_a_block_that_gives_way_to_its_twin_is_gathered_from_where_the_table_points() -> None:
+    """Merging rewrites a table between steps, and whoever gets the old block writes over it."""
+    layer, table = new_layer(), [1, 2, 3, 4]
+    layer.prefill("a", table, 0, 8)
+    for start in range(8, 11):
+        layer.decode(scheduled("a", table, start, 1))
+    layer.prefill("twin", [11, 12], 0, 8)  # other values, so that a stale one shows
+    table[1] = 12
+    layer.prefill("b", [2], 0, 4)
+    for start in range(11, 14):
+        assert_in_sight_equal(layer, layer.decode(scheduled("a", table, start, 1)))
+
+
+def test_a_group_that_stays_through_a_merge_is_not_gathered_from_the_old_block() -> None:
+    """As above, without a step in between that computes something else."""
+    layer, table = new_layer(), [1, 2, 3, 4]
+    layer.prefill("twin", [11, 12], 0, 8)
+    layer.prefill("a", table, 0, 8)
+    for start in range(8, 11):
+        layer.decode(scheduled("a", table, start, 1))
+    table[1] = 12
+    for start in range(11, 14):
+        assert_in_sight_equal(layer, layer.decode(scheduled("a", table, start, 1)))
+
+
 def test_a_group_that_outgrows_its_room_is_gathered_again() -> None:
     layer = new_layer()
     table = list(range(30))

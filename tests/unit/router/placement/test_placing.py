@@ -255,3 +255,33 @@ async def test_deadlines_are_off_unless_somebody_sets_them() -> None:
     async with RouterUnderTest(num_replicas=1) as router:
         await text(generation(router))
         assert [request.deadline_s for _, request in router.calls.requests] == [None]
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+async def test_what_waits_here_travels_with_who_goes(peers: int) -> None:
+    """Replicas do not see what is held, and tell whoever decides how many of them there are."""
+    async with RouterUnderTest(num_replicas=2, binding="late") as router:
+        routing, placer = router.parts.routing, router.parts.dispatcher.placer
+        routing._peers = lambda: (0, peers)
+        for replica in router.replicas:
+            say(router, replica, 500)
+        jobs = []
+        for name, first in (("a", 0), ("b", 100), ("c", 200)):
+            prompt = array("i", range(first, first + len(PROMPT)))  # nothing in common
+            hashes = tuple(HASHER.chain(HASHER.root(), prompt))
+            jobs.append(Job(RequestId(name), prompt, hashes, SamplingParams(max_tokens=8), seed=1))
+        waiting = [asyncio.create_task(text(router.parts.dispatcher.start(job))) for job in jobs]
+        await turns()
+        each_s = len(PROMPT) * 0.01
+        assert placer.held_s == pytest.approx(3 * each_s)
+        say(router, router.replicas[0], 0)
+        await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        told = [request.held_s for _, request in router.calls.requests]
+        assert told == pytest.approx([left * each_s * peers / 2 for left in (2, 1, 0)])
+        assert placer.held_s == 0.0
+
+
+async def test_at_once_nothing_waits_here() -> None:
+    async with RouterUnderTest(num_replicas=1, binding="at_once") as router:
+        await text(generation(router))
+        assert [request.held_s for _, request in router.calls.requests] == [0.0]

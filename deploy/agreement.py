@@ -1,0 +1,69 @@
+"""Whether Router, replicas and Serve's own options fit each other: each is right by itself.
+
+What both sides need is given once (`deploy/config.py`). Left are settings that one side has and that the
+other's make useless: found here, before anybody wonders why nothing is routed by prefix.
+Knows settings; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cache.errors import ConfigError
+from deploy.scaling_options import targets_of
+from replica.config import ReplicaConfig
+from router.config import RouterConfig
+
+SERVE_MAX_ONGOING = 5  # Serve's default for `max_ongoing_requests`
+
+
+def check_agreement(router: RouterConfig, replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
+    """options: Serve's, of the deployment of replicas. Raises ConfigError for the first that does not fit."""
+    _check_heartbeat(router, replica)
+    _check_waits(router, replica)
+    _check_places(replica, options)
+    _check_scaling(router, options)
+
+
+def _check_heartbeat(router: RouterConfig, replica: ReplicaConfig) -> None:
+    if router.silent_after_s <= replica.heartbeat_interval_s:
+        needed = (
+            f"must be more than args.replica.heartbeat_interval_s ({replica.heartbeat_interval_s}): "
+            "idle replicas would pass for silent ones, and their caches for unknown"
+        )
+        raise ConfigError("args.router.silent_after_s", router.silent_after_s, needed)
+
+
+def _check_waits(router: RouterConfig, replica: ReplicaConfig) -> None:
+    """Bound at once, requests wait in engines: as long as the engine lets them."""
+    if router.binding != "at_once" or replica.max_wait_s is None:
+        return
+    if router.max_wait_s is None or router.max_wait_s > replica.max_wait_s:
+        needed = (
+            f"must be at most args.replica.max_wait_s ({replica.max_wait_s}) where binding is at_once: "
+            "replicas refuse whom Routers let wait there"
+        )
+        raise ConfigError("args.router.max_wait_s", router.max_wait_s, needed)
+
+
+def _check_places(replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
+    """Routers send a replica as many as its engine takes."""
+    places, ongoing = replica.max_running + replica.max_waiting, options.get("max_ongoing_requests")
+    if (SERVE_MAX_ONGOING if ongoing is None else ongoing) < places:
+        needed = (
+            f"must be at least {places}: args.replica.max_running ({replica.max_running}) and max_waiting "
+            f"({replica.max_waiting}), or Serve turns away what Routers send ({SERVE_MAX_ONGOING} if not set)"
+        )
+        raise ConfigError("applications.deployments.Replica.max_ongoing_requests", ongoing, needed)
+
+
+def _check_scaling(router: RouterConfig, options: Mapping[str, Any]) -> None:
+    targets = targets_of(options)
+    if targets is None or router.max_wait_s is None or targets.target_queued_s < router.max_wait_s:
+        return
+    where = "applications.deployments.Replica.autoscaling_config.policy.policy_kwargs.target_queued_s"
+    needed = (
+        f"must be less than args.router.max_wait_s ({router.max_wait_s}): Routers refuse before so much waits"
+    )
+    raise ConfigError(where, targets.target_queued_s, needed)

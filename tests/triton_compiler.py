@@ -1,0 +1,107 @@
+"""Compiles the attention kernels for cards that need not be here, and says what they would take of them.
+
+`python -m tests.triton_compiler CASES` takes a JSON list of `compile_case`'s arguments and prints a JSON list
+of {shared, registers, spilled}. A process of its own: Triton must not interpret here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from replica.attention import paged_kernels, tiling
+from replica.attention.tiling import Card, LayerKind
+
+CARD = Card(processors=132, shared_bytes=232_448)
+NUMBERS = {2: ("bf16", tl.bfloat16), 4: ("fp32", tl.float32)}
+FLOAT32_POINTERS = ("parts", "part_sums")
+INT32_POINTERS = ("tiles", "spans", "tables")
+POINTERS = ("out", "query", "keys", "values", "sinks")
+
+
+def compile_case(
+    arch: int,
+    most_rows: int,
+    kind: dict[str, Any],
+    *,
+    has_cap: bool = False,
+    has_sinks: bool = False,
+    merges: bool = False,
+) -> dict[str, int]:
+    """Compile `attend` as a launch would, and `merge` with it if asked; what `attend` takes."""
+    layer = LayerKind(**kind)
+    shape = tiling.tile_shape(most_rows, layer, CARD)
+    number, product = NUMBERS[layer.itemsize]
+    heads = {
+        "VALUE_DIM": layer.value_dim,
+        "VALUE_LANES": tiling.lanes(layer.value_dim),
+        "HAS_SINKS": has_sinks,
+    }
+    attending = _compile(
+        paged_kernels.attend,
+        arch,
+        number,
+        {
+            **heads,
+            "GROUP": layer.group,
+            "KV_HEADS": layer.kv_heads,
+            "KEY_DIM": layer.key_dim,
+            "KEY_LANES": tiling.lanes(layer.key_dim),
+            "BLOCK_SIZE": 16,
+            "ROWS": shape.rows,
+            "KEYS": shape.keys,
+            "HAS_WINDOW": layer.window is not None,
+            "HAS_CAP": has_cap,
+            "PRODUCT": product,
+        },
+        {"num_warps": shape.num_warps, "num_stages": shape.num_stages},
+    )
+    if merges:
+        constants = {**heads, "HEADS": layer.kv_heads * layer.group, "MOST_SPLITS": tiling.MOST_SPLITS}
+        _compile(paged_kernels.merge, arch, number, constants, {"num_warps": 4})
+    return {"shared": attending.metadata.shared, **_resources(attending.asm["cubin"])}
+
+
+def _compile(kernel: Any, arch: int, number: str, constants: dict[str, Any], options: dict[str, int]) -> Any:
+    types = dict.fromkeys(POINTERS, f"*{number}")
+    types |= dict.fromkeys(FLOAT32_POINTERS, "*fp32") | dict.fromkeys(INT32_POINTERS, "*i32")
+    types |= {"factor": "fp32", "cap": "fp32"}
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names
+    }
+    # As launches find them: tensors begin at multiples of 16 bytes, heads at multiples of 16 numbers.
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name.endswith("_stride")
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """Registers a thread and bytes of stack, which is where spilled ones go."""
+    cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run(
+            [cuobjdump, "-res-usage", file.name], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert found is not None, told
+    return {"registers": int(found[1]), "spilled": int(found[2])}
+
+
+if __name__ == "__main__":
+    print(json.dumps([compile_case(**case) for case in json.loads(sys.argv[1])]))

@@ -1,0 +1,92 @@
+"""Settings that are each right by themselves and do not go together are refused, with both named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cache.errors import ConfigError
+from deploy.serve_file import ServeFile
+
+ROOT = Path(__file__).resolve().parents[3]
+POLICY = "deploy.autoscaling:QueuedWork"
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    return loaded
+
+
+def refusal(content: dict[str, Any]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        ServeFile.checked(Path("deploy.yaml"), content)
+    return caught.value
+
+
+def scaled_by_work(content: dict[str, Any], target_queued_s: float) -> None:
+    replicas = content["applications"][0]["deployments"][1]
+    del replicas["num_replicas"]
+    replicas["autoscaling_config"] = {
+        "min_replicas": 1,
+        "max_replicas": 3,
+        "policy": {"policy_function": POLICY, "policy_kwargs": {"target_queued_s": target_queued_s}},
+    }
+
+
+def test_a_heartbeat_that_comes_too_late_for_routers(content: dict[str, Any]) -> None:
+    content["applications"][0]["args"]["replica"]["heartbeat_interval_s"] = 6.0
+    error = refusal(content)
+    assert (error.field, error.value) == ("args.router.silent_after_s", 5.0)
+    assert "args.replica.heartbeat_interval_s (6.0)" in error.accepted
+    content["applications"][0]["args"]["router"]["silent_after_s"] = 7.0
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
+@pytest.mark.parametrize("wait_s", [31.0, None])
+def test_a_wait_that_replicas_refuse(content: dict[str, Any], wait_s: float | None) -> None:
+    arguments = content["applications"][0]["args"]
+    arguments["router"] |= {"max_wait_s": wait_s, "binding": "at_once"}
+    error = refusal(content)
+    assert (error.field, error.value) == ("args.router.max_wait_s", wait_s)
+    assert "args.replica.max_wait_s (30.0)" in error.accepted
+    arguments["router"]["binding"] = "late"  # then they wait at Routers
+    ServeFile.checked(Path("deploy.yaml"), content)
+    arguments["router"]["binding"] = "at_once"
+    arguments["replica"]["max_wait_s"] = None
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
+@pytest.mark.parametrize("ongoing", [319, None])
+def test_fewer_calls_than_places(content: dict[str, Any], ongoing: int | None) -> None:
+    """Not set it is five, and Serve would refuse the sixth client of a replica that takes 320."""
+    replicas = content["applications"][0]["deployments"][1]
+    replicas["max_ongoing_requests"] = ongoing
+    if ongoing is None:
+        del replicas["max_ongoing_requests"]
+    error = refusal(content)
+    assert error.field == "applications.deployments.Replica.max_ongoing_requests"
+    assert "at least 320" in error.accepted
+    replicas["max_ongoing_requests"] = 320
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
+def test_a_recording_in_blocks_that_are_not_the_replicas(content: dict[str, Any]) -> None:
+    arguments = content["applications"][0]["args"]
+    arguments["router"]["record"] = {"folder": "/tmp", "block_tokens": 24}
+    error = refusal(content)
+    assert (error.field, error.accepted) == ("args.router.record.block_tokens", "must be a multiple of 16")
+    arguments["replica"]["block_size"] = 8
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
+def test_a_queue_that_routers_never_let_grow(content: dict[str, Any]) -> None:
+    scaled_by_work(content, 10.0)
+    error = refusal(content)
+    assert error.field.endswith("policy.policy_kwargs.target_queued_s")
+    assert "args.router.max_wait_s (10.0)" in error.accepted
+    content["applications"][0]["args"]["router"]["max_wait_s"] = None
+    ServeFile.checked(Path("deploy.yaml"), content)

@@ -1,0 +1,89 @@
+"""What a replica tells of the work there is, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from cache.events import Load, StepTimeModel
+from cache.kv_cache_manager import CacheStats
+from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, Demand, queued_s
+from replica.engine.engine_core import EngineStats
+from tests.fakes.engine import VirtualClock
+
+EMPTY = CacheStats(100, 100, 0, cached=0, pinned=0)
+PACE = StepTimeModel(base_s=0.01, per_token_s=0.001, per_attention_s=1e-6, per_sequence_s=0.002)
+
+
+def stats(cache: CacheStats = EMPTY, *, prompt_s: float = 0.0, computed_tokens: int = 0) -> EngineStats:
+    return EngineStats(cache, 0, 0, computed_tokens, 0, 0, prompt_s=prompt_s)
+
+
+class Replica:
+    """An engine that does what a test says."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.now = Load(step_time=PACE)
+        self.prompt_s = 0.0
+        self.used_blocks = self.pinned_blocks = 0
+        self.demand = Demand(self, max_running=10, max_batched_tokens=100, clock=lambda: self.clock.now_s)
+
+    def load(self) -> Load:
+        return self.now
+
+    def stats(self) -> EngineStats:
+        free = 100 - self.used_blocks
+        cache = CacheStats(100, free, self.used_blocks, cached=0, pinned=self.pinned_blocks)
+        return stats(cache, prompt_s=self.prompt_s)
+
+
+def test_an_idle_replica_wants_nothing() -> None:
+    assert Replica().demand.stats() == {QUEUED_KEY: 0.0, HELD_KEY: 0.0, BUSY_KEY: 0.0}
+
+
+def test_queued_prompts_are_seconds_by_the_engines_own_pace() -> None:
+    """250 tokens in three steps of at most 100, of two prompts, by hand."""
+    load = Load(queued_uncached_tokens=250, queued_attention=20_000, num_waiting=2, step_time=PACE)
+    assert queued_s(load, 100, stats()) == pytest.approx(3 * 0.01 + 0.25 + 0.02 + 3 * 0.002)
+    without_pairs = Load(queued_uncached_tokens=200, num_waiting=2, step_time=PACE)
+    assert queued_s(without_pairs, 1000, stats()) == pytest.approx(
+        0.01 + 0.2 + 1e-6 * 200 * 200 / 4 + 2 * 0.002
+    )
+    unfitted = Load(queued_uncached_tokens=250)
+    assert queued_s(unfitted, 100, stats()) == 0.0  # nothing computed: nobody knows how fast it is
+    assert queued_s(unfitted, 100, stats(prompt_s=2.0, computed_tokens=1000)) == pytest.approx(0.5)
+
+
+def test_what_routers_hold_counts_down_as_it_is_worked_off() -> None:
+    replica = Replica()
+    replica.demand.told(3.0)
+    replica.clock.sleep(1.0)
+    assert replica.demand.stats()[HELD_KEY] == pytest.approx(2.0)
+    replica.demand.told(0.5)  # the freshest, be it less
+    assert replica.demand.stats()[HELD_KEY] == pytest.approx(0.5)
+    replica.clock.sleep(60.0)
+    assert replica.demand.stats()[HELD_KEY] == 0.0
+
+
+def test_busy_is_the_scarcest_of_time_places_and_blocks() -> None:
+    replica = Replica()
+    replica.clock.sleep(2.0)
+    replica.prompt_s += 0.5
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.25)
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.25)  # no time has passed: what was seen last
+    replica.now = Load(num_running=6)
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
+    replica.used_blocks = 90
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.9)
+    replica.pinned_blocks = 80  # held prefixes are no work: ten of the other twenty are used
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
+    replica.used_blocks, replica.now = 95, Load()
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.75)
+    replica.used_blocks = replica.pinned_blocks
+    replica.clock.sleep(1.0)
+    replica.prompt_s += 1.5  # a step that began before the last look
+    told = []
+    for _ in range(3):
+        told.append(replica.demand.stats()[BUSY_KEY])
+        replica.clock.sleep(1.0)
+    assert told == [1.0, 0.5, 0.0]  # none of it is lost
