@@ -11,15 +11,16 @@ from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
 
+# `replica.scheduling.order.SchedulingOrder` tells what they do (a test holds the two together: this module
+# is below that one).
+SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
+
 BLOCK_SIZES: Mapping[str, range] = {
     "gather_sdpa": range(1, 1025),
     "triton": range(1, 1025),
 }
 """Tokens per KV block that each attention backend serves, by its name. Here and not beside the backends: what
 checks a deployment has no torch."""
-# `replica.scheduling.order.SchedulingOrder` tells what they do (a test holds the two together: this module
-# is below that one).
-SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,7 @@ class Scheduler:
     def _is_built_on(self, request: Request, num_tokens: int) -> bool:
         """Whether blocks that were registered with the step now open are part of it: these are no more."""
         size, start = self._block_size, request.num_computed
-        fills = self._cache.prefix_caching and (start + num_tokens) // size > start // size
+        fills = bool(request.blocks.root) and (start + num_tokens) // size > start // size
         return fills or any(request is started for started in self._started)
 
     # -- parts of a step --------------------------------------------------------------------------

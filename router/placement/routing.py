@@ -214,7 +214,7 @@ class Routing:
 
     def share_s(self, held_s: float) -> float:
         """Of each replica's time, when so much work is held here and the other routers hold about as much."""
-        return held_s * self._peers()[1] / max(1, len(self._loads))
+        return self._weighing.share_s(held_s)
 
     def note_held(self, num_held: int) -> None:
         """So many requests wait at this router for a replica: they count as queued."""

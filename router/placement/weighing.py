@@ -142,6 +142,10 @@ class Weighing:
         # Requests come to the routers alike: the others hold about as much.
         return level_s(starts, held_s * self._peers()[1])
 
+    def share_s(self, held_s: float) -> float:
+        """As `Routing.share_s`."""
+        return held_s * self._peers()[1] / max(1, len(self._loads))
+
     def rerank(
         self,
         policy: Policy,

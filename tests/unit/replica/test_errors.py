@@ -13,7 +13,7 @@ EXAMPLES = [
     errors.EngineStopped("it was closed"),
     errors.EventSocketError("127.0.0.1", 5555, "in use"),
     errors.InvalidRequest("top_p", "is 2"),
-    errors.StepOutOfMemory(512, "CUDA out of memory"),
+    errors.StepOutOfMemory(512, "OutOfMemoryError"),
     errors.TooLargeForCache(10, 8, 4, 4),
     errors.WaitTooLong(3, 256, 31.5, 30.0),
 ]
