@@ -91,8 +91,9 @@ class ReplicaConfig:
     # "shortest_preempting", where one that has begun stands back for a shorter one.
     scheduling_order: str = "first_come"
     # Seconds between two tokens of an answer that prompts beside it may make of it. None: as it is without
-    # them, and as much again for each prompt that is to be computed; inf: prompts take whole steps.
-    itl_target_s: float | None = None
+    # them, and as much again for each prompt that is to be computed. inf: prompts take whole steps, since
+    # Routers price them so.
+    itl_target_s: float | None = float("inf")
     max_waiting: int = 256  # beyond this a request is refused as busy, so that memory has a bound
     # Nor is anybody put behind more seconds of prefill: three times what a Router lets wait, since that asks
     # first and knows the fleet. None = no bound.
