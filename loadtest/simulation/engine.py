@@ -198,7 +198,10 @@ class SimEngine:
             else:
                 num_steps = min(num_steps, request.max_output_tokens - request.num_output_tokens)
         if num_steps > 1:
-            num_steps = min(num_steps, 1 + self.scheduler.quiet_steps()) if self._jumps else 1
+            # What the plan has pushed out of the cache is told after the first of them.
+            has_news = self._events is not None and self._events.has_changes
+            is_one = has_news or not self._jumps
+            num_steps = 1 if is_one else min(num_steps, 1 + self.scheduler.quiet_steps())
         self._has_prefilled = has_prompt
         run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
         self._run = run
