@@ -262,7 +262,7 @@ async def test_what_waits_here_travels_with_who_goes(peers: int) -> None:
     """Replicas do not see what is held, and tell whoever decides how many of them there are."""
     async with RouterUnderTest(num_replicas=2, binding="late") as router:
         routing, placer = router.parts.routing, router.parts.dispatcher.placer
-        routing._peers = lambda: (0, peers)
+        routing._weighing._peers = lambda: (0, peers)
         for replica in router.replicas:
             say(router, replica, 500)
         jobs = []
