@@ -320,11 +320,11 @@ def test_laws(discipline: CacheDiscipline, num_tokens: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_tokens", [6, 12, 28, 48])
 @pytest.mark.parametrize("discipline", CacheDiscipline)
 def test_laws_long(discipline: CacheDiscipline, num_tokens: int) -> None:
-    count = play_laws(discipline, num_tokens, 2000)
+    count = play_laws(discipline, num_tokens, 200)
     assert all(count[name] > 0 for name in ("hit tokens", "awaited"))
 
 
@@ -371,10 +371,10 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_tokens", [5, 12, 24, 40])
 def test_blocks_of_one_token_are_the_tree_long(num_tokens: int) -> None:
-    @settings(max_examples=2500)
+    @settings(max_examples=250)
     @given(acts=acts(STEADY))
     def play(acts: list[Act]) -> None:
         play_beside(acts, num_tokens)
