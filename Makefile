@@ -9,7 +9,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule clean
+.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -84,6 +84,9 @@ bench-placement: .venv/dev.installed ## placement policies in a simulated cluste
 
 bench-schedule: .venv/dev.installed ## a long prompt beside decodes, a greedy tenant, the queue's orders
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.schedule $(ARGS)
+
+bench-cache: .venv/dev.installed ## the cache disciplines on the same traffic: what they find, and what they cost
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.cache $(ARGS)
 
 bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's own router among them; ARGS="--quick" for 10 minutes of it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)
