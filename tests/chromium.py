@@ -41,6 +41,10 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, (os.environ.get(VARIABLE) or NAMES[0], *NAMES))), None)
 
 
+class Navigated(RuntimeError):
+    """The page left for another while it was asked."""
+
+
 class Browser:
     """One process. Messages of all its pages come in one stream, read whenever something is waited for."""
 
@@ -65,7 +69,8 @@ class Browser:
             if answer.get("id") != number:
                 self._events.append(answer)
             elif "error" in answer:
-                raise RuntimeError(f"{method}: {answer['error']}")
+                gone = "navigated" in answer["error"].get("message", "")
+                raise (Navigated if gone else RuntimeError)(f"{method}: {answer['error']}")
             else:
                 result: dict[str, Any] = answer["result"]
                 return result
@@ -128,9 +133,15 @@ class Page:
         """Until the expression is truthy; what it looks at may not be there yet."""
         attempt = f"(() => {{ try {{ return Boolean({script}); }} catch {{ return false; }} }})()"
         deadline = time.monotonic() + limit_s
-        while not self.run(attempt):
+        while not self._is_true(attempt):
             assert time.monotonic() < deadline, f"never came true: {script}\n{self.text()[:2000]}"
             time.sleep(0.05)
+
+    def _is_true(self, script: str) -> bool:
+        try:
+            return bool(self.run(script))
+        except Navigated:  # it was asked of the page before, which cannot tell any more
+            return False
 
     def text(self) -> str:
         """Everything that can be read on the page."""
