@@ -9,7 +9,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
+.PHONY: help serve demo ask test test-long test-drain explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,8 +36,11 @@ test: .venv/dev.installed ## every test that needs no GPU and is not in the long
 	$(PYTEST) -m "not long and not gpu" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
 
 test-long: .venv/dev.installed ## the suites that take minutes: more examples, kills
-	$(PYTEST) -m "long and not gpu" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
-	$(PYTEST) -m "long and not gpu" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "long and not gpu and not drain" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "long and not gpu and not drain" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
+
+test-drain: .venv/dev.installed ## a node is told to leave under streams, as by kubectl drain: minutes, most of them waiting
+	$(PYTEST) -m drain tests/e2e $(ARGS)
 
 explore: .venv/dev.installed ## the property tests ROUNDS times, each with other random examples (ROUNDS=10)
 	for round in $$(seq $(ROUNDS)); do \

@@ -213,6 +213,7 @@ def test_a_replica_goes_and_another_comes(deployed: Deployment) -> None:
     )
 
 
+@pytest.mark.drain
 def test_a_node_that_is_drained_finishes_what_it_serves(deployed: Deployment) -> None:
     """SIGTERM, as after `kubectl drain`, while there is another node to go to. Last, since it ends one."""
     moved = dataclasses.replace(deployed, worker=started(deployed.cluster, deployed.overlay.workers))
