@@ -12,7 +12,8 @@ import torch
 
 from cache.messages import GenerateRequest, Logprobs, SamplingParams
 from cache.types import RequestId
-from replica.engine.engine_core import Completion, EngineCore
+from replica.engine.completion import Completion
+from replica.engine.engine_core import EngineCore
 from replica.scheduling.request import Request
 from tests import model_families as families
 from tests.model_families import FAMILIES, MORE_FAMILIES, Runners, Setting
