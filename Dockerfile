@@ -37,9 +37,11 @@ RUN pip install -c /opt/warmpath/constraints.txt torch
 COPY --from=wheel /wheels /wheels
 RUN pip install -c /opt/warmpath/constraints.txt "$(ls /wheels/warmpath-*.whl)[otel]"
 
-# What runs: no compiler, no pip cache, no root.
+# What runs: no pip, no build tools, no root.
 FROM python:${PYTHON} AS runtime
 RUN groupadd --gid 1000 warmpath && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp warmpath
+# KubeRay may start Ray by a login shell (ENABLE_LOGIN_SHELL of its operator), which begins with Debian's own PATH.
+RUN echo 'PATH=/opt/warmpath/bin:$PATH' > /etc/profile.d/warmpath.sh
 # The root file system may be read-only: all that is written goes to /tmp.
 ENV PATH=/opt/warmpath/bin:$PATH \
     HOME=/tmp \
@@ -49,7 +51,8 @@ ENV PATH=/opt/warmpath/bin:$PATH \
     RAY_USAGE_STATS_ENABLED=0
 WORKDIR /tmp
 EXPOSE 8000
-# For containers that run by themselves; Kubernetes has probes of its own.
+# For containers that run by themselves, which is `docker run --network host`: without API keys deploy.yaml listens
+# on 127.0.0.1 alone. Kubernetes has probes of its own.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 CMD ["python", "-m", "deploy", "serve", "/opt/warmpath/deploy.yaml"]
@@ -62,6 +65,8 @@ RUN python -c "from pathlib import Path; from deploy.environment import write_pr
 USER 1000:1000
 
 FROM runtime AS gpu
+# Triton compiles its launchers in C on the node they run on: `attention_backend: triton`.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc=4:12.2.0-3 libc6-dev && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=environment-gpu /opt/warmpath /opt/warmpath
 COPY deploy.yaml /opt/warmpath/deploy.yaml

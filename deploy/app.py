@@ -6,6 +6,7 @@ Here Router and replicas get one fingerprint, so they cannot disagree about hash
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from cache.errors import ConfigError
 from deploy.config import AppConfig, router_config
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
@@ -27,6 +27,8 @@ from router.prompts.prompt import chat_template_of
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("ray.serve")
 
 REQUEST_ROUTER = "router.request_router:WarmpathRequestRouter"
 
@@ -100,12 +102,15 @@ def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float
     """`auto` settled: CUDA where the cluster has GPUs, float32 on CPU, the checkpoint's own dtype on CUDA.
 
     Settled here because the KV dtype is part of the fingerprint, which Router and replicas must share.
+    `cuda` stands whether or not there is a GPU yet.
     """
     device = config.device
     if device == "auto":
         device = "cuda" if num_gpus > 0 else "cpu"
     elif device == "cuda" and not num_gpus:
-        raise ConfigError("args.replica.device", device, "this cluster has no GPU; set cpu or auto")
+        # Not refused: on Kubernetes this is built before a node with a GPU has joined, and Serve never
+        # tries again what failed to build. Where all nodes are there already, the launcher has refused it.
+        logger.warning("no GPU in this cluster yet: replicas wait until a node with one joins")
     dtype = config.dtype
     if dtype == "auto":
         dtype = stored_dtype(model) if device == "cuda" else "float32"

@@ -9,10 +9,12 @@ import sys
 from cache.errors import ServingError
 from k8s.check import check_all
 from k8s.places import PLACES, can_build, kept_text
+from k8s.promql import has_promtool, write_expressions
 
 DESCRIPTION = """\
 check   validates every overlay and example without a cluster; prints what is wrong, exits 1 if anything is.
-write   writes each overlay's serve-config.yaml from deploy.yaml, then builds the kept copies with kubectl.
+write   writes each overlay's serve-config.yaml from deploy.yaml, then the kept copies with kubectl, and
+        keeps the alerts' and the dashboard's expressions once promtool has accepted them.
 """
 
 
@@ -59,7 +61,15 @@ def _write() -> int:
         except subprocess.CalledProcessError as error:
             sys.stderr.write(f"{place.name}: {error.stderr}")
             return 2
-    return 0
+    if not has_promtool():
+        sys.stderr.write(
+            "no promtool is installed: expressions are as they were; `check` tells if they changed\n"
+        )
+        return 0
+    refused = write_expressions()
+    for each in refused:
+        sys.stderr.write(f"{each}\n")
+    return 2 if refused else 0
 
 
 if __name__ == "__main__":

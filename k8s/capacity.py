@@ -13,7 +13,7 @@ from typing import Any
 
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
-from k8s.manifests import Manifests, Pod, quantity
+from k8s.manifests import Manifests, Pod, named, quantity, selects
 
 SLOT_BY_DEPLOYMENT = {"Router": "router", "Replica": "engine"}
 """The custom Ray resource that places each deployment on its own group of pods."""
@@ -48,6 +48,7 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
     for pod in pods:
         for message in _pod(pod, config):
             yield Finding(where, pod.owner, message)
+    yield from _budgets(where, manifests, config)
 
 
 def _demand(name: str, options: Mapping[str, Any]) -> Demand:
@@ -59,6 +60,28 @@ def _demand(name: str, options: Mapping[str, Any]) -> Demand:
     high = scaling.get("max_replicas", low)
     surge = math.ceil(high * options.get("max_surge_percent", 0) / 100)
     return Demand(name, per_replica, low, high + surge, options.get("max_replicas_per_node"))
+
+
+def _budgets(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
+    """A budget that never lets a pod go holds up every drain, and every upgrade of nodes, for ever."""
+    for each in manifests.of_kind("PodDisruptionBudget"):
+        ready = 0
+        for pod in manifests.pods():
+            if selects(each["spec"].get("selector", {}), pod.labels):
+                wanted = [
+                    config.options(name) for name, slot in SLOT_BY_DEPLOYMENT.items() if pod.slots.get(slot)
+                ]
+                # A pod without a replica has no proxy, so it is not ready.
+                low = sum(_demand("", options).low for options in wanted) if pod.is_ray else pod.min_pods
+                ready += min(pod.min_pods, low)
+        least = each["spec"].get("minAvailable")
+        if not isinstance(least, int):
+            yield Finding(
+                where, named(each), "minAvailable must be a number: a RayCluster has no scale subresource"
+            )
+        elif least >= ready:
+            message = f"minAvailable is {least} of {ready} pods that are ready: none may ever be drained"
+            yield Finding(where, named(each), message)
 
 
 def _places(demand: Demand, pod: Pod) -> int:

@@ -19,6 +19,7 @@ from k8s.findings import Finding
 from k8s.hardening import hardening_findings
 from k8s.manifests import RAY_SERVICE, Manifests
 from k8s.places import COMMAND, HERE, PLACES, Place, build, can_build, digest_line
+from k8s.promql import promql_findings
 from k8s.references import reference_findings
 from k8s.schema_check import schema_findings
 
@@ -30,6 +31,7 @@ def check_all() -> Iterator[Finding]:
         yield from _drift(place)
         if place.kept.exists():
             yield from manifest_findings(place.name, beside(place.beside, place.kept.read_text()))
+    yield from promql_findings()
     for example in sorted(EXAMPLES.glob("*.yaml")):
         yield from manifest_findings(f"examples/{example.name}", beside("gpu", example.read_text()))
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
-from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, quantity, selects
+from k8s.manifests import (
+    GATEWAY_PORT,
+    RAY_SERVICE,
+    Manifests,
+    Pod,
+    gateway_labels,
+    named,
+    quantity,
+    selects,
+)
 
 SERVING_PORT = 8000
 OPEN_PORTS = frozenset({SERVING_PORT, 8080, 8265, 6379})  # 6379: of Redis, to Ray pods
@@ -22,6 +31,17 @@ REQUIRED_ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
+
+LEAVING_TAINTS = frozenset(
+    {
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",  # before Karpenter 1.0
+        "ToBeDeletedByClusterAutoscaler",
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/out-of-service",
+    }
+)
+"""Of nodes that are being emptied. Who tolerates them is placed there anew; Karpenter never drains it."""
 
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 RAY_DRAIN_S = 30.0  # Ray's default, in 2.60
@@ -48,6 +68,9 @@ def _pod(pod: Pod) -> Iterator[str]:
             yield f"{key} must not be set"
     if pod.spec.get("securityContext", {}).get("runAsUser", 0) == 0:
         yield "securityContext.runAsUser must be a user other than root"
+    for toleration in pod.spec.get("tolerations", ()):
+        if toleration.get("key") is None or toleration["key"] in LEAVING_TAINTS:
+            yield f"toleration {toleration}: keeps the pod on nodes that are being emptied, undrained"
     for container in (*pod.spec.get("initContainers", ()), *pod.spec["containers"]):
         for message in container_messages(container):
             yield f"container {container['name']}: {message}"
@@ -171,18 +194,32 @@ def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Ite
         if not any(selects(each["spec"]["podSelector"], pod.labels) for each in closing):
             yield Finding(where, pod.owner, "no NetworkPolicy closes it by default")
     has_keys = config is not None and config.app.tenants.has_keys
+    gateways = [gateway_labels(each) for each in manifests.of_kind(RAY_SERVICE)]
+    gateway = next((labels for labels in gateways if labels is not None), None)
+    if gateway is not None and not any(_opens(each, gateway, GATEWAY_PORT) for each in policies):
+        yield Finding(
+            where, "NetworkPolicy", f"nobody is let in to port {GATEWAY_PORT} of the Gateway's pods"
+        )
     for each in policies:
+        is_gateway = gateway is not None and each["spec"]["podSelector"].get("matchLabels") == gateway
+        entrance = GATEWAY_PORT if is_gateway else SERVING_PORT
         for rule in each["spec"].get("ingress", ()):
             peers = rule.get("from", [])
             ports = {port["port"] for port in rule.get("ports", ())}
             if not ports and not (peers and all(_is_ray(peer) for peer in peers)):
                 yield Finding(where, named(each), "opens every port, and not to Ray pods alone")
-            if ports - OPEN_PORTS:
-                yield Finding(where, named(each), f"opens {sorted(ports - OPEN_PORTS)}")
-            if not peers and not (has_keys and ports == {SERVING_PORT}):
+            if ports - OPEN_PORTS - {entrance}:
+                yield Finding(where, named(each), f"opens {sorted(ports - OPEN_PORTS - {entrance})}")
+            if not peers and not (has_keys and ports == {entrance}):
                 yield Finding(
                     where, named(each), "is open to everybody: only the serving port may be, with API keys"
                 )
+
+
+def _opens(policy: Mapping[str, Any], labels: Mapping[str, str], port: int) -> bool:
+    rules = policy["spec"].get("ingress", ())
+    is_open = any(not rule.get("ports") or port in [each["port"] for each in rule["ports"]] for rule in rules)
+    return is_open and selects(policy["spec"]["podSelector"], labels)
 
 
 def _is_ray(peer: Mapping[str, Any]) -> bool:

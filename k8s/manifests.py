@@ -15,6 +15,8 @@ import yaml
 
 RAY_SERVICE = "RayService"
 HEAD_GROUP = "headgroup"
+GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
+GATEWAY_PORT = 80  # of the listener that KubeRay gives the Gateway it makes
 _SUFFIXES = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -96,6 +98,17 @@ class Manifests:
             name = workload["metadata"]["name"]
             found.append(Pod(named(workload), name, labels, template["spec"], {}, count, count))
         return found
+
+
+def gateway_labels(service: Mapping[str, Any]) -> dict[str, str] | None:
+    """Labels of the pods behind the Gateway that KubeRay makes for a RayService; None where it makes none.
+
+    Whatever implements the Gateway API puts this label on what it starts for a Gateway, in its namespace.
+    """
+    strategy = service["spec"].get("upgradeStrategy", {})
+    if strategy.get("type") != "NewClusterWithIncrementalUpgrade":
+        return None
+    return {GATEWAY_LABEL: f"{service['metadata']['name']}-gateway"}
 
 
 def named(thing: Mapping[str, Any]) -> str:

@@ -12,12 +12,13 @@ from typing import Any
 
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
-from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, selects
+from k8s.manifests import GATEWAY_PORT, RAY_SERVICE, Manifests, Pod, gateway_labels, named, selects
 
 NAMESPACE = "warmpath"
 CLUSTER_SCOPED = frozenset({"Namespace", "PriorityClass"})
 AGENT_PORT = 52365  # Ray's dashboard agent in every pod: answers probes
 FREE_PORTS = frozenset({AGENT_PORT})
+TINY = "tiny"  # the model that is built where it is used: replica/models/tiny_model.py
 
 SECRETS: Mapping[str, frozenset[str]] = {
     "warmpath-api-keys": frozenset({"keys.yaml", "secret"}),
@@ -150,10 +151,12 @@ def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:
         spec = each["spec"]
         selector = spec.get("podSelector", spec.get("selector", {}))
         selected = [pod for pod in pods if selects(selector, pod.labels)]
-        if not selected:
+        gateways = [labels for labels in _gateways(manifests) if selects(selector, labels)]
+        if not selected and not gateways:
             yield Finding(where, named(each), f"selects no pod: {dict(selector)}")
             continue
         numbers = {port for pod in selected for port in pod.ports.values()}
+        numbers |= {GATEWAY_PORT} if gateways else set()
         for rule in spec.get("ingress", ()):
             for port in rule.get("ports", ()):
                 if port["port"] not in numbers:
@@ -165,6 +168,14 @@ def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:
         for endpoint in spec.get("podMetricsEndpoints", ()):
             if not all(endpoint["port"] in pod.ports for pod in selected):
                 yield Finding(where, named(each), f"port {endpoint['port']}: not every selected pod has it")
+
+
+def _gateways(manifests: Manifests) -> Iterator[dict[str, str]]:
+    """Labels of pods that nobody here writes down: those behind the operator's Gateways."""
+    for service in manifests.of_kind(RAY_SERVICE):
+        labels = gateway_labels(service)
+        if labels is not None:
+            yield labels
 
 
 def _services(where: str, manifests: Manifests) -> Iterator[Finding]:
@@ -185,9 +196,14 @@ def _backends(where: str, manifests: Manifests, service: Mapping[str, Any]) -> I
     name = f"{service['metadata']['name']}-serve-svc"
     head = next(pod for pod in manifests.pods() if pod.is_head)
     ports = ("serve", head.ports.get("serve"))
+    ours = {each["metadata"]["name"] for each in manifests.of_kind("Service")}
     for each in manifests.of_kind("Ingress", "HTTPRoute", "ScrapeConfig"):
+        is_scrape = each["kind"] == "ScrapeConfig"
         for backend, port in _targets(each):
-            if backend != name:
+            if is_scrape and backend not in ours:
+                # KubeRay's own has another name for each cluster where upgrades are incremental.
+                yield Finding(where, named(each), f"scrapes {backend}, which is none of {sorted(ours)}")
+            elif not is_scrape and backend != name:
                 yield Finding(where, named(each), f"sends to {backend}; the RayService's Service is {name}")
             elif port not in ports:
                 yield Finding(
@@ -245,15 +261,30 @@ def _config(
             message = f"container port serve is {pod.ports.get('serve')}; http_options.port is {config.port}"
             yield Finding(where, pod.owner, message)
     model = config.app.replica.model
-    if model.startswith("/"):
-        for pod in pods:  # the head builds the application from its config
+    for pod in pods:  # the head builds the application from its config
+        if model.startswith("/"):
             if not _mounted(pod, model):
                 yield Finding(where, pod.owner, f"args.replica.model is {model}, which no volume holds")
+            elif pod.is_head and model not in _waits_for(pod):
+                # A build that fails is final: Serve tries none again, and KubeRay sends a config once.
+                message = f"no init container with MODEL={model} waits for args.replica.model"
+                yield Finding(where, pod.owner, message)
+        elif model != TINY and {"name": "HF_HUB_OFFLINE", "value": "1"} in pod.main.get("env", ()):
+            message = (
+                f"args.replica.model is {model}, which HF_HUB_OFFLINE forbids to fetch: name a mounted folder"
+            )
+            yield Finding(where, pod.owner, message)
     tenants = config.app.tenants
     for path in (tenants.keys_file, tenants.secret_file):
         for pod in pods:
             if path is not None and pod.slots.get("router") and not _mounted(pod, path):
                 yield Finding(where, pod.owner, f"args.router.tenants names {path}, which no volume holds")
+
+
+def _waits_for(pod: Pod) -> set[str]:
+    """Models that init containers wait for."""
+    containers = pod.spec.get("initContainers", ())
+    return {each["value"] for one in containers for each in one.get("env", ()) if each["name"] == "MODEL"}
 
 
 def _mounted(pod: Pod, path: str) -> bool:

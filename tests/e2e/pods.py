@@ -2,7 +2,8 @@
 
 What differs is what two pods on one machine must have otherwise, and is listed in `_own_variables` and
 `_own_options`: addresses, ports and folders. Nothing is inherited but PATH, so that what a container lacks is
-missing here too.
+missing here too. As there, the root file system is read-only but for the cluster's folder, there are no
+capabilities, and no process gains any (where the kernel lets us: `can_confine`).
 
 Each node has a loopback address of its own, since a worker does not join a head on 127.0.0.1: Ray takes that
 for the machine's outer address. Ray's ports listen on every address then, as they do in pods, and the token
@@ -12,12 +13,16 @@ is what closes them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +40,21 @@ STOP_LIMIT_S = 60.0
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"  # of a node that is told to end: Ray's own wait
 RAY = str(Path(sys.executable).parent / "ray")
 SERVE = str(Path(sys.executable).parent / "serve")
+# What KubeRay adds to the containers of a RayService, beside names and addresses.
+OPERATORS_VARIABLES = {
+    "RAY_timeout_ms_task_wait_for_death_info": "0",
+    "RAY_gcs_server_request_timeout_seconds": "5",
+    "RAY_SERVE_KV_TIMEOUT_S": "5",
+    "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
+    "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
+}
+# `exec` to the last: a signal reaches Ray.
+_CONFINED = """
+mount --make-rprivate / &&
+mount --bind "$0" "$0" &&
+mount -o remount,bind,ro / &&
+exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
+"""
 # Of `serve_environment`: what two proxies and Routers on one machine must not share.
 _PER_NODE = ("_PORT", "_FILE_LOC", "_SOCKET_PATH", "_STATE_BASE", "_STATE_FILE")
 
@@ -101,15 +121,10 @@ class Cluster:
         if is_head:
             self._gcs = f"{address}:{ports.base + 6}"
         log = folder / "ray.log"
+        options = [*ray_options(pods), *self._own_options(address, ports, is_head=is_head), "--block"]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [
-                    RAY,
-                    "start",
-                    *ray_options(pods),
-                    *self._own_options(address, ports, is_head=is_head),
-                    "--block",
-                ],
+                confined(self._folder, ray_start(options)),
                 env=self.environment(pods[0], ports, folder) | ({} if drains else {DRAIN: "0"}),
                 cwd=folder,
                 stdout=out,
@@ -121,7 +136,12 @@ class Cluster:
 
     def environment(self, pod: Pod, ports: Ports, folder: Path) -> dict[str, str]:
         """The container's, with what has to be otherwise here."""
-        return {"PATH": os.environ["PATH"], **variables(pod), **self._own_variables(ports, folder)}
+        return {
+            "PATH": os.environ["PATH"],
+            **OPERATORS_VARIABLES,
+            **variables(pod),
+            **self._own_variables(ports, folder),
+        }
 
     def check(self) -> None:
         """Raises AssertionError when a node has ended by itself."""
@@ -154,7 +174,8 @@ class Cluster:
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(self._wrapper),  # in the image: /opt/warmpath/bin
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # no Service has to drop it first
             "RAY_TMPDIR": str(self._folder),
-            "HOME": str(self._folder),
+            "HOME": str(self._folder),  # as /tmp there: the one folder that can be written
+            "TMPDIR": str(self._folder),
             "PYTHONPATH": str(ROOT),  # the image has the project installed
             "OMP_NUM_THREADS": "1",
         }
@@ -178,6 +199,31 @@ class Cluster:
         else:
             options |= {"address": self._gcs}
         return (["--head"] if is_head else []) + [f"--{key}={value}" for key, value in options.items()]
+
+
+def ray_start(options: Sequence[str]) -> list[str]:
+    """The container's command as KubeRay writes it: a shell, which the signal of the end must get through."""
+    command = f"ulimit -n ${{RAY_START_ULIMIT_OPEN_FILES:-65536}}; {shlex.join([RAY, 'start', *options])}"
+    return ["/bin/bash", "-c", "--", command]
+
+
+def confined(folder: Path, command: Sequence[str]) -> list[str]:
+    """The command on a read-only root where only `folder` can be written, without capabilities."""
+    return [*_unshare(), "sh", "-c", _CONFINED, str(folder), *command] if can_confine() else list(command)
+
+
+@functools.cache
+def can_confine() -> bool:
+    """Whether this user may have mounts of its own: root, or anybody where user namespaces are allowed."""
+    if shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*_unshare(), "sh", "-c", _CONFINED, folder, "true"]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _unshare() -> list[str]:
+    return ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
 
 def ray_options(pods: Sequence[Pod]) -> list[str]:

@@ -5,6 +5,7 @@ The worker stands for both groups of the overlay, Routers and engines: three nod
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -24,8 +25,8 @@ import yaml
 
 from deploy.ports import Ports, free_base
 from k8s.manifests import Pod
-from tests.e2e.pods import LOCAL, SERVE, Cluster, Node, Overlay, stopped
-from tests.servers import assert_nothing_left
+from tests.e2e.pods import LOCAL, SERVE, Cluster, Node, Overlay, can_confine, stopped
+from tests.servers import assert_nothing_left, processes_below
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -156,6 +157,24 @@ def test_probes_answer_on_every_pod(deployed: Deployment) -> None:
         probes.append(deployed.worker.url(deployed.worker.agent_port) + probe_path(pod, "livenessProbe"))
         probes.append(deployed.url + probe_path(pod, "readinessProbe"))
     until(lambda: all(answers(probe) for probe in probes), probes)
+
+
+def test_nothing_is_written_beside_the_volumes(deployed: Deployment) -> None:
+    """Every process of the pods, workers and proxies too: read-only root, no capabilities, none to be had."""
+    if not can_confine():
+        pytest.skip("this user may have no mounts of its own here")
+    lines = processes_below(deployed.folder)
+    assert len(lines) > 10
+    for line in lines:
+        process = Path("/proc") / line.partition(":")[0]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
+            (root,) = [
+                mount for mount in (process / "mountinfo").read_text().splitlines() if mount.split()[4] == "/"
+            ]
+            assert "ro" in root.split()[5].split(","), line
+            status = dict(each.split(":\t") for each in (process / "status").read_text().splitlines())
+            assert status["CapEff"] == status["CapBnd"] == "0" * 16, line
+            assert status["NoNewPrivs"] == "1", line
 
 
 def test_serve_says_that_all_is_healthy(deployed: Deployment) -> None:

@@ -27,7 +27,7 @@ import yaml
 
 from k8s.manifests import Manifests
 from k8s.places import PLACES
-from tests.monitoring import RATE_INTERVAL, alerts, panel_queries, rule_groups
+from k8s.promql import RATE_INTERVAL, alerts, panel_queries, rule_groups
 from tests.servers import Server, running_server, stop
 
 pytestmark = [

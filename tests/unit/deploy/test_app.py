@@ -1,13 +1,16 @@
-"""What a replica settles on the node it landed on."""
+"""What is settled where the application is built, and what a replica settles on the node it landed on."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from deploy import app
 from replica.config import ReplicaConfig
+from replica.models.model_source import ResolvedModel
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,23 @@ def test_cores_and_memory_are_divided_by_the_replicas_of_a_node(
     config = app._on_node(ReplicaConfig(device="cpu", kv_memory_fraction=0.8))
     assert config.torch_threads == threads
     assert config.kv_memory_fraction == pytest.approx(0.8 * threads / 8)
+
+
+def test_cuda_is_built_before_a_node_with_a_gpu_has_joined(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Kubernetes the head builds first. Refused once, Serve never builds it again: nothing was served."""
+    (tmp_path / "config.json").write_text('{"dtype": "float16"}')
+    model = ResolvedModel("m", tmp_path, "m", "r", None, None)
+    with caplog.at_level(logging.WARNING, logger="ray.serve"):
+        config = app._on_hardware(ReplicaConfig(device="cuda"), model, num_gpus=0.0)
+    assert (config.device, config.dtype) == ("cuda", "float16")
+    assert "no GPU in this cluster yet" in caplog.text
+
+
+@pytest.mark.parametrize(("num_gpus", "device", "dtype"), [(0.0, "cpu", "float32"), (2.0, "cuda", "float16")])
+def test_auto_is_what_the_cluster_has(tmp_path: Path, num_gpus: float, device: str, dtype: str) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float16"}')
+    model = ResolvedModel("m", tmp_path, "m", "r", None, None)
+    config = app._on_hardware(ReplicaConfig(device="auto"), model, num_gpus=num_gpus)
+    assert (config.device, config.dtype) == (device, dtype)

@@ -10,7 +10,7 @@ import pytest
 
 from k8s.check import beside, manifest_findings
 from k8s.hardening import DRAIN_VARIABLE
-from k8s.manifests import Manifests, named, quantity
+from k8s.manifests import GATEWAY_LABEL, Manifests, named, quantity
 from k8s.places import PLACES
 
 Break = Callable[[dict[str, dict[str, Any]]], None]
@@ -74,10 +74,6 @@ SCHEMA: list[tuple[Break, str]] = [
     (lambda t: drop(group(t, 0), "groupName"), "'groupName' is a required property"),
     (lambda t: t["RayService/warmpath"].update(apiVersion="ray.io/v2"), "ray.io/v2 is not served"),
     (lambda t: t["NetworkPolicy/deny-all"]["spec"].update(podSelectors={}), "'podSelectors' was unexpected"),
-    (
-        lambda t: t["PodDisruptionBudget/warmpath-routers"].update(apiVersion="policy/v1beta1"),
-        "no PodDisruptionBudget in policy/v1beta1",
-    ),
     (lambda t: t["RayService/warmpath"]["metadata"].update(name="Warm_path"), "metadata.name: 'Warm_path'"),
 ]
 
@@ -94,9 +90,10 @@ REFERENCES: list[tuple[Break, str]] = [
         "readinessProbe: no container port is 'http'",
     ),
     (
-        lambda t: t["PodDisruptionBudget/warmpath-engines"]["spec"]["selector"]["matchLabels"].update(x="y"),
+        lambda t: t["NetworkPolicy/ray-to-ray"]["spec"]["podSelector"]["matchLabels"].update(x="y"),
         "selects no pod",
     ),
+    (lambda t: serve(t, "model: tiny", "model: Qwen/Qwen3-8B"), "which HF_HUB_OFFLINE forbids to fetch"),
     (
         lambda t: t["NetworkPolicy/operator-to-ray"]["spec"]["ingress"][0]["ports"][0].update(port=8266),
         "port 8266: no selected pod has it",
@@ -113,6 +110,44 @@ REFERENCES: list[tuple[Break, str]] = [
         "does not match the pod itself",
     ),
     (lambda t: serve(t, "port: 8000", "port: 8001"), "http_options.port is 8001"),
+]
+
+BUDGETS: list[tuple[Break, str]] = [
+    (
+        lambda t: t["PodDisruptionBudget/warmpath-routers"].update(apiVersion="policy/v1beta1"),
+        "no PodDisruptionBudget in policy/v1beta1",
+    ),
+    (
+        lambda t: t["PodDisruptionBudget/warmpath-engines"]["spec"]["selector"]["matchLabels"].update(x="y"),
+        "selects no pod",
+    ),
+    (  # three pods, of which two have a Router
+        lambda t: t["PodDisruptionBudget/warmpath-routers"]["spec"].update(minAvailable=2),
+        "minAvailable is 2 of 2 pods that are ready: none may ever be drained",
+    ),
+    (lambda t: group(t, 1).update(minReplicas=1), "minAvailable is 1 of 1 pods"),
+    (
+        lambda t: t["PodDisruptionBudget/warmpath-engines"]["spec"].update(minAvailable="50%"),
+        "minAvailable must be a number",
+    ),
+]
+
+UPGRADE: list[tuple[Break, str]] = [
+    (
+        lambda t: drop(t, "NetworkPolicy/everybody-to-gateway"),
+        "nobody is let in to port 80 of the Gateway's pods",
+    ),
+    (
+        lambda t: t["NetworkPolicy/everybody-to-gateway"]["spec"]["ingress"][0]["ports"][0].update(port=8080),
+        "port 8080: no selected pod has it",
+    ),
+    (
+        lambda t: t["NetworkPolicy/everybody-to-gateway"]["spec"]["podSelector"]["matchLabels"].update(
+            {GATEWAY_LABEL: "gateway"}
+        ),
+        "selects no pod",
+    ),
+    (lambda t: drop(t["RayService/warmpath"]["spec"], "upgradeStrategy"), "selects no pod"),
 ]
 
 GPU_CAPACITY: list[tuple[Break, str]] = [
@@ -134,6 +169,11 @@ GPU_REFERENCES: list[tuple[Break, str]] = [
     ),
     (lambda t: drop(t, "PersistentVolumeClaim/warmpath-models"), "no PersistentVolumeClaim is called"),
     (lambda t: serve(t, "/models/model", "/weights/model"), "/weights/model, which no volume holds"),
+    (lambda t: drop(head(t), "initContainers"), "no init container with MODEL=/models/model waits"),
+    (
+        lambda t: serve(t, "/models/model", "/models/other"),
+        "no init container with MODEL=/models/other waits",
+    ),
     (
         lambda t: serve(t, "/etc/warmpath/keys.yaml", "/etc/warmpath/key.yaml"),
         "key.yaml, which no volume holds",
@@ -180,6 +220,11 @@ HARDENING: list[tuple[Break, str]] = [
     ),
     (lambda t: worker(t, 1).update(automountServiceAccountToken=True), "automountServiceAccountToken"),
     (lambda t: worker(t, 1).update(hostNetwork=True), "hostNetwork must not be set"),
+    (
+        lambda t: worker(t, 1).update(tolerations=[{"key": "karpenter.sh/disrupted", "operator": "Exists"}]),
+        "on nodes that are being emptied",
+    ),
+    (lambda t: worker(t, 1).update(tolerations=[{"operator": "Exists"}]), "on nodes that are being emptied"),
     (lambda t: worker(t, 1)["volumes"].append({"name": "h", "hostPath": {"path": "/"}}), "hostPath"),
     (lambda t: drop(t, "NetworkPolicy/deny-all"), "no NetworkPolicy closes it by default"),
     (lambda t: drop(t["NetworkPolicy/ray-to-ray"]["spec"]["ingress"][0], "from"), "opens every port"),
@@ -241,7 +286,7 @@ def test_mistake_in_the_demo_is_found(shipped: dict[str, Manifests], change: Bre
     assert any(words in each for each in told), told
 
 
-@pytest.mark.parametrize(("change", "words"), [*GPU_REFERENCES, *GPU_CAPACITY])
+@pytest.mark.parametrize(("change", "words"), [*GPU_REFERENCES, *GPU_CAPACITY, *BUDGETS])
 def test_mistake_in_the_cluster_for_availability_is_found(
     shipped: dict[str, Manifests], change: Break, words: str
 ) -> None:
@@ -249,14 +294,24 @@ def test_mistake_in_the_cluster_for_availability_is_found(
     assert any(words in each for each in told), told
 
 
+@pytest.mark.parametrize(("change", "words"), UPGRADE)
+def test_mistake_around_the_gateway_is_found(
+    shipped: dict[str, Manifests], change: Break, words: str
+) -> None:
+    told = findings(shipped["upgrade"], change)
+    assert any(words in each for each in told), told
+
+
 MONITORING: list[tuple[Break, str]] = [
     (
-        lambda t: t["ScrapeConfig/warmpath"]["spec"]["staticConfigs"][0].update(targets=["warmpath:8000"]),
-        "the RayService's Service is warmpath-serve-svc",
+        lambda t: t["ScrapeConfig/warmpath"]["spec"]["staticConfigs"][0].update(
+            targets=["warmpath-serve-svc.warmpath.svc:8000"]
+        ),
+        "scrapes warmpath-serve-svc, which is none of ['warmpath-metrics']",
     ),
     (
         lambda t: t["ScrapeConfig/warmpath"]["spec"]["staticConfigs"][0].update(
-            targets=["warmpath-serve-svc.warmpath.svc:80"]
+            targets=["warmpath-metrics.warmpath.svc:80"]
         ),
         "sends to port 80",
     ),

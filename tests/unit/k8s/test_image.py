@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,60 @@ def test_runs_as_the_user_that_pods_have(target: str) -> None:
                 assert users[-1] == f"{security['runAsUser']}:{security['runAsGroup']}"
                 assert pod.main["image"] in DOCKERFILE  # the very name that the build command gives it
     assert any(line.startswith("HEALTHCHECK ") for line in stages()[target])
+
+
+def test_triton_finds_a_compiler_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It builds its launchers when it runs: an image without a compiler came up, and died at once."""
+    from triton.runtime import build
+
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(RuntimeError, match="Failed to find C compiler"):
+        build._build("launcher", "launcher.c", "/nowhere", [], [], [], [])
+    (install,) = [line for line in stages()["gpu"] if "apt-get install" in line]
+    assert {"gcc", "libc6-dev"} <= {word.partition("=")[0] for word in install.split()}
+    assert not [line for line in stages()["cpu"] if "apt-get" in line]
+
+
+def test_a_login_shell_finds_ray_too(tmp_path: Path) -> None:
+    """Debian's /etc/profile sets PATH anew, and then reads /etc/profile.d."""
+    (line,) = [each for each in stages()["cpu"] if "/etc/profile.d" in each]
+    script = line.removeprefix("RUN ").replace("/etc/profile.d", str(tmp_path))
+    subprocess.run(["sh", "-c", script], check=True)
+    login = f"PATH=/usr/local/bin:/usr/bin:/bin; . {tmp_path}/warmpath.sh; echo $PATH"
+    heard = subprocess.run(["bash", "-c", login], check=True, capture_output=True, text=True).stdout
+    assert heard.startswith("/opt/warmpath/bin:")
+    assert heard.strip().endswith(":/bin")
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
+def test_healthcheck_says_whether_it_serves(status: int | None, code: int) -> None:
+    """The image's own command, asked of a server that is ready, not ready, or not there."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/health"
+            assert status is not None
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (line,) = [each for each in stages()["cpu"] if each.startswith("HEALTHCHECK ")]
+    command = json.loads(line.partition(" CMD ")[2])
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        port = server.server_address[1]
+        if status is None:
+            server.socket.close()
+        else:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [sys.executable, *(each.replace("8000", str(port)) for each in command[1:])]
+        assert command[2].count(str(port)) == 1
+        done = subprocess.run(command, capture_output=True)
+        if status is not None:
+            server.shutdown()
+    assert done.returncode == code
 
 
 @pytest.mark.parametrize("target", TARGETS)

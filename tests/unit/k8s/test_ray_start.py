@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 from ray.scripts.scripts import start
@@ -27,6 +28,18 @@ def test_ray_start_takes_them(pod: Pod) -> None:
     given = start.make_context("start", ray_options([pod])).params
     assert given["num_cpus"] == int(pod.slots["CPU"])
     assert given["object_store_memory"] == int(pod.ray_params["object-store-memory"])
+
+
+@pytest.mark.parametrize("pod", [pod for _, pod in PODS], ids=[name for name, _ in PODS])
+def test_they_pass_the_shell_that_kuberay_puts_them_into(pod: Pod) -> None:
+    """It writes `--key=value` as it stands into the argument of `bash -c`: quotes survive one shell."""
+    written = " ".join(f"--{key}={value}" for key, value in sorted(pod.ray_params.items()))
+    shell = ["/bin/bash", "-c", "--", f'printf "%s\\0" {written}']
+    heard = subprocess.run(shell, check=True, capture_output=True, text=True).stdout.split("\0")[:-1]
+    given = start.make_context("start", heard).params
+    named = {key: value for key, value in pod.slots.items() if key not in ("CPU", "GPU")}
+    assert json.loads(given["resources"] or "{}") == named
+    assert given["num_cpus"] == int(pod.slots["CPU"])
 
 
 def test_one_node_can_stand_for_several_pods() -> None:

@@ -1,0 +1,109 @@
+"""PromQL of the alerts and of the dashboard, and that promtool has accepted every one of it.
+
+Where promtool is installed it is asked. Elsewhere `rendered/expressions.txt` stands for it: what it accepted
+last, so that an expression nobody has shown to it is seen without it. Knows grammar; which series there are
+is the business of tests/unit/k8s/test_monitoring.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from k8s.findings import Finding
+from k8s.manifests import Manifests
+from k8s.places import COMMAND, PLACES
+
+RATE_INTERVAL = "$__rate_interval"  # Grafana puts the window in its place
+KEPT = "rendered/expressions.txt"
+
+
+def rule_groups() -> list[dict[str, Any]]:
+    """As the PrometheusRule has them: what a rule file holds under `groups`."""
+    (rule,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("PrometheusRule")
+    found: list[dict[str, Any]] = rule["spec"]["groups"]
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [each for group in rule_groups() for each in group["rules"]]
+
+
+def dashboard() -> dict[str, Any]:
+    """As Grafana's sidecar gets it."""
+    (config_map,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("ConfigMap")
+    (text,) = config_map["data"].values()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def panel_queries() -> dict[str, str]:
+    """Panel and query -> PromQL."""
+    return {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    }
+
+
+def expressions() -> dict[str, str]:
+    """Where -> PromQL, of all of it."""
+    return {each["alert"]: each["expr"] for each in alerts()} | panel_queries()
+
+
+def has_promtool() -> bool:
+    return shutil.which("promtool") is not None
+
+
+def promql_findings() -> Iterator[Finding]:
+    """What promtool refuses, or has not been shown."""
+    kept = PLACES["monitoring"].kept.parent.parent / KEPT
+    found = expressions()
+    if not kept.exists() or kept.read_text() != expressions_text(found):
+        message = f"is not what alerts and dashboard ask: run `{COMMAND}` where promtool is installed"
+        yield Finding("monitoring", KEPT, message)
+    if has_promtool():
+        yield from _refused(found)
+
+
+def write_expressions() -> list[Finding]:
+    """Writes them down if promtool accepts them; else returns what it says. Needs promtool."""
+    found = expressions()
+    refused = list(_refused(found))
+    if not refused:
+        (PLACES["monitoring"].kept.parent.parent / KEPT).write_text(expressions_text(found))
+    return refused
+
+
+def expressions_text(found: Mapping[str, str]) -> str:
+    lines = [f"{where}: {' '.join(each.split())}" for where, each in found.items()]
+    return "# What `promtool check rules` has accepted.\n" + "".join(f"{line}\n" for line in lines)
+
+
+def _refused(found: Mapping[str, str]) -> Iterator[Finding]:
+    """One rule for each, so that what it says is about that one; the alerts' own groups besides."""
+    rules = [
+        {"record": f"expression:{number}", "expr": each.replace(RATE_INTERVAL, "5m")}
+        for number, each in enumerate(found.values())
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rules.yaml"
+        groups = [*rule_groups(), {"name": "expressions", "rules": rules}]
+        file.write_text(yaml.safe_dump({"groups": groups}))
+        done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True)
+    if done.returncode == 0:
+        return
+    said = done.stdout + done.stderr
+    names = list(found)
+    for number, reason in re.findall(r'"expression:(\d+)": (.+)', said):
+        yield Finding("monitoring", names[int(number)], reason.strip())
+    if "expression:" not in said:
+        yield Finding("monitoring", "PrometheusRule/warmpath", said.strip())
