@@ -9,7 +9,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-drain explore test-gpu chaos conformance clients check format bench-engine bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
+.PHONY: help serve demo ask test test-long test-drain explore test-gpu test-lowest chaos conformance clients check format bench-engine bench-gpu bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -47,8 +47,11 @@ explore: .venv/dev.installed ## the property tests ROUNDS times, each with other
 	  WARMPATH_EXPLORE=1 $(PYTEST) -q -m "not long and not gpu" -n $(JOBS) tests/property $(ARGS) || exit 1; \
 	done
 
-test-gpu: .venv/dev.installed ## the exactness tests on CUDA
-	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+test-gpu: .venv/dev.installed ## every check that needs a card; elsewhere: python -m tests.gpu
+	$(BIN)/python -m tests.gpu $(ARGS)
+
+test-lowest: .venv-lowest/installed ## the engine's tests on the oldest torch and transformers, without Ray or sockets
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -m "not long and not gpu" -n $(JOBS) --dist loadfile $(LOWEST) $(ARGS)
 
 chaos: .venv/dev.installed ## harm done to real deployments, held beside what is promised; ARGS="--minutes 60"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.faults $(ARGS)
@@ -73,6 +76,9 @@ format: .venv/dev.installed ## rewrite the sources in the project's format
 bench-engine: .venv/dev.installed ## the engine against generate and transformers' continuous batching
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine $(ARGS)
 
+bench-gpu: .venv/dev.installed ## one card: correctness, throughput, first tokens, beside its limits; elsewhere: python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
 bench-tokenizer: .venv/dev.installed ## a conversation's next turn: tokenized by segment beside whole
 	@$(BIN)/python -m benchmarks.tokenization $(ARGS)
 
@@ -95,7 +101,7 @@ bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's o
 	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The interpreter is tried, not only looked up: a shim may exist for a version that is not there.
 .venv/bin/python:
@@ -110,6 +116,12 @@ clean: ## remove the environments and every cache
 # One stamp per set of packages: a second start installs nothing.
 .venv/serve.installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+# torch from PyPI brings CUDA's libraries, two gigabytes of them; PIP_INDEX_URL may name torch's own CPU wheels.
+.venv-lowest/installed: tests/lowest.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check -r $<
 	@touch $@
 
 .venv/dev.installed: pyproject.toml constraints.txt | .venv/bin/python

@@ -20,6 +20,7 @@ from cache.types import RequestId
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
+from replica.output.detokenizer import TokenDecoder
 from replica.scheduling.request import Request
 from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
 
@@ -70,39 +71,44 @@ class Contender(Protocol):
 
 
 def load(name: str, setup: Setup) -> Contender:
-    kinds: dict[str, Callable[[Setup], Contender]] = {
-        OURS: Warmpath,
-        GENERATE: Generate,
-        CONTINUOUS: ContinuousBatching,
-    }
-    return kinds[name](setup)
+    if name == OURS:
+        return _warmpath(setup)
+    if name == GENERATE:
+        return Generate(_load_model(setup))
+    assert name == CONTINUOUS
+    return ContinuousBatching(
+        _load_model(setup), num_tokens=setup.num_blocks * OUR_BLOCK_SIZE, step_tokens=setup.max_batched_tokens
+    )
+
+
+def _warmpath(setup: Setup) -> Warmpath:
+    config = ReplicaConfig(
+        model=str(setup.folder),
+        device="cpu",
+        dtype="float32",
+        torch_threads=setup.threads,
+        num_blocks=setup.num_blocks,
+        max_batched_tokens=setup.max_batched_tokens,
+    )
+    assembly: Assembly = assemble(config)
+    return Warmpath(assembly.runner, config, BlockHasher(assembly.fingerprint), assembly.decoder)
 
 
 class Warmpath:
     """Our engine without its thread, as `EngineCore` is."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._config = ReplicaConfig(
-            model=str(setup.folder),
-            device="cpu",
-            dtype="float32",
-            torch_threads=setup.threads,
-            num_blocks=setup.num_blocks,
-            max_batched_tokens=setup.max_batched_tokens,
-        )
-        self._assembly: Assembly = assemble(self._config)
-        self._runner = _TimedRunner(self._assembly.runner)
+    def __init__(
+        self, runner: Runner, config: ReplicaConfig, hasher: BlockHasher, decoder: TokenDecoder | None = None
+    ) -> None:
+        self._config, self._hasher, self._decoder = config, hasher, decoder
+        self._runner = _TimedRunner(runner)
         self._runner.warm_up()
         self._core = self._new_core(prefix_caching=True)
         self._num_requests = 0
 
     def _new_core(self, *, prefix_caching: bool) -> EngineCore:
-        return EngineCore(
-            self._runner,
-            replace(self._config, prefix_caching=prefix_caching),
-            BlockHasher(self._assembly.fingerprint),
-            decoder=self._assembly.decoder,
-        )
+        config = replace(self._config, prefix_caching=prefix_caching)
+        return EngineCore(self._runner, config, self._hasher, decoder=self._decoder)
 
     def run(self, job: Job) -> Run:
         if job.is_cold:
@@ -178,21 +184,23 @@ class _TimedRunner:
 class Generate:
     """`model.generate` over one padded batch (of equal lengths here, so nothing is padded)."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._model = _load_model(setup)
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self.run(Job((array("i", range(3, 35)),), 2))
 
     def run(self, job: Job) -> Run:
         import torch
 
-        inputs = torch.tensor([list(prompt) for prompt in job.prompts])
+        inputs = torch.tensor([list(prompt) for prompt in job.prompts], device=self._model.device)
+        settle(self._model.device)
         began = now()
         stamps: list[Span] = []
 
         def stamp(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
             # Called once per token, after it was picked: the public place to look at the clock.
+            settle(input_ids.device)
             stamps.append(now())
-            return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+            return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
         with torch.inference_mode():
             sequences = self._model.generate(
@@ -217,9 +225,9 @@ class ContinuousBatching:
     # Its default page, tokens: as fast as 16 in prefill and 10 % faster in decode (9M, batch 32).
     PAGE_SIZE = 256
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._model = _load_model(setup)
+    def __init__(self, model: Any, *, num_tokens: int, step_tokens: int) -> None:
+        """num_tokens: what its pool holds. step_tokens: at most so many are computed together."""
+        self._model, self._num_tokens, self._step_tokens = model, num_tokens, step_tokens
         self.run(Job((array("i", range(3, 35)),), 2))
 
     def run(self, job: Job) -> Run:
@@ -229,15 +237,14 @@ class ContinuousBatching:
             generation_config=_greedy(job.output_tokens),
             continuous_batching_config=ContinuousBatchingConfig(
                 page_size=self.PAGE_SIZE,
-                num_blocks=-(-self._setup.num_blocks * OUR_BLOCK_SIZE // self.PAGE_SIZE),
-                max_batch_tokens=self._setup.max_batched_tokens,
+                num_blocks=-(-self._num_tokens // self.PAGE_SIZE),
+                max_batch_tokens=self._step_tokens,
                 auto_switch_to_flash=False,
             ),
         )
         forwards: list[tuple[Span, int]] = []  # when each began, and with how many tokens
         hook = self._model.register_forward_pre_hook(
-            lambda _module, _args, kwargs: forwards.append((now(), kwargs["input_ids"].numel())),
-            with_kwargs=True,
+            lambda _module, _args, kwargs: forwards.append(_noted(kwargs["input_ids"])), with_kwargs=True
         )
         try:
             # All are queued before its thread starts, so that it sees them together as we do; and its
@@ -273,6 +280,19 @@ class ContinuousBatching:
             elif result.is_finished():
                 outputs[result.request_id] = tuple(result.generated_tokens)
         return outputs
+
+
+def settle(device: Any) -> None:
+    """Wait until a card has done what it was given: a clock that is read before measures the giving."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _noted(input_ids: Any) -> tuple[Span, int]:
+    settle(input_ids.device)
+    return now(), input_ids.numel()
 
 
 def longest_run(values: list[int], wanted: int) -> slice:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cases import ModelSpec
 from replica.models import tiny_model
+
+if TYPE_CHECKING:
+    import torch
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -24,10 +28,22 @@ def build(spec: ModelSpec, parent: Path) -> Path:
     if folder.is_dir():
         return folder
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     torch.manual_seed(spec.seed)
-    config = Qwen3Config(
+    config = config_of(spec, "float32")
+    draft = parent / f".{spec.name}"
+    Qwen3ForCausalLM(config).save_pretrained(draft)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tiny_model.SOURCE / name, draft / name)
+    return draft.rename(folder)
+
+
+def config_of(spec: ModelSpec, dtype: str) -> Any:
+    """The network's transformers config."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
         vocab_size=spec.vocabulary,
         hidden_size=spec.hidden,
         intermediate_size=spec.mlp,
@@ -41,10 +57,19 @@ def build(spec: ModelSpec, parent: Path) -> Path:
         bos_token_id=None,
         eos_token_id=None,  # every request runs to its last token
         pad_token_id=0,
-        dtype="float32",
+        dtype=dtype,
     )
-    draft = parent / f".{spec.name}"
-    Qwen3ForCausalLM(config).save_pretrained(draft)
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(tiny_model.SOURCE / name, draft / name)
-    return draft.rename(folder)
+
+
+def on_device(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Any:
+    """The network drawn where it will run, in eval mode: no file, and no copy of it in the host's memory.
+
+    Seeded: the same weights every time on the same kind of device.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(spec.seed)
+    config = config_of(spec, str(dtype).removeprefix("torch."))
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

@@ -18,6 +18,7 @@ SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
 BLOCK_SIZES: Mapping[str, range] = {
     "gather_sdpa": range(1, 1025),
     "triton": range(1, 1025),
+    "flash_attn": range(256, 1025, 256),
 }
 """Tokens per KV block that each attention backend serves, by its name. Here and not beside the backends: what
 checks a deployment has no torch."""
@@ -74,14 +75,15 @@ class ReplicaConfig:
     device: str = "auto"  # "cpu" | "cuda" | "auto"
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
     # auto: gather_sdpa, which runs anywhere. "triton" reads pages in place on CUDA cards; it was compiled for
-    # them and run in Triton's interpreter, never timed on one.
+    # them and run in Triton's interpreter, never timed on one. "flash_attn", where that package is installed,
+    # asks for half precision and for blocks of a multiple of 256; it was never run.
     attention_backend: str = "auto"
     # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
     # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
     # is tried: three quarters of the output layer, and all of it again where the embedding does not share it.
     greedy_screen: str = "auto"  # "auto" | "on" | "off"
     torch_threads: int | None = None  # None = cores divided by replicas on the node, set by deploy
-    block_size: int = 16  # tokens; 16 shares finely, 256 would open the flash-attn path
+    block_size: int = 16  # tokens; 16 shares finely, 256 opens the flash_attn backend
     num_blocks: int | None = None  # None = from free memory
     kv_memory_fraction: float = 0.5  # of free memory, when num_blocks is None; deploy divides it by replicas
     max_model_len: int | None = None  # None = the model's own limit

@@ -48,23 +48,44 @@ class AttentionBackend(Protocol):
 
 
 def choose_backend(
-    name: str, device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape]
+    name: str, device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape], block_size: int
 ) -> AttentionBackend:
     """The backend called `name`, for layers of these shapes; for "auto" the one measured on `device`.
 
-    Raises ConfigError with the reason where a backend asked for by name cannot serve them: another is never
-    taken in its place. Any block size suits every backend here.
+    Raises ConfigError as `check_served`: another is never taken in its place.
     """
+    check_served(name, device, dtype, shapes, block_size)
+    if name == "triton":
+        from replica.attention.triton_paged import TritonPaged
+
+        return TritonPaged(device)
+    if name == "flash_attn":
+        from replica.attention.flash_paged import FlashPaged
+
+        return FlashPaged(device)
     from replica.attention.gather_sdpa import GatherSdpa
 
-    # The Triton kernels have not been timed on a card, so nobody gets them who did not ask.
-    if name in ("auto", GatherSdpa.name):
-        return GatherSdpa(device)
+    return GatherSdpa(device)  # "auto", too: neither of the others has been timed on a card
+
+
+def check_served(
+    name: str, device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape], block_size: int
+) -> None:
+    """Raises ConfigError with the reason where the backend called `name` cannot serve such layers.
+
+    shapes: none, where they are not known yet: then whatever depends on them is let pass.
+    """
+    if name in ("auto", "gather_sdpa"):
+        return
+    if name not in BLOCK_SIZES:
+        raise ConfigError("attention_backend", name, "must be one of " + ", ".join(("auto", *BLOCK_SIZES)))
     if name == "triton":
         from replica.attention import triton_paged
 
         reason = triton_paged.why_not(device, dtype, shapes)
-        if reason is not None:
-            raise ConfigError("attention_backend", name, f"{reason}; use auto or {GatherSdpa.name}")
-        return triton_paged.TritonPaged(device)
-    raise ConfigError("attention_backend", name, "must be one of " + ", ".join(("auto", *BLOCK_SIZES)))
+    else:
+        from replica.attention import flash_paged
+
+        reason = flash_paged.why_not(device, dtype, shapes, block_size)
+    if reason is not None:
+        raise ConfigError("attention_backend", name, f"{reason}; use auto or gather_sdpa")

@@ -72,7 +72,7 @@ def paged_attention(
     """
     pages: LayerPages | _Recorder | None = module.__dict__.get(ATTRIBUTE)
     if pages is None:
-        return _probe(module, query, key, value, attention_mask, others), None
+        return _probe(module, query, key, value, attention_mask, others, s_aux is not None), None
     call = AttentionCall(
         query=query[0],
         key=key[0],
@@ -90,7 +90,9 @@ def attend(module: nn.Module, call: AttentionCall) -> torch.Tensor:
     """As `paged_attention`, for layers of our own: (T, heads, value_dim), without the batch axis."""
     pages: LayerPages | _Recorder | None = module.__dict__.get(ATTRIBUTE)
     if pages is None:
-        return _probe(module, call.query[None], call.key[None], call.value[None], None, {})[0]
+        return _probe(
+            module, call.query[None], call.key[None], call.value[None], None, {}, call.sinks is not None
+        )[0]
     return pages.attend(call)
 
 
@@ -127,6 +129,7 @@ def _probe(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     others: dict[str, Any],
+    has_sinks: bool,
 ) -> torch.Tensor:
     kind = type(module).__name__
     if attention_mask is not None:
@@ -138,5 +141,5 @@ def _probe(
         raise UnsupportedAttention(f"{kind} is not causal: later tokens change what earlier ones see")
     if PROBE_ATTRIBUTE in module.__dict__:
         raise UnsupportedAttention(f"{kind} attends more than once per layer")
-    module.__dict__[PROBE_ATTRIBUTE] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    module.__dict__[PROBE_ATTRIBUTE] = LayerShape(key.shape[1], key.shape[3], value.shape[3], has_sinks)
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])

@@ -35,6 +35,7 @@ class LayerShape:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    has_sinks: bool = False  # scores per head that take weight and give no value
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize

@@ -8,6 +8,7 @@ config fields; knows no pages.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,6 +81,27 @@ def probe_layers(model: Any, positions: Sequence[int] = (0, 1)) -> list[tuple[nn
     if len(layers) != expected:
         raise Unsupported(f"only {len(layers)} of its {expected} layers attend through AttentionInterface")
     return layers
+
+
+def shapes_without_weights(config: Any, dtype: torch.dtype) -> list[LayerShape]:
+    """The layers' shapes, from a model of this config that has no memory for weights.
+
+    Raises Unsupported for a family that looks at its numbers on the way, and for one that is not served.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+    except Exception as error:
+        raise Unsupported(f"it cannot be built without weights: {type(error).__name__}: {error}") from error
+    return [shape for _, shape in probe_layers(model)]
+
+
+def run_without_pages(model: Any, num_tokens: int, num_rows: int) -> None:
+    """A forward of a full step; its attention answers zeros. num_rows: of logits, if the model can choose."""
+    options = {"logits_to_keep": num_rows} if model._supports_logits_to_keep() else {}
+    _probing_run(model, range(num_tokens), **options)
 
 
 def replay_logits(model: Any, logits: torch.Tensor) -> torch.Tensor:

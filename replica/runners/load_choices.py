@@ -13,6 +13,7 @@ from torch import nn
 
 from cache.errors import ConfigError
 from replica.attention import kv_pages
+from replica.attention.backend import check_served
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
 from replica.layers.packed_linear import PackedLinear
@@ -21,6 +22,10 @@ from replica.models import model_probe
 from replica.models.model_source import NotEnoughMemory, ResolvedModel, weight_bytes
 
 logger = logging.getLogger(__name__)
+
+# On a card, of what a measured step took: attention's own scratch memory, the sampler's, and the gaps that
+# the allocator leaves between pieces come on top.
+STEP_HEADROOM = 1.5
 
 # Of free memory, for what only makes greedy tokens faster, unless it is asked for by name.
 SCREEN_MEMORY_SHARE = 0.25
@@ -79,7 +84,7 @@ def head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
 
 def screen_if_faster(
     config: ReplicaConfig,
-    resolved: ResolvedModel,
+    source: str,
     model: Any,
     linear: nn.Linear,
     rows: torch.Tensor,
@@ -95,7 +100,7 @@ def screen_if_faster(
     is_shared = any(parameter is linear.weight for parameter in model.parameters())
     needed, free = screen_bytes(linear, is_shared=is_shared), kv_pages.free_bytes(linear.weight.device)
     if config.greedy_screen == "on" and needed > free:
-        raise NotEnoughMemory(resolved.source, needed, free, "cpu", "greedy_screen: on")
+        raise NotEnoughMemory(source, needed, free, "cpu", "greedy_screen: on")
     to_spare = SCREEN_MEMORY_SHARE * (free - (config.num_blocks or 0) * block_bytes)
     if config.greedy_screen == "auto" and needed > to_spare:
         logger.info("greedy tokens are not screened", extra={"reason": "memory", "needed_bytes": needed})
@@ -107,30 +112,67 @@ def screen_if_faster(
         logger.info("greedy tokens are screened", extra={"bytes": needed})
 
 
+def check_backend(config: ReplicaConfig, device: torch.device, dtype: torch.dtype, model_config: Any) -> None:
+    """Before loading: raises ConfigError where the backend that is asked for cannot serve the model.
+
+    The layers' shapes come from the model without its weights. A family that does not run without them is
+    judged by device, dtype and block size now, and by its layers when it is loaded.
+    """
+    if config.attention_backend == "auto":
+        return
+    try:
+        shapes = model_probe.shapes_without_weights(model_config, dtype)
+    except model_probe.Unsupported:
+        shapes = []
+    check_served(config.attention_backend, device, dtype, shapes, config.block_size)
+
+
 def choose_num_blocks(
-    config: ReplicaConfig,
-    resolved: ResolvedModel,
-    shapes: list[LayerShape],
-    device: torch.device,
-    dtype: torch.dtype,
-    max_model_len: int,
+    config: ReplicaConfig, source: str, model: Any, shapes: list[LayerShape], max_model_len: int
 ) -> int:
-    """Blocks asked for, or as many as the allowed share of free memory holds. Raises NotEnoughMemory."""
+    """Blocks asked for, or as many as the allowed share of free memory holds. Raises NotEnoughMemory.
+
+    Free is what neither the model holds nor a full step takes for a while, which a card is asked for.
+    """
+    device, dtype = model.device, model.dtype
     block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
-    free = kv_pages.free_bytes(device)
+    step_tokens = min(config.max_batched_tokens, max_model_len)
+    needed_by_steps = step_bytes(model, step_tokens, min(config.max_running, step_tokens))
+    free = max(0, kv_pages.free_bytes(device) - needed_by_steps)
     if config.num_blocks is not None:
         needed = config.num_blocks * block_bytes
         if needed > free:
             purpose = f"{config.num_blocks} KV blocks"
-            raise NotEnoughMemory(resolved.source, needed, free, str(device), purpose)
+            raise NotEnoughMemory(source, needed, free, str(device), purpose)
         return config.num_blocks
-    fewest = -(-min(config.max_batched_tokens, max_model_len) // config.block_size)  # one full step
+    fewest = -(-step_tokens // config.block_size)  # one full step
     num_blocks = kv_pages.blocks_from_memory(free, config.kv_memory_fraction, block_bytes, device)
     if num_blocks < fewest:
         share = int(free * config.kv_memory_fraction)
         purpose = f"the KV blocks of a single step (kv_memory_fraction is {config.kv_memory_fraction})"
-        raise NotEnoughMemory(resolved.source, fewest * block_bytes, share, str(device), purpose)
+        raise NotEnoughMemory(source, fewest * block_bytes, share, str(device), purpose)
+    logger.info(
+        "memory for blocks",
+        extra={"free_bytes": free, "step_bytes": needed_by_steps, "num_blocks": num_blocks},
+    )
     return num_blocks
+
+
+def step_bytes(model: Any, num_tokens: int, num_rows: int) -> int:
+    """Memory that a step of so many tokens and drawn rows takes for a while on the card, with headroom.
+
+    Measured by a forward whose attention has no pages. 0 on a CPU: the system's own estimate of free memory
+    counts what it can take back, and a step there takes little beside the weights.
+    """
+    if model.device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    model_probe.run_without_pages(model, num_tokens, num_rows)
+    taken = torch.cuda.max_memory_allocated(model.device) - held
+    torch.cuda.empty_cache()
+    return int(taken * STEP_HEADROOM)
 
 
 def eos_token_ids(model: Any) -> frozenset[int]:

@@ -82,9 +82,31 @@ class ModelRunner:
             model_probe.check_layers(model_config)
             max_model_len = load_choices.choose_length(config, resolved, model_config)
             model_probe.check_positions(model_config, max_model_len)
-            fetch_weights(resolved)
-            load_choices.check_memory_for_weights(resolved, device, dtype)
-            model = load_model(resolved, device, dtype)
+        except model_probe.Unsupported as error:
+            raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
+        # Before gigabytes are fetched and loaded.
+        load_choices.check_backend(config, device, dtype, model_config)
+        fetch_weights(resolved)
+        load_choices.check_memory_for_weights(resolved, device, dtype)
+        model = load_model(resolved, device, dtype)
+        return cls.over(model, config, resolved.source, max_model_len=max_model_len, clock=clock)
+
+    @classmethod
+    def over(
+        cls,
+        model: Any,
+        config: ReplicaConfig,
+        source: str,
+        *,
+        max_model_len: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> ModelRunner:
+        """Over a model that is on its device, in eval mode: check it and allocate its pages. Changes it.
+
+        source: what it is called where it is refused. Raises as `load`.
+        """
+        device, dtype = model.device, model.dtype
+        try:
             reference, head_rows = self_check.reference_of(model, max_model_len)
             model_probe.probe_layers(model)
             fuse_norms(model)
@@ -93,15 +115,15 @@ class ModelRunner:
             pack_linears(model, run=lambda: model_probe.probe_layers(model))
             layers = model_probe.probe_layers(model)  # as they are now
         except model_probe.Unsupported as error:
-            raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
+            raise ModelRefused(source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]
+        backend = choose_backend(config.attention_backend, device, dtype, shapes, config.block_size)
         if head is not None:
             block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
-            load_choices.screen_if_faster(config, resolved, model, head, head_rows, block_bytes)
+            load_choices.screen_if_faster(config, source, model, head, head_rows, block_bytes)
             del head  # and with it the weight as loaded, if nobody else holds it
         # After everything else that is kept for as long as the model.
-        num_blocks = load_choices.choose_num_blocks(config, resolved, shapes, device, dtype, max_model_len)
-        backend = choose_backend(config.attention_backend, device, dtype, shapes)
+        num_blocks = load_choices.choose_num_blocks(config, source, model, shapes, max_model_len)
         pages = KVPages(
             [module for module, _ in layers],
             shapes,
@@ -118,7 +140,7 @@ class ModelRunner:
             num_blocks=num_blocks,
             block_size=config.block_size,
             kv_bytes_per_block=kv_pages.bytes_per_block(shapes, config.block_size, dtype),
-            vocab_size=int(model_config.get_text_config().vocab_size),
+            vocab_size=int(model.config.get_text_config().vocab_size),
             max_model_len=max_model_len,
             eos_token_ids=load_choices.eos_token_ids(model),
         )
@@ -130,7 +152,7 @@ class ModelRunner:
             max_batched_tokens=config.max_batched_tokens,
             clock=clock,
         )
-        runner._check_against(reference, resolved)
+        runner._check_against(reference, source)
         return runner
 
     @property
@@ -248,7 +270,7 @@ class ModelRunner:
 
     # -- the self-check ---------------------------------------------------------------------------
 
-    def _check_against(self, reference: torch.Tensor, resolved: ResolvedModel) -> None:
+    def _check_against(self, reference: torch.Tensor, source: str) -> None:
         """Refuse a model that answers otherwise through our attention than through its own."""
         length = min(reference.shape[0], self._info.num_blocks * self._info.block_size)
         cuts = sorted({0, length // 2, max(0, length - 1), length})  # a chunk, a chunk with context, a decode
@@ -267,7 +289,7 @@ class ModelRunner:
             if not difference <= tolerance:  # NaN is refused too
                 self.close()
                 raise ModelRefused(
-                    resolved.source,
+                    source,
                     f"cannot be served: paged attention changes its logits by {difference:.2g} (relative) "
                     f"at position {row}; more than {tolerance} is not rounding",
                 )

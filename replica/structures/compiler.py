@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
 
 from cache.engine_report import COMPILE_BOUNDS_S, Distribution, Tally
 from cache.errors import QueueFull, StructureRefused
@@ -165,6 +164,8 @@ class StructureCompiler:
 
 def compile_structure(vocabulary: StructureVocabulary, structure: Structure) -> StructureMatcher:
     """Compile it and try its first mask: some limits show only there. Raises StructureRefused."""
+    from llguidance import LLMatcher, LLParserLimits
+
     try:
         grammar = structure.grammar()
     except ValueError as error:

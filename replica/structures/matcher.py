@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
-from replica.structures.vocabulary import StructureVocabulary
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from replica.structures.vocabulary import StructureVocabulary
 
 # One bit per token, the lowest bit of a word first: 1 = may come next.
 Words = npt.NDArray[np.int32]

@@ -9,7 +9,6 @@ import copy
 from typing import Any
 
 import numpy as np
-from llguidance import LLTokenizer
 
 REPLACEMENT = "\ufffd"
 CHECKED_TOKENS = 1024  # spread over the vocabulary: a rule for bytes that is wrong is wrong everywhere
@@ -27,6 +26,8 @@ class StructureVocabulary:
 
         Takes about a second for 150,000 tokens. Raises TokenizerUnsuited.
         """
+        from llguidance import LLTokenizer  # here: an engine that follows no structures need not have it
+
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise TokenizerUnsuited("it is not one of the tokenizers library")

@@ -114,4 +114,4 @@ def test_greedy_output_is_generates(family: Family, tmp_path: Path) -> None:
 
 
 def test_it_is_chosen_by_name() -> None:
-    assert choose_backend("triton", CUDA, torch.bfloat16, [SHAPE]).name == "triton"
+    assert choose_backend("triton", CUDA, torch.bfloat16, [SHAPE], 16).name == "triton"

@@ -11,36 +11,60 @@ import pytest
 import torch
 
 from cache.errors import ConfigError
-from replica.attention import triton_paged
+from replica.attention import flash_paged, triton_paged
 from replica.attention.backend import choose_backend
+from replica.attention.flash_paged import FlashFunctions
 from replica.attention.kv_pages import LayerShape
 from replica.config import BLOCK_SIZES
+from tests.fakes.flash_attention import FLASH
 from tests.triton_interpreter import needs_triton
 
 SHAPES = (LayerShape(2, 64, 64), LayerShape(1, 192, 128))
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
+@pytest.fixture
+def flash_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if flash-attn were installed beside a card of compute capability 9.0."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else find(name)
+    )
+    monkeypatch.setattr(flash_paged, "_functions", lambda: FLASH)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
 @pytest.mark.parametrize("name", ["auto", "gather_sdpa"])
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_every_device_has_one(name: str, device: torch.device) -> None:
-    assert choose_backend(name, device, torch.float32, SHAPES).name == "gather_sdpa"
+    assert choose_backend(name, device, torch.float32, SHAPES, 16).name == "gather_sdpa"
 
 
 def test_another_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"attention_backend = 'flash'.*auto, gather_sdpa, triton"):
-        choose_backend("flash", CPU, torch.float32, SHAPES)
+    with pytest.raises(
+        ConfigError, match=r"attention_backend = 'flash'.*auto, gather_sdpa, triton, flash_attn"
+    ):
+        choose_backend("flash", CPU, torch.float32, SHAPES, 16)
 
 
 @needs_triton
-def test_every_name_that_settings_accept_is_one() -> None:
+def test_every_name_that_settings_accept_is_one(flash_on_a_card: None) -> None:
     for name in BLOCK_SIZES:
-        assert choose_backend(name, CPU, torch.float32, SHAPES).name == name
+        device, dtype = (CUDA, torch.bfloat16) if name == "flash_attn" else (CPU, torch.float32)
+        assert choose_backend(name, device, dtype, SHAPES[:1], 256).name == name
 
 
-def refused(device: torch.device, dtype: torch.dtype = torch.float32, width: int = 64) -> str:
+def refused(
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    width: int = 64,
+    *,
+    name: str = "triton",
+    block_size: int = 16,
+    shapes: tuple[LayerShape, ...] = SHAPES,
+) -> str:
     with pytest.raises(ConfigError) as caught:
-        choose_backend("triton", device, dtype, [*SHAPES, LayerShape(1, width, 64)])
+        choose_backend(name, device, dtype, [*shapes, LayerShape(1, width, 64)], block_size)
     assert caught.value.field == "attention_backend"
     assert "use auto or gather_sdpa" in caught.value.accepted
     return caught.value.accepted
@@ -82,12 +106,71 @@ class TestTriton:
         assert "not float64" in refused(CPU, dtype=torch.float64)
 
 
+def refused_by_flash(
+    device: torch.device = CUDA,
+    dtype: torch.dtype = torch.bfloat16,
+    block_size: int = 256,
+    shape: LayerShape = SHAPES[0],
+) -> str:
+    return refused(device, dtype, name="flash_attn", block_size=block_size, shapes=(shape,))
+
+
+def test_flash_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "package flash-attn, which is not installed" in refused_by_flash()
+
+
+@pytest.mark.usefixtures("flash_on_a_card")
+class TestFlash:
+    """Asked for by name where it cannot serve."""
+
+    def test_on_a_cpu(self) -> None:
+        assert "runs on CUDA devices; this one is cpu" in refused_by_flash(CPU)
+
+    def test_on_an_older_card(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert "needs compute capability 8.0; cuda:0 has 7.5" in refused_by_flash()
+
+    def test_numbers_it_does_not_compute(self) -> None:
+        assert "computes float16 and bfloat16, not float32" in refused_by_flash(dtype=torch.float32)
+
+    @pytest.mark.parametrize("block_size", [16, 128, 384])
+    def test_blocks_it_does_not_read(self, block_size: int) -> None:
+        told = refused_by_flash(block_size=block_size)
+        assert f"a multiple of 256 tokens; block_size is {block_size}" in told
+
+    @pytest.mark.parametrize(
+        ("shape", "reason"),
+        [
+            (LayerShape(2, 64, 64, has_sinks=True), "no attention sinks"),
+            (LayerShape(1, 192, 128), "this model's are 192 and 128 wide"),
+            (LayerShape(1, 512, 512), "this model has one of 512"),
+            (LayerShape(1, 60, 60), "in steps of 8; this model has one of 60"),
+        ],
+        ids=["sinks", "latent", "wide", "odd"],
+    )
+    def test_layers_it_does_not_compute(self, shape: LayerShape, reason: str) -> None:
+        assert reason in refused_by_flash(shape=shape)
+
+    def test_a_version_without_block_tables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        old = FlashFunctions(lambda q, k_cache, v_cache, window_size, softcap: q, FLASH.packed)
+        monkeypatch.setattr(flash_paged, "_functions", lambda: old)
+        assert "is too old: its functions take no block_table" in refused_by_flash()
+
+    def test_a_package_that_was_built_for_another_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken() -> FlashFunctions:
+            raise ImportError("undefined symbol: _ZN3c10")
+
+        monkeypatch.setattr(flash_paged, "_functions", broken)
+        assert "cannot be imported: undefined symbol" in refused_by_flash()
+
+
 def test_nobody_imports_triton_who_did_not_ask_for_it() -> None:
     program = (
         "import sys, torch\n"
         "import replica.runners.model_runner\n"
         "from replica.attention.backend import choose_backend\n"
-        "choose_backend('auto', torch.device('cpu'), torch.float32, [])\n"
-        "assert 'triton' not in sys.modules"
+        "choose_backend('auto', torch.device('cpu'), torch.float32, [], 16)\n"
+        "assert not {'triton', 'flash_attn'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[4])

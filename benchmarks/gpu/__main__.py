@@ -1,0 +1,152 @@
+"""`make bench-gpu`: correctness, then throughput and first tokens, on one card. Wires arguments and files.
+
+Needs torch, transformers, xxhash and msgspec; neither Ray nor sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.gpu.plan import FULL, NAMES, TINY, Plan
+
+DESCRIPTION = """\
+Measure the engine on one card: an 8B-shaped network, drawn on the card from a seed, in bfloat16.
+
+  limits            matrix products and copies a second, measured first: what the rest is held beside
+  attention error   each attention backend beside exact attention, in the network's own shape
+  greedy tokens     beside generate's, and from the cache beside computed
+  prefill, decode   tokens/s, and the operations or bytes they need as part of the card's limits
+  first token       16,384 tokens with 0, 50 and 90 % of them cached
+
+Contenders, one after the other, each with the card to itself: our engine over each attention backend that
+can run here, transformers' generate, transformers' continuous batching.
+
+Every result is written to --out at once. Run the same command again after an interruption: what is in the
+file is not measured again.
+"""
+EPILOG = """\
+examples:
+  make bench-gpu                                              everything
+  python -m benchmarks.gpu --limit-s 540 --out $OUT/gpu.json   stop starting measurements after nine minutes
+  python -m benchmarks.gpu --device cpu --tiny                 seconds: that everything runs
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: everything that can run here was measured and reached its target; 1: not; 2: it could not begin."""
+    options = _parser().parse_args(argv)
+    import torch
+
+    from benchmarks.gpu.bench import Bench
+    from benchmarks.gpu.contenders import device_name
+    from benchmarks.gpu.sheet import OtherConditions, Sheet
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        return _refuse("torch sees no CUDA device here; --device cpu --tiny shows that it runs")
+    _quieten()
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    plan, dtype = (TINY if options.tiny else FULL), getattr(torch, options.dtype)
+    if options.fresh:
+        options.out.unlink(missing_ok=True)
+    try:
+        sheet = Sheet(options.out, conditions(plan, device_name(device), options.dtype))
+    except OtherConditions as error:
+        return _refuse(f"{error}; name another --out, or --fresh")
+    began_s = time.monotonic()
+    names = tuple(options.contenders)
+    bench = Bench(plan, names, device, dtype, is_done=sheet.__contains__)
+    begun = f"{sum(1 for _ in sheet)} of them in {options.out}"
+    _say(f"{device_name(device)}, {plan.spec.name} in {options.dtype}: {bench.num_tasks} results, {begun}")
+    for result in bench.results(began_s + options.limit_s):
+        sheet.add(result)
+        said = result.note or (f"{result.seconds:.4f} s" if result.seconds is not None else "done")
+        done = sum(1 for _ in sheet)
+        where = f"[{done}/{bench.num_tasks} {time.monotonic() - began_s:6.1f} s]"
+        _say(f"{where} {result.contender}: {result.section} {result.case}: {said}")
+    return _report(sheet, bench, names, plan)
+
+
+def conditions(plan: Plan, device: str, dtype: str) -> dict[str, Any]:
+    """What has to be the same for results to stand in one table."""
+    packages = ("torch", "transformers", "triton", "flash_attn")
+    return {
+        "device": device,
+        "model": plan.spec.name,
+        "dtype": dtype,
+        "step_tokens": plan.step_tokens,
+        "versions": {name: _version(name) for name in packages},
+        "commit": machine.commit(Path(__file__).parent),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _report(sheet: Any, bench: Any, names: Sequence[str], plan: Plan) -> int:
+    from benchmarks.gpu import table
+
+    found = table.verdicts(sheet, plan)
+    _say("", *table.table(sheet, names, bench.absent), "", *table.verdict_lines(found))
+    num_tasks = bench.num_tasks
+    results = list(sheet)
+    failed = [each for each in results if each.note.startswith("failed")]
+    if len(results) < num_tasks:
+        _say("", f"{num_tasks - len(results)} results are not there yet: run the same command again.")
+    is_complete = len(results) == num_tasks and not failed
+    return 0 if is_complete and all(each.is_reached for each in found) else 1
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()  # whoever is cut off has seen all there was
+
+
+def _refuse(reason: str) -> int:
+    sys.stderr.write(f"bench-gpu: {reason}\n")
+    return 2
+
+
+def _quieten() -> None:
+    """transformers' advice would tear the progress."""
+    import logging
+    import warnings
+
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a network of 0.2M weights and short prompts")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--contenders", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
+    parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"), metavar="FILE")
+    parser.add_argument("--fresh", action="store_true", help="measure anew what FILE already holds")
+    parser.add_argument(
+        "--limit-s", type=float, default=float("inf"), metavar="S", help="start nothing after so many seconds"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Five ways to answer on one device: our engine over each attention backend, and transformers' own two.
+
+Each draws the same seeded network on the device, in its turn, and gives the memory back at its end.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from benchmarks import models
+from benchmarks.contenders import CONTINUOUS, GENERATE, Contender, ContinuousBatching, Generate, Warmpath
+from benchmarks.gpu.plan import FLASH, Plan
+from cache.block_hash import BlockHasher
+from cache.errors import ConfigError
+from cache.fingerprint import Fingerprint, HashAlgorithm
+from replica.attention.backend import check_served
+from replica.attention.kv_pages import LayerShape
+from replica.config import ReplicaConfig
+from replica.runners.model_runner import ModelRunner
+
+FLASH_BLOCK_SIZE = 256
+
+
+def why_absent(name: str, plan: Plan, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this contender cannot run here; None = it can."""
+    if name in (GENERATE, CONTINUOUS):
+        return None
+    shape = LayerShape(plan.spec.kv_heads, plan.spec.head_dim, plan.spec.head_dim)
+    try:
+        check_served(name, device, dtype, [shape], block_size(name))
+    except ConfigError as error:
+        return error.accepted
+    return None
+
+
+def block_size(name: str) -> int:
+    return FLASH_BLOCK_SIZE if name == FLASH else ReplicaConfig().block_size
+
+
+@contextmanager
+def running(name: str, plan: Plan, device: torch.device, dtype: torch.dtype) -> Iterator[Contender]:
+    """The contender, loaded and warm; its memory is free again afterwards."""
+    model = models.on_device(plan.spec, device, dtype)
+    runner: ModelRunner | None = None
+    try:
+        contender: Contender
+        if name == GENERATE:
+            model.set_attn_implementation("sdpa")
+            contender = Generate(model)
+        elif name == CONTINUOUS:
+            contender = ContinuousBatching(model, num_tokens=plan.pool_tokens, step_tokens=plan.step_tokens)
+        else:
+            config = _config(name, plan)
+            runner = ModelRunner.over(model, config, plan.spec.name, max_model_len=plan.spec.max_positions)
+            contender = Warmpath(runner, config, BlockHasher(_mark(plan, config, dtype)))
+        yield contender
+    finally:
+        if runner is not None:
+            runner.close()
+        contender = runner = model = None  # type: ignore[assignment]
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _config(name: str, plan: Plan) -> ReplicaConfig:
+    size = block_size(name)
+    return ReplicaConfig(
+        attention_backend=name,
+        block_size=size,
+        num_blocks=plan.pool_tokens // size,
+        max_batched_tokens=plan.step_tokens,
+        greedy_screen="off",
+    )
+
+
+def _mark(plan: Plan, config: ReplicaConfig, dtype: torch.dtype) -> Fingerprint:
+    kv_dtype = str(dtype).removeprefix("torch.")
+    return Fingerprint(
+        plan.spec.name, str(plan.spec.seed), kv_dtype, "", config.block_size, HashAlgorithm.XXH3_128
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls it, with its memory."""
+    if device.type != "cuda":
+        return str(device)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

@@ -1,0 +1,74 @@
+"""The results, written to a file after every one: a run that is cut off goes on where it stopped.
+
+A result belongs to its conditions (card, versions, plan); a file of others is refused, not mixed in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measurement of one contender."""
+
+    section: str
+    case: str
+    contender: str
+    seconds: float | None = None  # median; None where something else was measured
+    values: Mapping[str, float] = field(default_factory=dict)  # rates, ratios to the card's limits
+    note: str = ""  # why it is missing
+    outputs: tuple[tuple[int, ...], ...] = ()  # greedy tokens, by prompt
+
+    @property
+    def is_missing(self) -> bool:
+        return bool(self.note)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.section, self.case, self.contender
+
+
+class OtherConditions(Exception):
+    """The file holds results of another card, plan or version."""
+
+
+class Sheet:
+    """Owned by the benchmark's process; `path` is replaced as a whole, never half written."""
+
+    def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
+        """Takes in what the file holds. Raises OtherConditions."""
+        self._path, self._conditions = path, dict(conditions)
+        self._results: dict[tuple[str, str, str], Result] = {}
+        if path.exists():
+            document = json.loads(path.read_text())
+            if document["conditions"] != self._conditions:
+                raise OtherConditions(f"{path} is of {document['conditions']}, not of {self._conditions}")
+            for each in document["results"]:
+                outputs = tuple(tuple(output) for output in each.pop("outputs"))
+                self._keep(Result(**each, outputs=outputs))
+
+    def __contains__(self, key: tuple[str, str, str]) -> bool:
+        return key in self._results
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results.values())
+
+    def get(self, section: str, case: str, contender: str) -> Result | None:
+        return self._results.get((section, case, contender))
+
+    def add(self, result: Result) -> None:
+        """Keep it, on disk too."""
+        self._keep(result)
+        document = {"conditions": self._conditions, "results": [asdict(each) for each in self]}
+        draft = self._path.with_name(f".{self._path.name}")
+        draft.write_text(json.dumps(document, indent=1) + "\n")
+        os.replace(draft, self._path)
+
+    def _keep(self, result: Result) -> None:
+        self._results[result.key] = result

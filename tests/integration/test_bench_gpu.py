@@ -1,0 +1,92 @@
+"""The GPU benchmark end to end on a CPU: all of it runs before a card is there, on a small network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.contenders import CONTINUOUS, GENERATE
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import bench, contenders
+from benchmarks.gpu.plan import GATHER, TINY
+from benchmarks.gpu.sheet import OtherConditions, Result, Sheet
+
+ON_CPU = ["--device", "cpu", "--tiny", "--dtype", "float32"]
+OURS_AND_GENERATE = ["--contenders", GATHER, GENERATE]
+
+
+def run(out: Path, *arguments: str) -> int:
+    return command.main([*ON_CPU, "--out", str(out), *arguments])
+
+
+def results(out: Path) -> dict[tuple[str, str, str], Any]:
+    document = json.loads(out.read_text())
+    return {(each["section"], each["case"], each["contender"]): each for each in document["results"]}
+
+
+def test_it_measures_everything_and_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "bench.json"
+    assert run(out, "--limit-s", "0", *OURS_AND_GENERATE) == 1
+    assert "results are not there yet" in capsys.readouterr().out
+    assert len(results(out)) == 1, "the card's limits, and nothing begun after the time was up"
+
+    status, told, found = run(out, *OURS_AND_GENERATE), capsys.readouterr().out, results(out)
+    assert status == 0, told
+    assert len(found) == 18
+    assert not any(each["note"] for each in found.values())
+    assert found["greedy tokens", "4", GATHER]["outputs"] == found["greedy tokens", "4", GENERATE]["outputs"]
+    assert found["first token", "90% cached", GATHER]["values"] == {"cached_tokens": 176}
+    assert "100% / 100%" in told
+    assert "reached  gather_sdpa  attention error, long decode" in told
+
+    def never(*_: object) -> None:
+        raise AssertionError("it measured again what it had")
+
+    monkeypatch.setattr(contenders, "running", never)
+    assert run(out, *OURS_AND_GENERATE) == 0
+    assert results(out) == found
+
+
+def test_a_contender_that_fails_leaves_the_others_their_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(bench.Bench, "_decode", fail)
+    out = tmp_path / "bench.json"
+    assert run(out, "--contenders", GATHER) == 1
+    notes = {key[0]: each["note"] for key, each in results(out).items()}
+    assert notes["decode"] == "failed: RuntimeError: no kernel image is available"
+    assert notes["prefill"] == ""
+    assert "gather_sdpa failed: RuntimeError: no kernel image" in capsys.readouterr().out
+
+
+def test_results_of_another_card_are_not_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    Sheet(path, {"device": "one"}).add(Result("limits", "", "card"))
+    assert len(list(Sheet(path, {"device": "one"}))) == 1
+    with pytest.raises(OtherConditions, match="'two'"):
+        Sheet(path, {"device": "two"})
+
+
+def test_without_a_card_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert command.main(["--out", str(tmp_path / "none.json")]) == 2
+    assert "torch sees no CUDA device here" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_continuous_batching_answers_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    assert run(out, "--contenders", GENERATE, CONTINUOUS) == 0
+    found = results(out)
+    section, case = "greedy tokens", str(TINY.correct_tokens)
+    assert found[section, case, CONTINUOUS]["outputs"] == found[section, case, GENERATE]["outputs"]
