@@ -15,7 +15,7 @@ import asyncio
 import logging
 import socket
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from cache.delta_frames import (
     MAX_REQUEST_BYTES,
@@ -162,13 +162,12 @@ class _Connection(asyncio.Protocol):
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
         self._loop = asyncio.get_running_loop()
-        limit_unacknowledged(transport)
+        limit_unacknowledged(self._transport)
         if not self._server._opened(self):
             logger.warning("too many connections to the delta channel", extra={"limit": MAX_CONNECTIONS})
-            transport.abort()
+            self._transport.abort()
             return
         self._greeting = self._loop.call_later(GREETING_LIMIT_S, self.close)
 

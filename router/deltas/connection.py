@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from typing import cast
 
 from cache.delta_frames import MAX_PIECE_BYTES, FrameReader, Piece, flow, hello, read_piece, read_welcome
 from cache.errors import WireError
@@ -32,8 +33,7 @@ class DeltaConnection(asyncio.Protocol):
         self.fault: WireError | None = None  # what it was closed for, by us
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -41,7 +41,7 @@ class DeltaConnection(asyncio.Protocol):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        transport.write(hello(self._channel))
+        self._transport.write(hello(self._channel))
 
     def data_received(self, data: bytes) -> None:
         try:
