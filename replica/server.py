@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
@@ -65,9 +66,8 @@ class ReplicaServer:
                 undo.callback(departure.close)
             self._config = config
             self._engine = node.engine
-            self._deltas: DeltaServer | None = None
-            if config.delta_channel:
-                self._deltas = DeltaServer(config.event_host, config.event_port and config.event_port + 2)
+            self._deltas = _delta_server(config)
+            if self._deltas is not None:
                 undo.callback(self._deltas.close)
                 _start_if_on_a_loop(self._deltas)
             self._demand = Demand(
@@ -142,6 +142,16 @@ class ReplicaServer:
     def __del__(self) -> None:
         # Serve calls it when a replica leaves, after its requests have ended.
         self.shutdown()
+
+
+def _delta_server(config: ReplicaConfig) -> DeltaServer | None:
+    """Where Routers connect for deltas; None = these come by calls. Raises EventSocketError."""
+    if config.delta_channel and os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        logger.info("calls between nodes are encrypted, so deltas come by them")
+        return None
+    if not config.delta_channel:
+        return None
+    return DeltaServer(config.event_host, config.event_port and config.event_port + 2)
 
 
 def _start_if_on_a_loop(deltas: DeltaServer) -> None:

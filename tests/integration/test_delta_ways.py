@@ -231,6 +231,31 @@ async def test_a_replica_that_leaves_the_membership_finishes_over_its_connection
     assert channel.channels.statistics().lost == 0
 
 
+async def test_where_rays_calls_are_encrypted_deltas_come_by_them(
+    models: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    server = ReplicaServer(CONFIG)
+    assert server.describe()["delta_endpoint"] == ""
+    assert len(tokens(await collect(server.generate(request_of("r"), None)))) == 30
+    server.shutdown()
+
+
+def test_the_event_loop_that_serve_uses_has_transports_of_its_own(models: None) -> None:
+    """uvloop's are no subclass of asyncio's: taken for one, no connection was ever made."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def generate() -> None:
+        line = Line(has_channel=True)
+        await line.open()
+        deltas = await collect(line.generate(request_of("r")))
+        assert len(tokens(deltas)) == 30
+        assert line.channels.statistics().by_channel == 1
+        await line.close()
+
+    uvloop.run(generate())
+
+
 async def test_logprobs_come_by_the_call(channel: Line) -> None:
     request = request_of("r")
     assert channel.channels.open(replace(request, sampling=replace(request.sampling, logprobs=2))) is None
