@@ -139,20 +139,24 @@ class FrameReader:
         """max_bytes: of a message."""
         self._max_bytes = max_bytes
         self._rest = bytearray()  # the beginning of a message that is not whole yet
+        self._wanted = 0  # bytes of it before it can be: a large one comes in hundreds of parts
 
     def feed(self, received: bytes) -> Iterator[bytes]:
         """The messages that are whole now, in order. Raises WireError for one that is too large."""
         if self._rest:
             self._rest += received
+            if len(self._rest) < self._wanted:
+                return
             received = bytes(self._rest)
             self._rest.clear()
-        begin, end = 0, len(received)
+        begin, end, self._wanted = 0, len(received), _LENGTH_BYTES
         while end - begin >= _LENGTH_BYTES:
             length = int.from_bytes(received[begin : begin + _LENGTH_BYTES], "little")
             if length > self._max_bytes:
                 raise WireError(f"a message of {length} bytes, at most {self._max_bytes} are taken")
             first = begin + _LENGTH_BYTES
             if first + length > end:
+                self._wanted = _LENGTH_BYTES + length
                 break
             yield received[first : first + length]
             begin = first + length

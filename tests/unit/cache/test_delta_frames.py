@@ -71,6 +71,16 @@ def test_noise_is_refused_and_nothing_else_is_raised(noise: bytes) -> None:
         pass
 
 
+def test_a_large_message_is_put_together_once() -> None:
+    """Copying what is there with each part of it would take as long as the square of its size."""
+    wire = piece(0, 0, Delta("x" * 1_000_000, (1,), 0)) + piece(0, 1, Delta("y", (2,), 0))
+    reader, pieces = FrameReader(2_000_000), []
+    for begin in range(0, len(wire), 1000):
+        pieces += [read_piece(message) for message in reader.feed(wire[begin : begin + 1000])]
+    assert [one.token_ids for one in pieces] == [(1,), (2,)]
+    assert len(pieces[0].text) == 1_000_000
+
+
 def test_greetings_and_flow() -> None:
     channel = bytes(range(CHANNEL_BYTES))
     (message,) = messages_of(hello(channel))
