@@ -191,6 +191,7 @@ class ReplicaInfo:
     max_waiting: int = 256  # beyond this the engine refuses: the router does not send it more
     has_prefix_cache: bool = True  # False: it keeps nothing, so there is nothing to match or to predict
     has_kv_events: bool = True  # False: its events carry load alone, and routers imitate its cache
+    delta_endpoint: str = ""  # TCP: deltas of calls that ask for them there; "" = all come by the call
     has_logits: bool = True  # False: its model is simulated, and nothing about logits can be asked of it
 
     def to_json(self) -> dict[str, Any]:

@@ -114,7 +114,10 @@ class ReplicaConfig:
     # take longer than this, every token is a piece. 0 = everywhere.
     stream_interval_s: float = 0.04
     event_host: str = "127.0.0.1"  # where event sockets listen; a node's own address on a cluster
-    event_port: int = 0  # base port of PUB and snapshot sockets; 0 = free ones
+    event_port: int = 0  # base port of PUB, snapshot and delta sockets; 0 = free ones
+    # Answers go to a Router over a connection of its own; False: as items of Ray's call, which cost several
+    # times as much CPU, on both sides.
+    delta_channel: bool = True
     heartbeat_interval_s: float = 0.5  # an idle replica still says it is there
     # A longer step means a dead engine: the watchdog ends the process, within ten seconds with this. Where a
     # full step takes more than a second when the engine starts, eight times that is the limit.
@@ -149,7 +152,7 @@ class ReplicaConfig:
                 self.event_host,
                 "must be an address that Routers can connect to, not a wildcard",
             )
-        _check_range("event_port", self.event_port, 0, 65534)
+        _check_range("event_port", self.event_port, 0, 65533)
         if self.num_blocks is not None:
             _check_range("num_blocks", self.num_blocks, 1, 1 << 31)
         if self.max_model_len is not None:

@@ -7,19 +7,24 @@ decided without Serve is decided in `engine.py`. Written against ray 2.60; what 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from cache.delta_frames import ReplyTo
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, ReleasePin
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
+from replica.delta_server import DeltaServer, Outlet
 from replica.demand import Demand
 from replica.departure import Departure
 from replica.engine.request_watch import RequestLog, RequestTraces
@@ -61,10 +66,14 @@ class ReplicaServer:
                 undo.callback(departure.close)
             self._config = config
             self._engine = node.engine
+            self._deltas = _delta_server(config)
+            if self._deltas is not None:
+                undo.callback(self._deltas.close)
+                _start_if_on_a_loop(self._deltas)
             self._demand = Demand(
                 node.engine, max_running=config.max_running, max_batched_tokens=config.max_batched_tokens
             )
-            self._info = node.info
+            self._info = replace(node.info, delta_endpoint=self._deltas.endpoint if self._deltas else "")
             self._close = undo.pop_all()
         info = self._info
         logger.info(
@@ -75,16 +84,33 @@ class ReplicaServer:
             info.fingerprint.block_size,
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        """Stream one generation; cancelling it cancels the request. Raises RequestRefused in its kinds."""
+    async def generate(
+        self, request: GenerateRequest, reply_to: ReplyTo | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream one generation; cancelling it cancels the request. Raises RequestRefused in its kinds.
+
+        reply_to: where its deltas are wanted. Those that go there are not yielded; what cannot go there is.
+        """
         self._demand.told(request.held_s)
         async with contextlib.aclosing(self._engine.generate(request)) as deltas:
-            async for delta in deltas:
-                yield delta
+            outlet = self._outlet(reply_to)
+            if outlet is None:
+                async for delta in deltas:
+                    yield delta
+                return
+            with outlet:
+                async for delta in deltas:
+                    await outlet.send(delta)
 
     async def unpin(self, request: ReleasePin) -> bool:
         """Give back what a pin holds here; whether it held something. Raises EngineStopped."""
         return await self._engine.unpin(request.pin_id)
+
+    def _outlet(self, reply_to: ReplyTo | None) -> Outlet | None:
+        if self._deltas is None:
+            return None
+        self._deltas.start()
+        return self._deltas.outlet(reply_to)
 
     def describe(self) -> dict[str, Any]:
         """`ReplicaInfo` as JSON, and what else is worth telling an operator."""
@@ -116,6 +142,23 @@ class ReplicaServer:
     def __del__(self) -> None:
         # Serve calls it when a replica leaves, after its requests have ended.
         self.shutdown()
+
+
+def _delta_server(config: ReplicaConfig) -> DeltaServer | None:
+    """Where Routers connect for deltas; None = these come by calls. Raises EventSocketError."""
+    if config.delta_channel and os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        logger.info("calls between nodes are encrypted, so deltas come by them")
+        return None
+    if not config.delta_channel:
+        return None
+    return DeltaServer(config.event_host, config.event_port and config.event_port + 2)
+
+
+def _start_if_on_a_loop(deltas: DeltaServer) -> None:
+    """Serve builds a replica on its event loop: Routers can connect before the first call."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        deltas.start()
 
 
 def _replica_id() -> str | None:

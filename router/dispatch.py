@@ -23,6 +23,7 @@ from typing import Protocol
 from cache.block_hash import BlockHasher, PackedHashes
 from cache.errors import (
     DeadlineExceeded,
+    DeltasLost,
     ForwardFailed,
     HandedOver,
     PromptTooLong,
@@ -211,9 +212,10 @@ class Generation:
                     if delta.finish_reason is not None and all(a.is_over for a in self._answers):
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
-        except (ReplicaLost, RequestRefused):
+        except (ReplicaLost, RequestRefused) as error:
             accepted_by = shared.routing.accepted_by(self._job.request_id)
-            self._excluded |= {accepted_by or placement.replica_id}
+            if not isinstance(error, DeltasLost):  # what failed is between us, and this replica has it cached
+                self._excluded |= {accepted_by or placement.replica_id}
             raise
 
     async def _decide(self, attempt: int) -> Placement:
@@ -373,6 +375,8 @@ class Generation:
             return "busy"
         if isinstance(error, HandedOver):
             return "handed_over"
+        if isinstance(error, DeltasLost):
+            return "deltas_lost"
         return "replica_lost"  # it refused for a reason of its own, such as shutting down
 
     def _has_alternative(self) -> bool:

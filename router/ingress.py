@@ -39,6 +39,9 @@ from cache.tracing import Tracing
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
+from router.deltas.delta_calls import deltas_of
+from router.deltas.delta_channels import DeltaChannels
+from router.deltas.delta_metrics import DeltaCollector
 from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.openai_api.about import Readiness
 from router.openai_api.app import build_api
@@ -107,15 +110,18 @@ class Ingress:
         self._loop = asyncio.get_running_loop()
         self._replicas = replicas
         self._fault: str | None = None  # why this process can never serve
+        self._channels = DeltaChannels()
         self._parts = RouterParts(
             config,
-            calls=HandleCalls(replicas),
+            calls=HandleCalls(replicas, self._channels),
             encoder=encoder,
             version=_version(),
             peers=place_among_routers,
             tracing=tracing,
         )
         self._parts.routing.watch_membership(self._on_membership)
+        self._parts.routing.watch_membership(self._channels.update)
+        self._parts.metrics.registry.register(DeltaCollector(self._channels.statistics))
         self._parts.service.readiness = self._readiness
         if (peers := among_routers()) is not None:
             self._parts.fleet.peers = peers
@@ -146,6 +152,7 @@ class Ingress:
             await asyncio.gather(greeting, return_exceptions=True)
             unregister_routing(ROUTING_KEY)
             await self._parts.aclose()
+            await self._channels.aclose()
 
     async def _greet_replicas(self) -> None:
         """One call, answered by any replica: Serve builds the routing hook only with a handle's first call,
@@ -178,7 +185,9 @@ class Ingress:
 class HandleCalls:
     """`ReplicaCalls` and `PinCalls` over a Serve handle."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
+    def __init__(self, replicas: DeploymentHandle, channels: DeltaChannels | None = None) -> None:
+        """channels: for deltas; None = they come as items of the calls."""
+        self._channels = channels
         # Ray's default for gRPC is cloudpickle, for functions made on the fly; values need none of its care.
         self._generate = replicas.options(
             stream=True,
@@ -190,20 +199,30 @@ class HandleCalls:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """See `ReplicaCalls`. Ray's errors end here."""
-        response = self._generate.remote(request)
+        channels = self._channels
+        reader = None if channels is None else channels.open(request)
+        if channels is None or reader is None:
+            response = deltas = self._generate.remote(request)
+        else:
+            response = self._generate.remote(request, reader.reply_to)
+            deltas = deltas_of(response, reader, channels.came_by_call)
         has_ended, num_left = False, request.num_answers_left
         try:
-            async for delta in response:
+            async for delta in deltas:
                 # Nothing comes after the last one: whoever has it reads no further, and there is nothing to
                 # cancel. A cancel would cost both sides as much as a delta, and Serve would count it as one.
                 num_left -= delta.finish_reason is not None
                 has_ended = not num_left
                 yield delta
+                if has_ended and reader is not None:
+                    return  # the call ends by itself
             has_ended = True
         except Exception as error:
             has_ended = True
             raise translate(error) from error
         finally:
+            if channels is not None and reader is not None:
+                channels.close(reader)
             if not has_ended:
                 response.cancel()
 

@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "replicas": options.replicas,
         "interval_ms": options.interval_ms,
         "repeats": plan.repeats,
+        "by_call": options.by_call,
     }
     complaints = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
@@ -95,7 +96,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         complaints.print(f"[bold red]bench-overhead:[/] {escape(str(error))}")
         return 2
     orders = [
-        Order(mode, replace(plan, cells=cells), options.step_ms / 1000, options.replicas, interval_s)
+        Order(
+            mode,
+            replace(plan, cells=cells),
+            options.step_ms / 1000,
+            options.replicas,
+            interval_s,
+            has_channel=not options.by_call,
+        )
         for mode in modes
         if (cells := records.left(mode, plan))
     ]
@@ -241,6 +249,11 @@ def _parser() -> argparse.ArgumentParser:
         "--interval-ms", type=float, help="between two pieces of a stream (default: as shipped)"
     )
     parser.add_argument("--replicas", type=positive, default=2, help="behind the Router (default: 2)")
+    parser.add_argument(
+        "--by-call",
+        action="store_true",
+        help="pieces come to the Router as items of Ray's calls, as they do without its delta channel",
+    )
     parser.add_argument(
         "--resume",
         type=FilePath,

@@ -52,6 +52,7 @@ class Order:
     step_s: float  # of the simulated engines
     replicas: int
     interval_s: float | None = None  # between two pieces of a stream; None = as shipped
+    has_channel: bool = True  # False: pieces come to the Router as items of Ray's calls
 
 
 Tell = Callable[[str, Any], None]
@@ -67,7 +68,9 @@ def run_session(order: Order, tell: Tell) -> None:
         # A token both sides know: Ray's own for local clusters stays with the process that made it.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         tell("doing", "starting")
-        content = deploy_content(order.step_s, order.replicas, order.interval_s)
+        content = deploy_content(
+            order.step_s, order.replicas, order.interval_s, has_channel=order.has_channel
+        )
         server = Server(folder, ports.http, content, has_haproxy=order.mode.is_behind_haproxy)
         # What is left of a handle after this process has left the cluster must not start another one.
         os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"

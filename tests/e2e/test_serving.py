@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -265,6 +266,22 @@ def test_disconnect_stops_the_generation(server: Server) -> None:
         time.sleep(0.1)
         running = [replica["num_running"] for replica in server.version()["replicas"]]
     assert running == [0, 0]
+
+
+def test_answers_come_over_the_routers_own_connections(server: Server, client: openai.OpenAI) -> None:
+    """Falling back to Ray's calls would only be seen in CPU time."""
+    for _ in range(2):
+        ask(client, unique_prompt(5))
+    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    told = re.findall(
+        r"^warmpath_(delta_streams_total|replica_delta_channel){(.*?)} (.*)$", text, re.MULTILINE
+    )
+    streams = {
+        labels.partition('"')[2].partition('"')[0]: float(n) for name, labels, n in told if "str" in name
+    }
+    assert streams["channel"] >= 2
+    assert streams["call"] == 0
+    assert [float(number) for name, _, number in told if name == "replica_delta_channel"] == [1, 1]
 
 
 def test_replica_killed_mid_stream_continues_with_the_same_text(

@@ -12,6 +12,7 @@ from cache.errors import (
     BlocksInUse,
     ConfigError,
     DeadlineExceeded,
+    DeltasLost,
     ForwardFailed,
     HandedOver,
     NoFreeBlocks,
@@ -40,6 +41,7 @@ EXAMPLES = [
     DeadlineExceeded(deadline_s=1.0, waited_s=1.5),
     ForwardFailed("CUDA error"),
     HandedOver(),
+    DeltasLost(),
     PinsFull(needed=12, left=3),
     StructureRefused("its grammar is too complex"),
 ]

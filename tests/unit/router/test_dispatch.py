@@ -11,6 +11,7 @@ import pytest
 from cache.block_hash import BlockHasher, hints
 from cache.errors import (
     DeadlineExceeded,
+    DeltasLost,
     ForwardFailed,
     HandedOver,
     PromptTooLong,
@@ -99,6 +100,27 @@ async def test_it_continues_elsewhere_with_the_same_text(
     assert len(request.token_ids) == len(PROMPT) + 2 * after
     assert request.sent_chars == sum(len(text_of(i)) for i in range(2 * after))
     assert router.metric("warmpath_retries_total", why=why, phase=phase) == 1
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_lost_deltas_are_nobodys_failure_and_go_on_where_they_are_cached(after: int) -> None:
+    async with RouterUnderTest(num_replicas=1, max_attempts=2, max_deaths=1) as router:
+        _first_only(router, _failing(DeltasLost(), after))
+        assert await _run(_generation(router)) == EXPECTED
+        (first, _), (second, request) = router.calls.requests
+        assert first == second
+        assert request.excluded_replicas == frozenset()
+        assert len(request.token_ids) == len(PROMPT) + 2 * after
+        phase = "mid_stream" if after else "before_first_token"
+        assert router.metric("warmpath_retries_total", why="deltas_lost", phase=phase) == 1
+
+
+async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
+    async with RouterUnderTest(num_replicas=2, max_attempts=3) as router:
+        _always(router, _failing(DeltasLost()))
+        with pytest.raises(DeltasLost):
+            await _run(_generation(router))
+        assert len(router.calls.requests) == 3
 
 
 async def test_the_next_attempt_is_matched_on_prompt_and_tokens_so_far(router: RouterUnderTest) -> None:

@@ -12,6 +12,8 @@ import pytest
 from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
 from router.config import RecordConfig
+from router.deltas.delta_channels import ChannelStatistics
+from router.deltas.delta_metrics import DeltaCollector
 from router.errors import ReplicaLost
 from router.fleet.exposition import text
 from router.fleet.report import families_of
@@ -38,6 +40,7 @@ async def test_every_series_is_in_the_document_and_the_other_way_round(tmp_path:
     # What only some deployments have.
     more = RouterMetrics([], [])
     more.watch_tokenization(lambda: CacheStatistics(0, 0, 0, 0, 0))
+    more.registry.register(DeltaCollector(lambda: ChannelStatistics({ReplicaId("r"): True}, 0, 0, 0)))
     more.registry.register(GateCollector(lambda: GateStatistics(0, 0, 0, Counter())))
     told |= names(text(families_of(more.registry.collect())).decode())
     rows = re.findall(r"^\| `(\S+?)(?:\{.*?\})?` \|", DOCUMENT.read_text(), re.MULTILINE)

@@ -1,0 +1,1 @@
+"""Replicas' deltas, over a connection of ours to each of them instead of items of Ray's calls."""
