@@ -40,8 +40,8 @@ STOP_LIMIT_S = 60.0
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"  # of a node that is told to end: Ray's own wait
 RAY = str(Path(sys.executable).parent / "ray")
 SERVE = str(Path(sys.executable).parent / "serve")
-# What KubeRay adds to the containers of a RayService, beside names and addresses. Not its 5 s for requests to the
-# GCS: two cores with other tests on them may take longer, and pods have cores of their own.
+# What KubeRay adds to the containers of a RayService, beside names and addresses. Not its 5 s for requests to
+# the GCS: two cores with other tests on them may take longer, and pods have cores of their own.
 OPERATORS_VARIABLES = {
     "RAY_timeout_ms_task_wait_for_death_info": "0",
     "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
