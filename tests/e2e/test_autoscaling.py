@@ -45,7 +45,6 @@ def server() -> Iterator[Server]:
     }
     sim = {"base_s": STEP_S, "per_token_s": TOKEN_S, "per_attention_s": 0.0, "per_sequence_s": 0.0}
     with running_server(
-        routers=2,  # each tells of what it holds: together no more than there is
         replica={"runner": "simulated", "sim": sim, "num_blocks": 4096},
         # Whoever comes is taken in: eight that wait are no overload, but a slow machine may look like one.
         router={"max_wait_s": 60.0, "overload_wait_s": 60.0},
