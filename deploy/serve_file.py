@@ -29,6 +29,8 @@ from deploy.scaling_options import check_scaling, replica_bounds
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
+DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
+HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,14 @@ class ServeFile:
     def checked(cls, path: Path, content: dict[str, Any]) -> ServeFile:
         """The same for content that is no file, or not yet; `path` is what errors call it."""
         _refuse_typos(content)
+        _require_mappings(content)
         try:
             schema = ServeDeploySchema.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DeployFileError(path, f"{where}: {first['msg']}") from None
+            raise _named_error(error.errors()[0], content) from None
+        _check_port(schema.http_options.port)
         application = _our_application(path, content)
+        _check_deployments(application)
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
         _require_gpus(application, app.replica.device)
@@ -94,6 +97,59 @@ def load_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DeployFileError(path, "must be a mapping, as deploy.yaml is")
     return content
+
+
+def _require_mappings(content: Mapping[str, Any]) -> None:
+    """Serve's schema asks items of these lists for their keys before it asks what they are."""
+    applications = content.get("applications")
+    for index, application in enumerate(applications if isinstance(applications, list) else ()):
+        where = f"applications.{_name_of(application, index)}"
+        if not isinstance(application, Mapping):
+            raise ConfigError(where, application, "must be a mapping of settings")
+        deployments = application.get("deployments")
+        for number, each in enumerate(deployments if isinstance(deployments, list) else ()):
+            if not isinstance(each, Mapping):
+                raise ConfigError(f"{where}.deployments.{number}", each, "must be a mapping of settings")
+
+
+def _named_error(error: Any, content: Any) -> ConfigError:
+    """What Serve's schema refuses: by the keys and names of the file, with its value."""
+    parts, value = [], content
+    for key in error["loc"]:
+        if isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+            parts.append(_name_of(value, key))
+        elif isinstance(value, Mapping):
+            value = value.get(key)
+            parts.append(str(key))
+        else:  # a part of Serve's type, not of the file
+            break
+    return ConfigError(".".join(parts) or "deploy.yaml", value, error["msg"].removeprefix("Value error, "))
+
+
+def _name_of(item: Any, index: int) -> str:
+    """How the file calls an item of a list."""
+    return str(item.get("name", index)) if isinstance(item, Mapping) else str(index)
+
+
+def _check_port(port: int) -> None:
+    if not 1 <= port <= HIGHEST_PORT:
+        raise ConfigError("http_options.port", port, f"must be between 1 and {HIGHEST_PORT}")
+
+
+def _check_deployments(application: Mapping[str, Any]) -> None:
+    """Serve finds a name that nobody has when it deploys, and of two with one name takes the last."""
+    where = f"applications.{application.get('name', 'default')}.deployments"
+    names = [each["name"] for each in application.get("deployments") or ()]
+    for name in names:
+        if name not in DEPLOYMENTS:
+            raise UnknownKey(where, name, DEPLOYMENTS)
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}.{name}", names.count(name), "must be there once")
+    for each in application.get("deployments") or ():
+        if each.get("user_config") is not None:
+            needed = "is read by nobody: settings are in args.replica and args.router"
+            raise ConfigError(f"{where}.{each['name']}.user_config", each["user_config"], needed)
 
 
 def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:

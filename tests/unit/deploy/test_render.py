@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ from hypothesis import strategies as st
 
 from cache.errors import ConfigError, ServingError
 from deploy.__main__ import main
+from deploy.config import ROUTER_KEYS_FROM_DEPLOY, AppConfig
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.render import merge, patch, rendered, serve_config
 from deploy.serve_file import ServeFile
+from replica.config import ReplicaConfig
+from router.config import RouterConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy.yaml"
@@ -172,3 +177,23 @@ def test_null_removes_at_any_depth() -> None:
         "a": {"c": 2},
         "d": {"f": 1},
     }
+
+
+def test_every_setting_passes(tmp_path: Path) -> None:
+    """What a config learns later too: `render` has no list of settings, so no place has to be told of one."""
+    sketch = AppConfig().router_sketch()
+    replica = {each.name: getattr(ReplicaConfig(), each.name) for each in fields(ReplicaConfig)}
+    router = {each.name: getattr(sketch, each.name) for each in fields(RouterConfig)}
+    for key in ROUTER_KEYS_FROM_DEPLOY:
+        router.pop(key, None)
+    wanted = {}
+    for side, settings_of_it in (("replica", replica), ("router", router)):
+        plain = {k: v for k, v in settings_of_it.items() if isinstance(v, bool | int | float | str)}
+        wanted[side] = json.loads(json.dumps(plain))  # as a file has them: no enums
+    wanted["replica"]["event_host"] = "node"  # as every cluster has it
+    file = rendered(DEPLOY, [settings(tmp_path, application(args=wanted))])
+    args = yaml.safe_load(serve_config(file))["applications"][0]["args"]
+    assert len(wanted["replica"]) > 15
+    assert len(wanted["router"]) > 10
+    for side, each in wanted.items():
+        assert args[side] | each == args[side]

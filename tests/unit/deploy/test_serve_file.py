@@ -60,7 +60,8 @@ def test_typo_anywhere_is_refused(
 
 def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) -> None:
     content["applications"][0]["deployments"][1]["max_ongoing_requests"] = -1
-    with pytest.raises(DeployFileError, match="max_ongoing_requests"):
+    where = r"applications\.warmpath\.deployments\.Replica\.max_ongoing_requests = -1: "
+    with pytest.raises(ConfigError, match=where):
         read(tmp_path, content)
 
 

@@ -97,3 +97,26 @@ def test_numbers_on_the_page_are_those_of_the_manifests() -> None:
     for key, number in (("rayClusterDeletionDelaySeconds", 180), ("terminationGracePeriodSeconds", 150)):
         assert f"{key}: {number}" in kept
         assert re.search(rf"`{key}`[:,]? {number}", PAGE)
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"`python\s-m\s(\w+\s\w+)[^`]*`", PAGE))))
+def test_commands_within_sentences_exist(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those are named and not run; the rest of what stands in backticks needs a cluster."""
+    module, command = line.split()
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"{module}.__main__").main([command, "--help"])
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+def test_objects_that_commands_name_are_there() -> None:
+    """Also in tables: `kubectl` asks for what an overlay, an example or KubeRay makes."""
+    made = {
+        f"{each['kind'].lower()}/{each['metadata']['name']}"
+        for place in PLACES.values()
+        for each in Manifests.parse(place.kept.read_text()).objects
+    }
+    made |= {"service/warmpath-serve-svc", "job/fetch-model"}
+    named = set(re.findall(r"\b((?:service|job|secret|configmap)/[a-z-]+)", PAGE))
+    assert named
+    assert named <= made

@@ -1,0 +1,167 @@
+"""`python -m deploy check`: what it says of each mistake, word for word; `render` refuses the same."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import app
+from deploy.__main__ import main
+from deploy.serve_file import DEPLOYMENTS
+
+ROOT = Path(__file__).resolve().parents[3]
+OWN: dict[str, Any] = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+
+Break = Callable[[dict[str, Any]], object]
+
+
+def application(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["applications"][0]
+    return found
+
+
+def args(content: dict[str, Any], side: str) -> dict[str, Any]:
+    found: dict[str, Any] = application(content)["args"][side]
+    return found
+
+
+def deployment(content: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = [each for each in application(content)["deployments"] if each["name"] == name]
+    return found
+
+
+REPLICA = "applications.warmpath.deployments.Replica"
+MISTAKES: dict[str, tuple[Break, str]] = {
+    "unknown setting": (
+        lambda c: args(c, "router").update(polcy="round_robin"),
+        "UnknownKey in FILE: args.router: unknown key 'polcy'; did you mean 'policy'?",
+    ),
+    "unknown option of Serve's": (
+        lambda c: deployment(c, "Replica").update(max_ongoing_request=1000),
+        f"UnknownKey in FILE: {REPLICA}: unknown key 'max_ongoing_request'; "
+        "did you mean 'max_ongoing_requests'?",
+    ),
+    "unknown option of Ray's": (
+        lambda c: deployment(c, "Replica").update(ray_actor_options={"num_gpu": 1}),
+        f"UnknownKey in FILE: {REPLICA}.ray_actor_options: unknown key 'num_gpu'; did you mean 'num_gpus'?",
+    ),
+    "unknown deployment": (
+        lambda c: deployment(c, "Replica").update(name="Replcia"),
+        "UnknownKey in FILE: applications.warmpath.deployments: unknown key 'Replcia'; "
+        "did you mean 'Replica'?",
+    ),
+    "deployment twice": (
+        lambda c: application(c)["deployments"].append({"name": "Router"}),
+        "ConfigError in FILE: applications.warmpath.deployments.Router = 2: must be there once",
+    ),
+    "deployment that is no mapping": (
+        lambda c: application(c).update(deployments=["Replica"]),
+        "ConfigError in FILE: applications.warmpath.deployments.0 = 'Replica': must be a mapping of settings",
+    ),
+    "user_config": (
+        lambda c: deployment(c, "Router").update(user_config={"policy": "round_robin"}),
+        "ConfigError in FILE: applications.warmpath.deployments.Router.user_config = "
+        "{'policy': 'round_robin'}: is read by nobody: settings are in args.replica and args.router",
+    ),
+    "number out of range": (
+        lambda c: args(c, "replica").update(max_running=0),
+        "ConfigError in FILE: args.replica.max_running = 0: must be between 1 and 4096",
+    ),
+    "number of Serve's out of range": (
+        lambda c: deployment(c, "Replica").update(num_replicas=0),
+        f"ConfigError in FILE: {REPLICA}.num_replicas = 0: Input should be greater than 0",
+    ),
+    "port": (
+        lambda c: c["http_options"].update(port=70000),
+        "ConfigError in FILE: http_options.port = 70000: must be between 1 and 65535",
+    ),
+    "type": (
+        lambda c: args(c, "replica").update(block_size="16"),
+        "ConfigError in FILE: args.replica.block_size = '16': Expected `int`, got `str`",
+    ),
+    "block size that a backend cannot serve": (
+        lambda c: args(c, "replica").update(attention_backend="triton", block_size=2048),
+        "ConfigError in FILE: args.replica.block_size = 2048: "
+        "must be between 1 and 1024 for triton attention",
+    ),
+    "backend that is not there": (
+        lambda c: args(c, "replica").update(attention_backend="flash_attn"),
+        "ConfigError in FILE: args.replica.attention_backend = 'flash_attn': "
+        "must be one of auto, gather_sdpa, triton",
+    ),
+    "Router and replicas: heartbeats": (
+        lambda c: args(c, "router").update(silent_after_s=0.1),
+        "ConfigError in FILE: args.router.silent_after_s = 0.1: must be more than "
+        "args.replica.heartbeat_interval_s (0.5): idle replicas would pass for silent ones, and their "
+        "caches for unknown",
+    ),
+    "Router and replicas: places": (
+        lambda c: deployment(c, "Replica").update(max_ongoing_requests=5),
+        "ConfigError in FILE: applications.deployments.Replica.max_ongoing_requests = 5: must be at least "
+        "320: args.replica.max_running (64) and max_waiting (256), or Serve turns away what Routers send (5 "
+        "if not set)",
+    ),
+    "model that is not there": (
+        lambda c: args(c, "replica").update(model="/nowhere"),
+        "ModelRefused in FILE: model = '/nowhere': this folder does not exist",
+    ),
+    "Routers' one loop": (
+        lambda c: deployment(c, "Router").update(ray_actor_options={"num_cpus": 1}),
+        "ConfigError in FILE: applications.deployments.Router.ray_actor_options.runtime_env.env_vars = {}: "
+        'must hold RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP: "0" where ray_actor_options is set',
+    ),
+}
+
+
+def broken(folder: Path, change: Break) -> Path:
+    content = copy.deepcopy(OWN)
+    change(content)
+    path = folder / "deploy.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(("change", "said"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize("command", ["check", "render"])
+def test_mistake_is_named_and_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, change: Break, said: str
+) -> None:
+    path = broken(tmp_path, change)
+    assert main([command, str(path)]) == 2
+    heard = capsys.readouterr()
+    assert heard.err == said.replace("FILE", str(path)) + "\n"
+    assert heard.out == ""
+
+
+def test_more_gpus_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = broken(
+        tmp_path,
+        lambda c: (args(c, "replica").update(device="cuda"), deployment(c, "Replica").update(num_replicas=4)),
+    )
+    assert main(["check", str(path), "--gpus", "2"]) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigError in {path}: applications.deployments.Replica.num_replicas = 4: "
+        "must be at most 2: each takes 1 GPUs, and there are 2\n"
+    )
+    assert main(["check", str(path), "--gpus", "4"]) == 0
+
+
+def test_as_it_is_typed(tmp_path: Path) -> None:
+    """The same by the command itself, which exits with 2."""
+    change, said = MISTAKES["unknown setting"]
+    path = broken(tmp_path, change)
+    command = [sys.executable, "-m", "deploy", "check", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said.replace("FILE", str(path)) + "\n")
+
+
+def test_the_names_are_those_of_the_application() -> None:
+    assert DEPLOYMENTS == (app.Router.name, app.Replica.name)
