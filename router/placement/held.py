@@ -48,6 +48,7 @@ from router.placement.decision import Decision, Placement, RouteQuery
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
+from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
 
@@ -96,6 +97,7 @@ class HeldRequests:
         self._admission = Admission(options.max_wait_s, clock, overload_wait_s=options.overload_wait_s)
         self._numbers = itertools.count()
         self._queue = HeldQueue()
+        self._demand = TenantDemand()
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
@@ -200,6 +202,7 @@ class HeldRequests:
         starts_now = held.decision is not None and held.decision.starts_now
         wait_s = 0.0 if starts_now and not self._queue else self._routing.wait_s(self.engine_s)
         if is_new:
+            self._demand.came(held.tenant, held.uncached_tokens, held.query.share, now)
             prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
             self._admission.came(
                 prefill_s, num_waiting=len(self._queue), wait_s=wait_s, num_replicas=num_replicas
@@ -214,6 +217,7 @@ class HeldRequests:
                 own_s=held.engine_s,
                 deadline=held.deadline,
                 num_replicas=num_replicas,
+                is_within_share=self._is_within_share(held, now),
             )
 
     def _ahead_s(self, held: HeldRequest) -> float:
@@ -221,6 +225,10 @@ class HeldRequests:
         if held.deadline == float("inf"):
             return 0.0
         return self._routing.wait_s(self._queue.seconds_before(held, in_order=True))
+
+    def _is_within_share(self, held: HeldRequest, now: float) -> bool:
+        """In overload: whether others ask for too much, and its tenant does not."""
+        return self._admission.is_overload and self._demand.is_within_share(held.tenant, now)
 
     def _is_full(self, tenant: str, most: int) -> bool:
         """Where others have filled it a tenant may still have what would be its part, were it divided equally
@@ -240,7 +248,7 @@ class HeldRequests:
         latest = now - (1.0 + AGED) * self._admission.bound_s
         departures = []
         for held in self._queue.came_before(latest):
-            if held.query.excluded:
+            if held.query.excluded or self._is_within_share(held, now):
                 continue
             num_replicas = max(1, self._routing.free_replicas(0.0)[0])
             wait_s = self._routing.wait_s(self.engine_s)
@@ -339,6 +347,7 @@ class HeldRequests:
         if held.free_at > now + ROUNDING_S:
             return None
         self._queue.charge(held.tenant, held.uncached_tokens, held.query.share)
+        self._demand.placed(held.uncached_tokens, now)
         return Departure(request_id, waited_s, self._routing.book(decision))
 
     def _may_wait_for_successors(self, held: HeldRequest, error: NoReplica, now: float) -> bool:
