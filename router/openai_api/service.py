@@ -273,7 +273,7 @@ class Service:
 
     async def _job(
         self,
-        body: RequestBody,
+        body: ChatBody | CompletionBody,
         form: AnswerForm,
         prompt: array[int],
         text: PromptView,
