@@ -125,7 +125,8 @@ class GenerateRequest:
     cache_salt: str = ""
     adapter: str = ""
     tenant: str = ""
-    priority: int = 0
+    share: float = 1.0  # its tenant's part of the engine, beside other tenants'; above 0
+    priority: int = 0  # among its tenant's: `cache/priority.py`
     attempt: int = 0
     excluded_replicas: frozenset[ReplicaId] = frozenset()
     ranks: tuple[ReplicaId, ...] = ()  # best first: where `Routing.choose` wants it

@@ -66,7 +66,9 @@ class Job:
     sampling: SamplingParams
     seed: int
     cache_salt: str = ""
-    tenant: str = ""  # whose turn it uses at the replica
+    tenant: str = ""  # whose turn it uses, here and at the replica
+    share: float = 1.0  # its tenant's part, beside other tenants'
+    priority: int = 0  # among its tenant's requests
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
@@ -184,6 +186,7 @@ class Generation:
             return
         self._was_placed = False
         self._hash_new_blocks()
+        self._shared.placer.served(self._job.tenant, self._num_output_tokens, self._job.share)
         self._shared.routing.finish(
             self._job.request_id,
             block_hashes=self._block_hashes,
@@ -267,6 +270,9 @@ class Generation:
                 max_tokens=job.sampling.max_tokens - (len(tokens) - len(job.prompt)),
                 token_ids=tokens,
                 cache_salt=job.cache_salt,
+                tenant=job.tenant,
+                share=job.share,
+                priority=job.priority,
                 prompt=job.text,
                 asked_at=self._began_at,
             ),
@@ -301,6 +307,8 @@ class Generation:
             sent_chars=self._answers[0].sent_chars if job.n == 1 else 0,
             cache_salt=job.cache_salt,
             tenant=job.tenant,
+            share=job.share,
+            priority=job.priority,
             attempt=attempt,
             excluded_replicas=self._excluded,
             ranks=placement.ranks,

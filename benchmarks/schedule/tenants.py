@@ -1,20 +1,23 @@
 """Two tenants on one engine: what the one that asks for ten times its share does to the other.
 
-The engine's part alone, under a virtual clock: requests that wait at a Router are not told apart there.
+Under a virtual clock: the engine alone, and behind a Router that holds requests back until their turn.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 import numpy as np
 
+from benchmarks.schedule.routed_engine import run_routed
 from benchmarks.schedule.rows import Advance, Line, Section
-from benchmarks.schedule.virtual_engine import Job, run
+from benchmarks.schedule.virtual_engine import Job, Outcome, run
+from cache.events import StepTimeModel
 from loadtest.simulation.machine import H100_8B
 
 TARGET = 1.5  # times the other's p99 to first token while nobody asks for too much
@@ -24,6 +27,13 @@ SECONDS, SATURATED_S = 150.0, 40.0
 EDGE_S = 30.0  # left out at both ends: queues are made, and not all answers waited for
 NUM_BLOCKS = 25_000  # 0.4 M tokens: what the card holds beside the weights
 MODEL = H100_8B.step_time()
+
+
+class Serve(Protocol):
+    def __call__(
+        self, jobs: Sequence[Job], model: StepTimeModel, *, num_blocks: int, until_s: float
+    ) -> Outcome:
+        """All of them, in order of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +54,23 @@ def measure(advance: Advance, seeds: int) -> Section:
     )
     advance("capacity")
     capacity = _capacity()
+    for where, serve in (("", run), ("Router: ", run_routed)):
+        _measure(section, advance, where, serve, capacity, seeds)
+    return section
+
+
+def _measure(
+    section: Section, advance: Advance, where: str, serve: Serve, capacity: float, seeds: int
+) -> None:
     cases = (
-        ("both at their share", 1.0, True),
-        (f"{FLOOD:g} times, told apart", FLOOD, True),
-        (f"{FLOOD:g} times, not told apart", FLOOD, False),
+        (f"{where}both at their share", 1.0, True),
+        (f"{where}{FLOOD:g} times, told apart", FLOOD, True),
+        (f"{where}{FLOOD:g} times, not told apart", FLOOD, False),
     )
     found: list[list[Neighbour]] = []
     for name, factor, are_known in cases:
         advance(f"tenants, {name}")
-        found.append([_neighbour(capacity, factor, are_known, seed) for seed in range(seeds)])
+        found.append([_neighbour(serve, capacity, factor, are_known, seed) for seed in range(seeds)])
     calm = found[0]
     for (name, factor, are_known), each in zip(cases, found, strict=True):
         ratio = median(with_it.p99_s / alone.p99_s for with_it, alone in zip(each, calm, strict=True))
@@ -65,17 +83,16 @@ def measure(advance: Advance, seeds: int) -> Section:
         is_judged = factor > 1 and are_known
         target = f"at most {TARGET:.1f}x" if is_judged else ""
         section.lines.append(Line(name, cells, target, not is_judged or ratio <= TARGET))
-    return section
 
 
-def _neighbour(capacity: float, factor: float, are_known: bool, seed: int) -> Neighbour:
-    """are_known: whether the engine is told whose the requests are."""
+def _neighbour(serve: Serve, capacity: float, factor: float, are_known: bool, seed: int) -> Neighbour:
+    """are_known: whether engine and Router are told whose the requests are."""
     rate = SHARE * capacity
     jobs = sorted(
         [*_jobs("greedy", factor * rate, are_known, seed), *_jobs("calm", rate, are_known, seed)],
         key=lambda job: job.arrival_s,
     )
-    outcome = run(jobs, MODEL, num_blocks=NUM_BLOCKS, until_s=SECONDS)
+    outcome = serve(jobs, MODEL, num_blocks=NUM_BLOCKS, until_s=SECONDS)
     waits = [
         wait_s
         for job, wait_s in zip(jobs, outcome.first_token_s, strict=True)

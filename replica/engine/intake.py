@@ -69,6 +69,9 @@ class Intake:
                 answer.num_prompt_tokens,
                 self._max_output(answer),
                 tenant=request.tenant,
+                share=request.share,
+                priority=request.priority,
+                deadline_s=request.deadline_s,
                 is_retry=request.attempt > 0,
             )
         arrival_s = self._clock() if arrival_s is None else arrival_s
@@ -119,6 +122,8 @@ class Intake:
             logprobs=_logprob_log(request),
             choice=choice,
             tenant=request.tenant,
+            share=request.share,
+            priority=request.priority,
             structure=structure,
         )
 

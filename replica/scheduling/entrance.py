@@ -14,6 +14,7 @@ import msgspec
 
 from cache.events import Load
 from replica.errors import PromptTooLong, QueueFull, TooLargeForCache, WaitTooLong
+from replica.scheduling.load_account import Queued
 from replica.scheduling.queue_time import queue_s
 from replica.scheduling.waiting_queue import WaitingQueue
 
@@ -49,20 +50,35 @@ class Entrance:
         if waiting.num_of(tenant) >= self.max_waiting // num_tenants:
             raise QueueFull(len(waiting), self.max_waiting)
 
-    def check_wait(self, load: Load, queued: Mapping[str, int], waiting: WaitingQueue, tenant: str) -> None:
-        """Raises WaitTooLong. queued: uncached tokens by tenant, of all that is here."""
-        if not waiting or self.max_wait_s == math.inf:
+    def check_wait(
+        self,
+        load: Load,
+        queued: Mapping[str, Queued],
+        waiting: WaitingQueue,
+        *,
+        tenant: str,
+        share: float,
+        deadline_s: float | None,
+    ) -> None:
+        """Raises WaitTooLong. queued: by tenant, what of all that is here may go before the newcomer.
+
+        deadline_s: after which nobody wants it; None = it may wait as long as anybody.
+        """
+        longest_s = self.max_wait_s if deadline_s is None else min(self.max_wait_s, deadline_s)
+        if not waiting or longest_s == math.inf:
             return
-        wait_s = queue_s(_before(load, queued, tenant), self.max_batched_tokens, self.max_wait_s)
-        if wait_s > self.max_wait_s:
-            raise WaitTooLong(len(waiting), self.max_waiting, wait_s, self.max_wait_s)
+        before = _before(load, queued, Queued(share, 0) if tenant not in queued else queued[tenant])
+        # Unmeasured, a deadline is not judged by: what takes how long is a guess then, for bursts.
+        wait_s = queue_s(before, self.max_batched_tokens, self.max_wait_s)
+        if wait_s > (longest_s if load.step_time is not None else self.max_wait_s):
+            raise WaitTooLong(len(waiting), self.max_waiting, wait_s, longest_s)
 
 
-def _before(load: Load, queued: Mapping[str, int], tenant: str) -> Load:
-    """What of it goes before a newcomer of that tenant: of each other's, as much as of its own."""
-    total, own = sum(queued.values()), queued.get(tenant, 0)
-    before = sum([min(own, tokens) for tokens in queued.values()])
-    if before == total:
+def _before(load: Load, queued: Mapping[str, Queued], own: Queued) -> Load:
+    """What of it goes before a newcomer: of each other tenant's as much as of its own, share for share."""
+    total, per_share = load.queued_uncached_tokens, own.tokens / own.share
+    before = round(sum([min(per_share * each.share, each.tokens) for each in queued.values()]))
+    if before >= total:
         return load
     share = before / total
     return msgspec.structs.replace(

@@ -5,9 +5,10 @@ Knows requests; knows neither blocks nor who is next.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from cache.priority import MAX_PRIORITY
 from replica.scheduling.request import Request
 
 
@@ -25,14 +26,27 @@ def queued_uncached_tokens(running: Iterable[Request], waiting: Iterable[Request
     return begun + sum([len(request.token_ids) - request.expected_hit for request in waiting])
 
 
-def queued_by_tenant(running: Iterable[Request], waiting: Iterable[Request]) -> dict[str, int]:
-    """`queued_uncached_tokens`, by whose they are."""
-    queued: Counter[str] = Counter()
+@dataclass(slots=True)
+class Queued:
+    """A tenant's part of what is queued."""
+
+    share: float
+    tokens: int = 0
+
+
+def queued_by_tenant(
+    running: Iterable[Request], waiting: Iterable[Request], *, tenant: str = "", priority: int = MAX_PRIORITY
+) -> dict[str, Queued]:
+    """`queued_uncached_tokens`, by whose they are; of `tenant` only what goes before such a priority."""
+    queued: dict[str, Queued] = {}
     for request in running:
         if not request.is_decoding:
-            queued[request.tenant] += request.num_uncomputed
+            of = queued.setdefault(request.tenant, Queued(request.share))
+            of.tokens += request.num_uncomputed
     for request in waiting:
-        queued[request.tenant] += len(request.token_ids) - request.expected_hit
+        if request.tenant != tenant or request.priority <= priority:
+            of = queued.setdefault(request.tenant, Queued(request.share))
+            of.tokens += len(request.token_ids) - request.expected_hit
     return queued
 
 

@@ -3,7 +3,10 @@
 A request's place is settled when it comes and never changes, since all age alike: whoever is behind somebody
 now was always going to be. So there is one bound for everybody (docs/design/019-scheduling-order.md):
 
-    nobody goes first who came more than  own prefill seconds / AGING  later
+    nobody goes first who came more than  own prefill seconds / AGING + LEVEL_S * levels  later
+
+the first only where shorter ones go first, the second for each level of priority (`cache/priority.py`) that
+the other has beyond its own.
 
 Arithmetic alone: knows seconds; knows neither requests nor blocks.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from cache.events import StepTimeModel
+from cache.priority import lag_s
 
 # Prefill seconds that a waited second makes up for, as in the Routers' own queue: a prompt that takes a
 # second has been overtaken for the last time after ten.
@@ -37,14 +41,21 @@ class SchedulingOrder(StrEnum):
         uncached_tokens: int,
         cached_tokens: int,
         arrival_s: float,
+        now_s: float,
         pace: StepTimeModel | None,
         max_batched_tokens: int,
     ) -> float:
-        """Least goes first, and of equals whoever came first.
+        """Least goes first, and of equals whoever came first; of one priority.
 
-        pace: None while the engine has not measured itself; until then it is first come.
+        now_s: when it was put here. pace: None while the engine has not measured itself; until then it is
+        first come.
         """
         if self is SchedulingOrder.FIRST_COME:
-            return 0.0
+            return now_s
         own_s = 0.0 if pace is None else pace.prefill_s(uncached_tokens, cached_tokens, max_batched_tokens)
         return own_s + AGING * arrival_s
+
+    def lag(self, priority: int) -> float:
+        """What its priority adds to a place."""
+        lag = lag_s(priority)
+        return lag if self is SchedulingOrder.FIRST_COME else AGING * lag

@@ -5,12 +5,14 @@ Mutable; owned by the engine thread. Knows token ids and counts; knows neither t
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cache.kv_cache_manager import SequenceBlocks
 from cache.messages import FinishReason, GenerateRequest, PinLease, SamplingParams
+from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from cache.types import RequestId, pack_tokens
 from replica.errors import InvalidRequest
 from replica.output.detokenizer import Detokenizer
@@ -63,6 +65,9 @@ class Request:
     choice: int = 0  # which of the answers to its prompt
     followers: list[Request] = field(default_factory=list)  # that begin where its prompt is computed
     tenant: str = ""  # whose turn it uses
+    share: float = 1.0  # its tenant's, above 0
+    priority: int = 0  # among its tenant's; least goes first (`cache/priority.py`)
+    starts_by_s: float = math.inf  # engine clock: begun later, its first token would come too late
     place: tuple[float, int] = (0.0, 0)  # in the queue's order, for as long as it is here; no two are equal
     num_charged: int = 0  # leading tokens that its tenant has been charged for, or that were found cached
     structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
@@ -103,6 +108,12 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         raise InvalidRequest("token_ids", f"ids must be between 0 and {vocab_size - 1}")
     if request.adapter:
         raise InvalidRequest("adapter", f"this replica serves no adapter named {request.adapter!r}")
+    if not MIN_PRIORITY <= request.priority <= MAX_PRIORITY:
+        raise InvalidRequest(
+            "priority", f"{request.priority} is not between {MIN_PRIORITY} and {MAX_PRIORITY}"
+        )
+    if not 0.0 < request.share < math.inf:
+        raise InvalidRequest("share", f"{request.share} is not a finite number above 0")
     if request.sent_chars < 0:
         raise InvalidRequest("sent_chars", f"{request.sent_chars} is negative")
 

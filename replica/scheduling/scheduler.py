@@ -111,11 +111,15 @@ class Scheduler:
         max_output_tokens: int,
         *,
         tenant: str = "",
+        share: float = 1.0,
+        priority: int = 0,
+        deadline_s: float | None = None,
         is_retry: bool = False,
     ) -> None:
         """Raise why a request of this size cannot be taken in; changes nothing. O(requests).
 
         max_output_tokens: already cut to the model's length limit, at least 1 if the prompt fits.
+        deadline_s: seconds from now after which nobody wants it; None = never.
         is_retry: it has waited elsewhere, and may have begun to answer: it may wait here, however long.
         """
         if request_id in self._by_id:
@@ -123,8 +127,10 @@ class Scheduler:
         self._entrance.check_size(num_prompt_tokens, max_output_tokens)
         self._entrance.check_places(self._waiting, tenant)
         if self._waiting and not is_retry:
-            queued = queued_by_tenant(self._running.requests, self._waiting)
-            self._entrance.check_wait(self.load(), queued, self._waiting, tenant)
+            queued = queued_by_tenant(self._running.requests, self._waiting, tenant=tenant, priority=priority)
+            self._entrance.check_wait(
+                self.load(), queued, self._waiting, tenant=tenant, share=share, deadline_s=deadline_s
+            )
 
     def submit(self, request: Request, followers: Sequence[Request] = ()) -> None:
         """Put a request that passed `check_room` among those that wait.
@@ -134,18 +140,27 @@ class Scheduler:
         """
         expected = self._promises.expect(request)
         request.expected_hit = expected.num_tokens
-        order = self._order.place(
-            uncached_tokens=len(request.token_ids) - request.expected_hit,
+        order, pace = self._order, self._pace()
+        uncached = len(request.token_ids) - request.expected_hit
+        place = order.place(
+            uncached_tokens=uncached,
             cached_tokens=request.expected_hit,
             arrival_s=request.arrival_s,
-            pace=self._pace(),
+            now_s=self._clock(),
+            pace=pace,
             max_batched_tokens=self._max_batched_tokens,
         )
-        # What it is to find has to be computed first: before that it is not as short as it seems.
-        if expected.promiser is not None:
-            order = max(order, expected.promiser.place[0])
+        # What it is to find has to be computed first: before that it is not as short as it seems. Of whoever
+        # is less urgent it need not wait for that.
+        if (promiser := expected.promiser) is not None:
+            place = max(place, promiser.place[0] - order.lag(promiser.priority))
+        starts_by_s = math.inf
+        if request.expires_s is not None and pace is not None:
+            prefill_s = pace.prefill_s(uncached, request.expected_hit, self._max_batched_tokens)
+            starts_by_s = request.expires_s - prefill_s
         for each in (request, *followers):
-            each.place = (order, next(self._numbers))
+            each.place = (place + order.lag(request.priority), next(self._numbers))
+            each.starts_by_s = starts_by_s
         self._by_id[request.request_id] = request
         self._waiting.add(request)
         self._following.follow(request, followers)
@@ -181,9 +196,12 @@ class Scheduler:
         del self._by_id[request.request_id]
 
     def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
-        """Take out every request whose time has run out, waiting or running."""
+        """Take out every request whose time has run out, waiting or running.
+
+        Or will have when its prompt is computed, by what steps take: of those that have never begun.
+        """
         now_s = self._clock()
-        late = [r for r in self if r.expires_s is not None and now_s >= r.expires_s]
+        late = [r for r in self if r.expires_s is not None and now_s >= _latest_s(r)]
         for request in late:
             self._remove(request)
         return [(r, _deadline_exceeded(r, now_s)) for r in late]
@@ -336,6 +354,14 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
         copy_source=request.blocks.copy_source,
         logprobs=request.logprobs,
         structure=request.structure,
+    )
+
+
+def _latest_s(request: Request) -> float:
+    """When it is too late for it, if nothing happens before; engine clock."""
+    assert request.expires_s is not None
+    return (
+        request.expires_s if request.admitted_s is not None else min(request.expires_s, request.starts_by_s)
     )
 
 

@@ -1,8 +1,8 @@
 """Whose prompt is next: of those that wait, and of those that have begun.
 
-First the tenant that has had least (`tenant_shares.py`), then its requests in their order. A prompt that has
-begun goes before those of its tenant that wait, unless the order lets it stand back for a shorter one; for
-another tenant's turn it always does, and keeps its blocks.
+First the tenant that has had least (`cache/tenant_shares.py`), then its requests in their order. A prompt
+that has begun goes before those of its tenant that wait, unless the order lets it stand back for a shorter
+one, or a more urgent one goes before it; for another tenant's turn it always does, and keeps its blocks.
 Knows requests, places and shares; knows neither blocks nor budgets. Engine thread only.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from cache.tenant_shares import TenantShares
 from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request, RequestState
-from replica.scheduling.tenant_shares import TenantShares
 from replica.scheduling.waiting_queue import WaitingQueue
 
 CREDIT_STEPS = 16  # full steps' tokens: a long prompt's, or a few of usual length
@@ -65,7 +65,7 @@ class Turns:
     def charge(self, request: Request, end: int) -> None:
         """Its tokens before `end`: each once, whoever was thrown out and had to be computed anew."""
         if end > request.num_charged:
-            self._shares.charge(request.tenant, end - request.num_charged)
+            self._shares.charge(request.tenant, end - request.num_charged, request.share)
             request.num_charged = end
 
     def _first_of(self, tenant: str, running: Sequence[Request], *, admits: bool) -> Request:
@@ -75,6 +75,6 @@ class Turns:
         if begun is None:
             assert waiting is not None, "a tenant of those that want to go on, or may start"
             return waiting
-        if waiting is not None and self._preempts and waiting.place < begun.place:
-            return waiting
-        return begun
+        if waiting is None or begun.place < waiting.place:
+            return begun
+        return waiting if self._preempts or waiting.priority < begun.priority else begun

@@ -7,6 +7,7 @@ so a request ends in an answer, an error object, or a cut connection, and is cou
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from cache.errors import ServingError
+from router.errors import InvalidField
 from router.fleet.exposition import CONTENT_TYPE
 from router.openai_api.answer import Answer
 from router.openai_api.dashboard import DashboardRoutes
@@ -41,6 +43,8 @@ from router.openai_api.tokenization import (
 )
 
 POLICY_HEADER = "x-warmpath-policy"
+TIMEOUT_HEADER = "x-warmpath-timeout"
+MAX_TIMEOUT_S = 86_400
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
@@ -132,6 +136,7 @@ class _Routes:
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
+                _timeout_of(request, self._service.config.request_timeout_s),
             )
 
         return await self._answer(request, Endpoint.CHAT, start)
@@ -144,6 +149,7 @@ class _Routes:
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
+                _timeout_of(request, self._service.config.request_timeout_s),
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
@@ -262,6 +268,24 @@ class _Routes:
             CACHED_TOKENS_HEADER: str(sum(run.cached_tokens or 0 for run in runs)),
             OVERLAP_HEADER: str(sum(run.overlap_blocks for run in runs)),
         }
+
+
+def _timeout_of(request: Request, most_s: float | None) -> float | None:
+    """Seconds after which the client wants no answer any more, or nobody does; None: never.
+
+    most_s: the Router's own. Raises InvalidField.
+    """
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return most_s
+    try:
+        timeout_s = float(given)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0.0 < timeout_s <= MAX_TIMEOUT_S:
+        what = f"'{TIMEOUT_HEADER}' must be seconds, above 0 and up to {MAX_TIMEOUT_S}."
+        raise InvalidField(TIMEOUT_HEADER, what)
+    return timeout_s if most_s is None else min(timeout_s, most_s)
 
 
 def _session_of(request: Request) -> str | None:

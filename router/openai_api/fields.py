@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.errors import InvalidField, UnsupportedParameter
 
 
@@ -166,6 +167,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     _used("cache_salt", "a non-empty string"),
     _used("prompt_cache_key", "a string"),
+    _used("priority", f"an integer between {MIN_PRIORITY} and {MAX_PRIORITY}, and none below the API key's"),
     _used("tools", "a list of functions with a name each, which the model's chat template can render", CHAT),
     _used(
         "tool_choice",
@@ -214,7 +216,6 @@ FIELDS: tuple[Field, ...] = (
     _refused("truncate_prompt_tokens", domain=_integer(-1)),
     _refused("return_token_ids", False, domain=_BOOLEAN),
     _refused("prompt_embeds", endpoints=COMPLETIONS),
-    _refused("priority", 0, domain=Domain("an integer", _is_integer)),
 )
 
 

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from cache.structure import Structure
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
@@ -147,6 +148,7 @@ class RequestBody(SamplingFields):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, BeforeValidator(_to_salt), Field(min_length=1)] | None = None
     prompt_cache_key: Annotated[str, BeforeValidator(_to_salt)] | None = None
+    priority: Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None  # least goes first
 
     response_format: Annotated[
         Structure | None, BeforeValidator(to_format), WithJsonSchema(_FORMAT_SCHEMA)

@@ -120,11 +120,12 @@ class Service:
         policy: str | None,
         session: str | None = None,
         visit: Visit = OPEN_VISIT,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged.
 
         session: what the client says its requests have in common, for policies that keep sessions together.
-        visit: whose request it is.
+        visit: whose request it is. timeout_s: seconds after which its client wants it no more.
         """
         arrived_at = self.clock()
         self._check(body, policy)
@@ -135,9 +136,7 @@ class Service:
         prompt = await self._timed(self._encoder.encode_chat(Chat(messages, tools), salt=salt))
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
-        job = await self._job(
-            body, form, prompt, text, salt, visit.tenant, body.token_limit, unique, policy, "messages"
-        )
+        job = await self._job(body, form, prompt, text, salt, visit, timeout_s, unique, policy, "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(
             Endpoint.CHAT,
@@ -160,6 +159,7 @@ class Service:
         policy: str | None,
         session: str | None = None,
         visit: Visit = OPEN_VISIT,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
@@ -175,9 +175,7 @@ class Service:
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
-                await self._job(
-                    body, form, token_ids, text, salt, visit.tenant, body.token_limit, job_id, policy, param
-                )
+                await self._job(body, form, token_ids, text, salt, visit, timeout_s, job_id, policy, param)
             )
             echoes.append(await self._echo(prompt, token_ids) if body.echo else "")
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
@@ -275,19 +273,19 @@ class Service:
 
     async def _job(
         self,
-        body: RequestBody,
+        body: ChatBody | CompletionBody,
         form: AnswerForm,
         prompt: array[int],
         text: PromptView,
         salt: str,
-        tenant: str,
-        token_limit: int | None,
+        visit: Visit,
+        timeout_s: float | None,
         request_id: RequestId,
         policy: str | None,
         param: str,
     ) -> Job:
         started_at = self.clock()
-        max_tokens = self._max_tokens(len(prompt), token_limit, param)
+        max_tokens = self._max_tokens(len(prompt), body.token_limit, param)
         if body.min_tokens > max_tokens:
             raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
         hashes = await self._hash(prompt, salt)
@@ -317,7 +315,10 @@ class Service:
             # Drawn here if not given, so that any replica can continue the stream.
             seed=body.seed if body.seed is not None else self._rng.getrandbits(63),
             cache_salt=salt,
-            tenant=tenant,
+            tenant=visit.tenant,
+            share=visit.key.share,
+            priority=visit.priority(body.priority),
+            timeout_s=timeout_s,
             policy=policy,
             text=SaltedText(text, salt) if salt else text,
             traceparent=TRACEPARENT.get(),

@@ -97,15 +97,23 @@ class Admission:
         return min(max(self._prefills_s.value, LEAST_BOUND_S), self._max_wait_s)
 
     def check(
-        self, *, wait_s: float, ahead_s: float, own_s: float, deadline: float, num_replicas: int
+        self,
+        *,
+        wait_s: float,
+        ahead_s: float,
+        own_s: float,
+        deadline: float,
+        num_replicas: int,
+        is_within_share: bool = False,
     ) -> None:
         """Raises AllBusy for who should not wait.
 
         wait_s: behind everybody who is here. ahead_s: behind those who go before this one, at most as long.
         own_s: of engine time for its prefill. deadline: by the clock; inf = none.
+        is_within_share: it is not its tenant that asks for too much: no overload is of its making.
         """
         now = self._clock()
-        bound_s = self.bound_s
+        bound_s = self._max_wait_s if is_within_share else self.bound_s
         if wait_s > bound_s:
             raise self.refusal(wait_s - bound_s, own_s, num_replicas)
         left_s = deadline - now

@@ -44,6 +44,9 @@ class RouteQuery:
     # array may grow afterwards.
     token_ids: array[int] | None = None
     cache_salt: str = ""  # requests of different salts share no block
+    tenant: str = ""  # whose turn it uses, where several wait
+    share: float = 1.0  # its tenant's, beside other tenants'; above 0
+    priority: int = 0  # among its tenant's: `cache/priority.py`
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
 
 

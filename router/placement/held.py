@@ -9,7 +9,10 @@ load of that moment; and short work goes first, which lowers the mean wait of al
 
     own prefill seconds - aging * seconds waited,       least first
 
-where nobody who has waited `age_floor_s` stands behind somebody who has not: those go first, oldest first.
+where nobody who has waited `age_floor_s` stands behind somebody who has not: those go first, oldest first. A
+request of priority p counts as one that came later by its seconds (`cache/priority.py`), for both. That is
+the order of one tenant's; between tenants it goes by what they have had (`held_queue.py`), and who would wait
+too long is judged by its tenant's own part of the queue.
 For the first `window` in that order the decision is taken (`Routing.weigh`), with those that wait before it
 for the same replica counted as that replica's backlog; whoever's best replica would start on it soon leaves,
 booked. The others keep their place and are bound to nothing. How soon follows from the order, too:
@@ -45,6 +48,7 @@ from router.placement.decision import Decision, Placement, RouteQuery
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
+from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
 
@@ -93,6 +97,7 @@ class HeldRequests:
         self._admission = Admission(options.max_wait_s, clock, overload_wait_s=options.overload_wait_s)
         self._numbers = itertools.count()
         self._queue = HeldQueue()
+        self._demand = TenantDemand()
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
@@ -142,6 +147,10 @@ class HeldRequests:
         self._leave(held)
         return True
 
+    def served(self, tenant: str, num_tokens: int, share: float) -> None:
+        """So many tokens were generated for it: they count as its prompts' do."""
+        self._queue.charge(tenant, num_tokens, share)
+
     def poll(self) -> list[Departure]:
         """Who leaves now, in the order of their decisions; each request leaves exactly once.
 
@@ -180,7 +189,7 @@ class HeldRequests:
         # Whose replica was lost has waited, and may have begun to answer.
         is_new = not held.query.excluded
         most = self._options.max_held_per_replica * max(1, num_replicas)
-        if is_new and len(self._queue) >= most:
+        if is_new and self._is_full(held.tenant, most):
             shared = max(1, num_replicas)
             raise self._admission.refusal(self._mean_engine_s / shared, self._mean_engine_s, shared)
         try:
@@ -193,6 +202,7 @@ class HeldRequests:
         starts_now = held.decision is not None and held.decision.starts_now
         wait_s = 0.0 if starts_now and not self._queue else self._routing.wait_s(self.engine_s)
         if is_new:
+            self._demand.came(held.tenant, held.uncached_tokens, held.query.share, now)
             prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
             self._admission.came(
                 prefill_s, num_waiting=len(self._queue), wait_s=wait_s, num_replicas=num_replicas
@@ -200,19 +210,33 @@ class HeldRequests:
         # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
         waits = is_new and num_replicas and not starts_now
         if waits and (self._options.max_wait_s < math.inf or held.deadline < math.inf):
+            before_s = self._queue.seconds_before(held, in_order=False)
             self._admission.check(
-                wait_s=wait_s,
+                wait_s=self._routing.wait_s(before_s) if before_s < self.engine_s else wait_s,
                 ahead_s=self._ahead_s(held),
                 own_s=held.engine_s,
                 deadline=held.deadline,
                 num_replicas=num_replicas,
+                is_within_share=self._is_within_share(held, now),
             )
 
     def _ahead_s(self, held: HeldRequest) -> float:
         """Until somebody could start on it behind those that go before it; 0 for who has no deadline."""
         if held.deadline == float("inf"):
             return 0.0
-        return self._routing.wait_s(sum([other.engine_s for other in self._queue.before(held)]))
+        return self._routing.wait_s(self._queue.seconds_before(held, in_order=True))
+
+    def _is_within_share(self, held: HeldRequest, now: float) -> bool:
+        """In overload: whether others ask for too much, and its tenant does not."""
+        return self._admission.is_overload and self._demand.is_within_share(held.tenant, now)
+
+    def _is_full(self, tenant: str, most: int) -> bool:
+        """Where others have filled it a tenant may still have what would be its part, were it divided equally
+        among those that wait: so at most twice as many are held as are allowed."""
+        if len(self._queue) < most:
+            return False
+        num_tenants = self._queue.num_tenants + (not self._queue.num_of(tenant))
+        return self._queue.num_of(tenant) >= most // num_tenants
 
     def _too_late(self, now: float) -> list[Departure]:
         """In overload: whoever was taken in before it was known to be one, and has waited too long for it.
@@ -224,7 +248,7 @@ class HeldRequests:
         latest = now - (1.0 + AGED) * self._admission.bound_s
         departures = []
         for held in self._queue.came_before(latest):
-            if held.query.excluded:
+            if held.query.excluded or self._is_within_share(held, now):
                 continue
             num_replicas = max(1, self._routing.free_replicas(0.0)[0])
             wait_s = self._routing.wait_s(self.engine_s)
@@ -322,6 +346,8 @@ class HeldRequests:
                 return Departure(request_id, waited_s, error=error)
         if held.free_at > now + ROUNDING_S:
             return None
+        self._queue.charge(held.tenant, held.uncached_tokens, held.query.share)
+        self._demand.placed(held.uncached_tokens, now)
         return Departure(request_id, waited_s, self._routing.book(decision))
 
     def _may_wait_for_successors(self, held: HeldRequest, error: NoReplica, now: float) -> bool:
@@ -342,7 +368,7 @@ class HeldRequests:
         self._queue.reprice(
             held,
             engine_s=decision.engine_s,
-            order=decision.prefill_s + self._options.aging * held.since,
+            order=decision.prefill_s + self._options.aging * (held.since + held.lag_s),
         )
         held.free_at = now + decision.start_s - self._soon_s(held, now)
         return decision
@@ -351,7 +377,8 @@ class HeldRequests:
         """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""
         most_s = EARLIEST * self._options.max_backlog_s
         order_s = held.order - self._options.aging * now
-        if order_s <= 0 or not self._mean_prefill_s or now - held.since >= self._age_floor_s:
+        has_aged = now - held.since - held.lag_s >= self._age_floor_s
+        if order_s <= 0 or not self._mean_prefill_s or has_aged:
             return most_s
         return most_s * math.exp(-order_s / self._mean_prefill_s)
 

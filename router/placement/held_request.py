@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from cache.errors import ServingError
+from cache.priority import lag_s
 from cache.types import ReplicaId, RequestId
 from router.placement.decision import Decision, Placement, RouteQuery
 
@@ -18,7 +19,7 @@ class HeldRequest:
     since: float
     number: int  # in order of submission: ties go to whoever came first
     deadline: float  # inf = none
-    order: float  # own prefill seconds + aging * since: the law's order, without the clock
+    order: float  # own prefill seconds + aging * (since + lag_s): the law's order, without the clock
     decision: Decision | None = None  # the latest
     weighed_at: float = float("-inf")  # when it was taken
     wants: ReplicaId | None = None  # the best replica then; None: nobody can take it
@@ -30,6 +31,21 @@ class HeldRequest:
     @property
     def request_id(self) -> RequestId:
         return self.query.request_id
+
+    @property
+    def tenant(self) -> str:
+        return self.query.tenant
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds that it stands back among its tenant's requests."""
+        return lag_s(self.query.priority)
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Of its prompt, to be computed where it would go now; all of them while nobody can take it."""
+        cached = 0 if self.decision is None else self.decision.ranking.best_cached
+        return self.query.num_prompt_tokens - cached
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ class Placer(Protocol):
     def held_s(self) -> float:
         """Seconds of replicas' time that they will take together."""
 
+    def served(self, tenant: str, num_tokens: int, share: float) -> None:
+        """So many tokens were generated for a tenant, of that share: whose turn it is goes by that, too."""
+
     def close(self) -> None:
         """Wait for nothing any more. Idempotent."""
 
@@ -92,6 +95,9 @@ class PromptPlacer:
             raise
         return self._routing.book(decision)
 
+    def served(self, tenant: str, num_tokens: int, share: float) -> None:
+        """The engines hear of it themselves."""
+
     def close(self) -> None:
         pass
 
@@ -125,6 +131,9 @@ class LatePlacer:
         finally:  # placed, or its client has gone
             self._futures.pop(query.request_id, None)
             self._held.withdraw(query.request_id)
+
+    def served(self, tenant: str, num_tokens: int, share: float) -> None:
+        self._held.served(tenant, num_tokens, share)
 
     def close(self) -> None:
         for handle in (self._soon, self._timer):

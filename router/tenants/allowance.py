@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from router.errors import RateLimitExceeded
+from cache.priority import MIN_PRIORITY
+from router.errors import InvalidField, RateLimitExceeded
 from router.tenants.key_table import ApiKey, KeyLimits
 from router.tenants.token_bucket import TokenBucket
 
@@ -158,6 +159,18 @@ class Visit:
         """Whose cache it uses; "" where nobody is asked for a key."""
         return self.key.tenant
 
+    def priority(self, asked: int | None) -> int:
+        """The request's, among its tenant's; asked: None = nothing was. Raises InvalidField.
+
+        A key that may only stand back does so unasked.
+        """
+        least = self.key.priority
+        if asked is None:
+            return max(0, least)
+        if asked < least:
+            raise InvalidField("priority", f"'priority' must be at least {least} with this API key.")
+        return asked
+
     def charge(self, num_prompts: int, num_tokens: int) -> None:
         """What it is about to have computed. Call once. Raises RateLimitExceeded."""
         if self._allowance is not None:
@@ -187,6 +200,6 @@ class Visit:
             self._running = 0
 
 
-ANYBODY = ApiKey(name="", tenant="", is_operator=True)
+ANYBODY = ApiKey(name="", tenant="", is_operator=True, priority=MIN_PRIORITY)
 OPEN_VISIT = Visit(ANYBODY)
 """Any request to a Router without keys."""

@@ -4,6 +4,8 @@
       - name: alice-laptop        # in logs; unique
         tenant: alice             # whose cache it uses; left out: the name
         sha256: 9f86d081884c7d65… # of the key, 64 hexadecimal digits; a list while a key is being replaced
+        share: 2                  # its tenant's, beside other tenants' of 1; the same in all keys of a tenant
+        priority: 0               # the least, so the most urgent, that it may ask for
         operator: false           # may also read /metrics, /debug and whatever else is not the API
         limits: {requests_per_minute: 600, tokens_per_minute: 200000, max_concurrent: 32, prefixes: 4}
 
@@ -22,6 +24,7 @@ from typing import Any
 import yaml
 
 from cache.errors import ConfigError
+from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.tenants.api_key import MAX_KEY_BYTES, digest_of
 
 MAX_KEYS = 10_000  # each has its own limits in every Router's memory: about 1 KB
@@ -54,6 +57,10 @@ _LIMIT_RANGES = {
 }
 
 
+_SHARES = (0.01, 100.0)
+_PRIORITIES = (MIN_PRIORITY, MAX_PRIORITY)
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """What is known of a key: everything but the key."""
@@ -62,6 +69,8 @@ class ApiKey:
     tenant: str
     is_operator: bool = False
     limits: KeyLimits = field(default_factory=KeyLimits)
+    share: float = 1.0  # of the replicas' work, beside other tenants'
+    priority: int = 0  # of its requests the most urgent; below 0 before those of other keys of its tenant
 
 
 class KeyTable:
@@ -107,12 +116,16 @@ def parse_keys(text: str) -> KeyTable:
         raise ConfigError("keys", f"{len(entries)} entries", f"must have at most {MAX_KEYS}")
     by_digest: dict[bytes, ApiKey] = {}
     names: set[str] = set()
+    shares: dict[str, float] = {}  # by tenant
     for index, entry in enumerate(entries):
         where = f"keys[{index}]"
         key, digests = _entry(where, entry)
         if key.name in names:
             raise ConfigError(f"{where}.name", key.name, "must be unique")
         names.add(key.name)
+        if shares.setdefault(key.tenant, key.share) != key.share:
+            first = f"{shares[key.tenant]:g}, as in other keys of this tenant"
+            raise ConfigError(f"{where}.share", key.share, f"must be {first}")
         for digest in digests:
             if digest in by_digest:
                 raise ConfigError(f"{where}.sha256", _HIDDEN, f"is also {by_digest[digest].name}'s")
@@ -135,14 +148,26 @@ def _check_depth(text: str) -> None:
 def _entry(where: str, entry: Any) -> tuple[ApiKey, list[bytes]]:
     if not isinstance(entry, dict):
         raise ConfigError(where, _HIDDEN, "must be a mapping with name and sha256")
-    _refuse_unknown(where, entry, ("name", "tenant", "sha256", "operator", "limits"))
+    _refuse_unknown(where, entry, ("name", "tenant", "sha256", "operator", "limits", "share", "priority"))
     name = _name(f"{where}.name", entry.get("name"))
     tenant = _name(f"{where}.tenant", entry["tenant"]) if "tenant" in entry else name
     is_operator = entry.get("operator", False)
     if not isinstance(is_operator, bool):
         raise ConfigError(f"{where}.operator", is_operator, "must be true or false")
     limits = _limits(f"{where}.limits", entry.get("limits", {}))
-    return ApiKey(name, tenant, is_operator, limits), _digests(f"{where}.sha256", entry.get("sha256"))
+    share = _number(f"{where}.share", entry.get("share", 1), _SHARES, whole=False)
+    priority = int(_number(f"{where}.priority", entry.get("priority", 0), _PRIORITIES, whole=True))
+    key = ApiKey(name, tenant, is_operator, limits, share, priority)
+    return key, _digests(f"{where}.sha256", entry.get("sha256"))
+
+
+def _number(where: str, value: Any, bounds: tuple[float, float], *, whole: bool) -> float:
+    low, high = bounds
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        kind = "an integer" if whole else "a number"
+        raise ConfigError(where, value, f"must be {kind} between {low:g} and {high:g}")
+    return float(value)
 
 
 def _name(where: str, value: Any) -> str:

@@ -268,7 +268,7 @@ def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int
         routing.on_load(REPLICAS[0], load(queued_uncached_tokens=int(queued_s / 0.00012), num_waiting=1))
         assert clock() - submitted_at <= floor_s + 1.0
         if len(held) > 100:  # more of them prove nothing more
-            for waiting in list(held._queue._by_id):
+            for waiting in list(held._queue):
                 if waiting != "long":
                     held.withdraw(waiting)
 

@@ -17,6 +17,7 @@ from cache.block_hash import BlockHasher
 from cache.events import StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
+from cache.priority import LEVEL_S, MAX_PRIORITY, MIN_PRIORITY
 from cache.types import RequestId
 from replica.output.detokenizer import Detokenizer, NoText
 from replica.scheduling.order import AGING, SchedulingOrder
@@ -39,6 +40,9 @@ class Job:
     num_prompt: int
     num_output: int = 1
     tenant: str = ""
+    share: float = 1.0
+    priority: int = 0
+    expires_s: float | None = None
 
 
 @dataclass
@@ -71,9 +75,11 @@ class Engine:
         )
         self._number: dict[RequestId, int] = {}
 
-    def submit(self, number: int, job: Job) -> Request:
-        """A prompt that shares nothing with any other."""
-        tokens = array("i", [number + 7, *range(job.num_prompt - 1)])
+    def submit(self, number: int, job: Job, *, twin_of: int | None = None) -> Request:
+        """A prompt that shares nothing with any other but its twin's; of twins the hashes are sent."""
+        tokens = array("i", [(number if twin_of is None else twin_of) + 7, *range(job.num_prompt - 1)])
+        hasher = BlockHasher(fingerprint())
+        sent = () if twin_of is None else hasher.chain(hasher.root(), tokens)
         params = SamplingParams(max_tokens=job.num_output)
         request = Request(
             request_id=RequestId(str(number)),
@@ -83,10 +89,12 @@ class Engine:
             sampling=params,
             seed=0,
             arrival_s=job.arrival_s,
-            expires_s=None,
-            blocks=self.cache.begin(tokens),
+            expires_s=job.expires_s,
+            blocks=self.cache.begin(tokens, block_hashes=sent),
             detokenizer=Detokenizer(NoText(), params, frozenset(), max_tokens=job.num_output, sent_chars=0),
             tenant=job.tenant,
+            share=job.share,
+            priority=job.priority,
         )
         self.scheduler.submit(request)
         self._number[request.request_id] = number
@@ -196,6 +204,100 @@ def test_a_long_prompt_stands_back_and_keeps_its_blocks() -> None:
     assert long_last <= ended[SchedulingOrder.SHORTEST][1] + MODEL.step_s(BUDGET, 1e4, 2)
 
 
+# -- priorities and deadlines ---------------------------------------------------------------------
+
+urgent_jobs = st.lists(
+    st.builds(
+        Job,
+        st.floats(0, 60),
+        st.integers(1, 300),
+        st.integers(1, 12),
+        priority=st.integers(-2, 2) | st.integers(MIN_PRIORITY, MAX_PRIORITY),
+    ),
+    min_size=2,
+    max_size=20,
+)
+
+
+@given(urgent_jobs, orders, st.sampled_from([80, 160, 4096]), st.integers(1, 8))
+@settings(max_examples=100)
+def test_priority_overtakes_by_its_seconds_and_no_more(
+    jobs: list[Job], order: SchedulingOrder, num_blocks: int, max_running: int
+) -> None:
+    """Who comes so many seconds later that no level makes up for them starts later: so nobody starves."""
+    engine = Engine(order, num_blocks=num_blocks, max_running=max_running)
+    engine.run(jobs)
+    place = {number: position for position, number in enumerate(engine.started)}
+    for early, job in enumerate(jobs):
+        patience_s = 0.0 if order is SchedulingOrder.FIRST_COME else own_s(job) / AGING
+        for late, other in enumerate(jobs):
+            lead_s = max(0.0, patience_s + LEVEL_S * (job.priority - other.priority))
+            # A job is put here at the end of the step that it comes in, of half a second at most.
+            if other.arrival_s > job.arrival_s + lead_s + 0.5:
+                assert place[early] < place[late]
+
+
+@given(st.lists(st.integers(MIN_PRIORITY, MAX_PRIORITY), min_size=2, max_size=12, unique=True), orders)
+def test_of_those_that_wait_the_most_urgent_goes_first(levels: list[int], order: SchedulingOrder) -> None:
+    engine = Engine(order, max_running=1)
+    engine.run([Job(0.0, 40, priority=level) for level in levels])
+    assert [levels[number] for number in engine.started] == sorted(levels)
+
+
+def test_a_begun_prompt_stands_back_for_a_more_urgent_one_and_keeps_its_blocks() -> None:
+    """Not for one that is as urgent: and nobody who runs is thrown out for it."""
+    for level, comes_first in ((0, False), (-1, True), (1, False)):
+        engine = Engine(SchedulingOrder.FIRST_COME)
+        long = engine.submit(0, Job(0.0, 10 * BUDGET))
+        engine.step()
+        engine.submit(1, Job(engine.now_s, 20, priority=level))
+        held = list(long.blocks.block_table)
+        engine.step()
+        assert long.blocks.block_table[: len(held)] == held
+        assert (1 in engine.first_token_s) is comes_first
+        while len(engine.scheduler):
+            engine.step()
+        assert long.num_preemptions == 0
+
+
+def test_an_urgent_twin_does_not_wait_for_who_is_less_urgent() -> None:
+    """It finds nothing cached then, and computes the prompt itself."""
+    engine = Engine(SchedulingOrder.FIRST_COME, max_running=1)
+    engine.submit(0, Job(0.0, 40))
+    engine.step()
+    engine.submit(1, Job(0.0, 4, 100))  # keeps the only place for a while
+    later = engine.submit(2, Job(0.0, 40, priority=5), twin_of=2)
+    twin = engine.submit(3, Job(0.0, 40), twin_of=2)
+    assert twin.expected_hit > 0
+    while 3 not in engine.started:
+        engine.step()
+    assert twin.cached_tokens == 0
+    assert 2 not in engine.started
+    assert later.state is RequestState.WAITING
+
+
+@given(st.lists(st.tuples(st.integers(20, 300), st.floats(0.05, 3.0)), min_size=1, max_size=12))
+def test_who_cannot_be_answered_in_time_is_told_before_it_is_begun(sizes: list[tuple[int, float]]) -> None:
+    """And nobody is told who could start in time: by what steps take, which here is what they take."""
+    engine = Engine(SchedulingOrder.FIRST_COME, max_running=1)
+    jobs = [Job(0.0, length, expires_s=left_s) for length, left_s in sizes]
+    requests = [engine.submit(number, job) for number, job in enumerate(jobs)]
+    while len(engine.scheduler):
+        for request, error in engine.scheduler.expire():
+            number, job = requests.index(request), jobs[requests.index(request)]
+            assert job.expires_s is not None
+            if number not in engine.started:
+                assert engine.now_s + own_s(job) >= job.expires_s - 1e-9
+                assert error.deadline_s == job.expires_s
+        waiting = [r for r in requests if r.state is RequestState.WAITING and r.admitted_s is None]
+        for request in waiting:
+            job = jobs[requests.index(request)]
+            assert job.expires_s is not None
+            assert engine.now_s + own_s(job) < job.expires_s
+        if len(engine.scheduler):
+            engine.step()
+
+
 # -- tenants --------------------------------------------------------------------------------------
 
 
@@ -224,6 +326,20 @@ def test_tenants_that_both_wait_get_equal_parts(
         for one in waiting:
             for other in waiting:
                 assert abs(computed[one] - computed[other]) <= 200 + BUDGET + CREDIT
+
+
+@given(st.sampled_from([0.5, 2.0, 5.0]), orders)
+def test_tenants_get_by_their_shares(share: float, order: SchedulingOrder) -> None:
+    engine = Engine(order, max_running=1000)
+    for number in range(400):
+        each = Job(0.0, BUDGET, tenant="ab"[number % 2], share=share if number % 2 else 1.0)
+        engine.submit(number, each)
+    computed = {"a": 0, "b": 0}
+    for _ in range(150):
+        for request, num_tokens in engine.step():
+            computed[request.tenant] += num_tokens
+    assert abs(computed["b"] / share - computed["a"]) <= (1 + 1 / share) * (BUDGET + CREDIT)
+    assert abs(computed["b"] / computed["a"] / share - 1) < 0.4
 
 
 @given(st.integers(1, 10), orders)

@@ -296,6 +296,11 @@ def test_structured_outputs(client: openai.OpenAI, fields: dict[str, Any], patte
 
 
 @row("priority")
-def test_priority_is_refused_by_name(client: openai.OpenAI) -> None:
-    assert chat(client, extra_body={"priority": 0}).choices
-    assert_refused(chat, client, "priority", 1)
+def test_priority_has_a_range(client: openai.OpenAI) -> None:
+    for priority in (-10, 0, 10):
+        assert chat(client, extra_body={"priority": priority}).choices
+        assert complete(client, extra_body={"priority": priority}).choices
+    for priority in (-11, 11, 1.5, "0"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            chat(client, extra_body={"priority": priority})
+        assert (caught.value.param, caught.value.code) == ("priority", "invalid_value")

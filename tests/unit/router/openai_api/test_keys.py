@@ -32,6 +32,9 @@ ENTRIES = [
     entry("single", limits={"max_concurrent": 1}),
     entry("thrifty", limits={"tokens_per_minute": 40}),
     entry("operator", operator=True),
+    entry("heavy", share=3),
+    entry("batch", priority=4),
+    entry("front", priority=-2),
 ]
 
 
@@ -143,6 +146,64 @@ async def test_the_log_names_whose_key_it_was(tmp_path: Path, caplog: pytest.Log
             await ask(router, "alice")
     (line,) = [record for record in caplog.records if record.message == "request ended"]
     assert line.__dict__["key"] == "alice"
+
+
+# --- shares, priorities, deadlines ------------------------------------------------------------------
+
+
+async def test_replicas_hear_of_share_and_priority(guarded: RouterUnderTest) -> None:
+    """A key that may only stand back does so unasked."""
+    for name, fields in (
+        ("heavy", {}),
+        ("batch", {}),
+        ("batch", {"priority": 7}),
+        ("front", {}),
+        ("front", {"priority": -2}),
+        ("bob", {"priority": None}),
+    ):
+        assert (await ask(guarded, name, **fields)).status_code == 200
+    told = [(request.tenant, request.share, request.priority) for _, request in guarded.calls.requests]
+    assert told == [
+        ("heavy", 3.0, 0),
+        ("batch", 1.0, 4),
+        ("batch", 1.0, 7),
+        ("front", 1.0, 0),
+        ("front", 1.0, -2),
+        ("bob", 1.0, 0),
+    ]
+
+
+@pytest.mark.parametrize(("name", "least"), [("bob", 0), ("batch", 4), ("front", -2)])
+async def test_no_key_goes_before_what_it_may(guarded: RouterUnderTest, name: str, least: int) -> None:
+    refused = await ask(guarded, name, priority=least - 1)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "priority"
+    assert f"at least {least} " in refused.json()["error"]["message"]
+    assert not guarded.calls.requests
+
+
+async def test_without_keys_any_priority_of_the_range_may_be_asked_for(router: RouterUnderTest) -> None:
+    for priority, status in ((-10, 200), (10, 200), (-11, 400), (11, 400), (True, 400)):
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "priority": priority}
+        assert (await router.client.post("/v1/completions", json=body)).status_code == status
+    assert [request.priority for _, request in router.calls.requests] == [-10, 10]
+
+
+async def test_replicas_hear_how_long_the_client_waits(router: RouterUnderTest) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
+    headers = {"x-warmpath-timeout": "2.5"}
+    assert (await router.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    assert (await router.client.post("/v1/completions", json=body)).status_code == 200
+    first, second = [request.deadline_s for _, request in router.calls.requests]
+    assert first is not None
+    assert 0.0 < first <= 2.5
+    assert second is None
+    for wrong in ("0", "-1", "nan", "inf", "soon", "86401"):
+        refused = await router.client.post(
+            "/v1/completions", json=body, headers={"x-warmpath-timeout": wrong}
+        )
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "x-warmpath-timeout"
 
 
 # --- limits -----------------------------------------------------------------------------------------

@@ -21,6 +21,14 @@ def test_every_field_arrives() -> None:
     assert (len(table), table.names) == (2, {"a", "b"})
 
 
+def test_a_tenants_share_and_how_urgent_a_key_may_be() -> None:
+    table = parse_keys(key_file(entry("a", share=0.5, priority=-3), entry("b", share=2)))
+    of_a, of_b = table.find(b"key of a"), table.find(b"key of b")
+    assert of_a is not None
+    assert of_b is not None
+    assert (of_a.share, of_a.priority, of_b.share, of_b.priority) == (0.5, -3, 2.0, 0)
+
+
 @pytest.mark.parametrize("given", [b"", b"key of c", b"key of a ", digest("key of a").encode()])
 def test_what_is_no_key_is_nobodys(given: bytes) -> None:
     assert parse_keys(key_file(entry("a"))).find(given) is None
@@ -77,6 +85,12 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"keys": [entry("a"), entry("b", "key of a")]}, "keys[1].sha256", "is also a's"),
     ({"keys": [entry("a", operator="yes")]}, "keys[0].operator", "true or false"),
     ({"keys": [entry("a", key_="x")]}, "keys[0].key_", "use name, tenant"),
+    ({"keys": [entry("a", share=0)]}, "keys[0].share", "between 0.01 and 100"),
+    ({"keys": [entry("a", share=True)]}, "keys[0].share", "a number"),
+    ({"keys": [entry("a", share=float("nan"))]}, "keys[0].share", "a number"),
+    ({"keys": [entry("a", tenant="t", share=2), entry("b", tenant="t")]}, "keys[1].share", "must be 2"),
+    ({"keys": [entry("a", priority=11)]}, "keys[0].priority", "between -10 and 10"),
+    ({"keys": [entry("a", priority=0.5)]}, "keys[0].priority", "an integer"),
     ({"keys": [entry("a", limits=5)]}, "keys[0].limits", "mapping"),
     ({"keys": [entry("a", limits={"rpm": 5})]}, "keys[0].limits.rpm", "use requests_per_minute"),
     (

@@ -1,0 +1,184 @@
+"""Requests that wait at the router: whose tenant's turn it is, by shares, and how urgent they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.priority import LEVEL_S, MAX_PRIORITY, MIN_PRIORITY
+from cache.types import RequestId
+from router.errors import AllBusy
+from router.placement.held_queue import CREDIT_TOKENS, HeldQueue
+from router.placement.held_request import HeldRequest
+from tests.fakes.held import OPTIONS, TOKEN_S, A, HoldingRouter
+from tests.fakes.router import BLOCK_SIZE, query
+
+ROOMY = replace(OPTIONS, max_held_per_replica=10_000, window=8)
+
+
+def a_busy_router(**changes: Any) -> HoldingRouter:
+    router = HoldingRouter(options=replace(ROOMY, **changes))
+    router.report(A, backlog_s=100.0)
+    return router
+
+
+def hold(router: HoldingRouter, name: str, num_blocks: int, **of: Any) -> None:
+    router.held.submit(query(name, num_blocks, **of))
+
+
+def leave(router: HoldingRouter) -> list[str]:
+    """Who is first to leave, when the replica has caught up; it is kept busy by nobody after that."""
+    router.report(A)
+    left = router.poll()
+    for name in left:
+        router.routing.release(RequestId(name))
+    router.report(A, backlog_s=100.0)
+    return left
+
+
+def drain(router: HoldingRouter) -> list[str]:
+    left: list[str] = []
+    while len(router.held):
+        left += leave(router)
+        router.clock.advance(0.01)
+    return left
+
+
+def test_a_crowd_of_one_tenant_is_not_before_anothers_request() -> None:
+    """Though all of it came earlier, and is shorter."""
+    router = a_busy_router()
+    for number in range(50):
+        hold(router, f"crowd {number}", 2, tenant="crowd")
+    hold(router, "other", 300, tenant="other")
+    assert leave(router)[0].startswith("crowd")  # nobody has had anything yet: whoever came first
+    assert "other" in leave(router) + leave(router)
+
+
+@pytest.mark.parametrize("share", [1.0, 3.0])
+def test_tenants_leave_by_their_shares(share: float) -> None:
+    router = a_busy_router()
+    num_blocks = 4 * CREDIT_TOKENS // BLOCK_SIZE // 100
+    for number in range(100):
+        hold(router, f"a{number}", num_blocks, tenant="a")
+        hold(router, f"b{number}", num_blocks, tenant="b", share=share)
+    left = [name[0] for name in drain(router)[:80]]
+    assert left.count("b") == pytest.approx(80 * share / (1 + share), abs=4)
+
+
+def test_what_was_generated_counts_too() -> None:
+    """Who has had long answers lately stands back with its prompts."""
+    router = a_busy_router()
+    for number in range(20):
+        for tenant in "ab":
+            hold(router, f"{tenant}{number}", 10, tenant=tenant)
+    router.held.served("a", 100_000, 1.0)
+    assert all(name.startswith("b") for name in drain(router)[:20])
+
+
+def test_while_nobody_waits_nobody_is_charged() -> None:
+    router = HoldingRouter(options=ROOMY)
+    for number in range(10):
+        router.held.served(f"tenant {number}", 1000, 1.0)
+    assert len(router.held._queue._shares) == 0
+
+
+def test_a_queue_that_another_tenant_has_filled_is_not_full() -> None:
+    router = a_busy_router(max_held_per_replica=10)
+    for number in range(10):
+        hold(router, f"crowd {number}", 2, tenant="crowd")
+    with pytest.raises(AllBusy):
+        hold(router, "one too many", 2, tenant="crowd")
+    for number in range(5):
+        hold(router, f"other {number}", 2, tenant="other")
+    with pytest.raises(AllBusy):
+        hold(router, "other 5", 2, tenant="other")
+
+
+def test_who_would_wait_too_long_is_asked_of_its_tenants_part() -> None:
+    """Ten seconds of one tenant are held; another's request is served after as much as its own."""
+    router = a_busy_router(max_wait_s=11.5)
+    router.report(A, backlog_s=1.0)
+    second = round(1.0 / TOKEN_S / BLOCK_SIZE)
+    for number in range(11):
+        hold(router, f"crowd {number}", second, tenant="crowd")
+    with pytest.raises(AllBusy):
+        hold(router, "crowd 11", second, tenant="crowd")
+    for number in range(5):
+        hold(router, f"other {number}", second, tenant="other")
+    with pytest.raises(AllBusy):
+        hold(router, "other 5", second, tenant="other")
+
+
+def test_a_level_of_priority_is_so_many_seconds_of_age() -> None:
+    router = a_busy_router()
+    hold(router, "first", 10)
+    hold(router, "later", 10, priority=1)
+    router.clock.advance(LEVEL_S - 0.1)
+    hold(router, "still before", 10)
+    router.clock.advance(0.2)
+    hold(router, "urgent", 10, priority=-2)
+    hold(router, "too late", 10)
+    assert drain(router) == ["urgent", "first", "still before", "later", "too late"]
+
+
+def test_who_is_urgent_waits_for_those_as_urgent_alone() -> None:
+    router = a_busy_router(max_wait_s=5.0)
+    router.report(A, backlog_s=1.0)
+    second = round(1.0 / TOKEN_S / BLOCK_SIZE)
+    for number in range(5):
+        hold(router, f"later {number}", second, priority=1)
+    with pytest.raises(AllBusy):
+        hold(router, "later 5", second, priority=1)
+    for number in range(5):
+        hold(router, f"now {number}", second)
+    with pytest.raises(AllBusy):
+        hold(router, "now 5", second)
+
+
+asked = st.tuples(
+    st.sampled_from("abc"), st.integers(1, 2000), st.integers(MIN_PRIORITY, MAX_PRIORITY) | st.just(0)
+)
+
+
+@given(st.lists(st.tuples(asked, st.floats(0, 30)), min_size=1, max_size=40), st.floats(0, 60))
+@settings(max_examples=100)
+def test_every_order_has_everybody_once(
+    all_of: list[tuple[tuple[str, int, int], float]], floor: float
+) -> None:
+    """And of each tenant, nobody who has aged stands behind somebody who has not."""
+    queue, helds = HeldQueue(), list[HeldRequest]()
+    for number, ((tenant, num_tokens, priority), since) in enumerate(all_of):
+        asks = replace(query(str(number)), tenant=tenant, priority=priority, num_prompt_tokens=num_tokens)
+        held = HeldRequest(asks, since, number, float("inf"), order=0.1 * since)
+        queue.add(held)
+        helds.append(held)
+    turns = list(queue.in_turn(floor))
+    assert sorted(held.number for held in turns) == list(range(len(all_of)))
+    for tenant in "abc":
+        own = [held for held in turns if held.tenant == tenant]
+        has_aged = [held.since + held.lag_s <= floor for held in own]
+        assert has_aged == sorted(has_aged, reverse=True)
+    for held in helds:
+        assert queue.seconds_before(held, in_order=False) == 0.0
+        queue.remove(held)
+    assert len(queue) == queue.num_tenants == len(queue._shares) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5000)), min_size=2, max_size=60))
+@settings(max_examples=100)
+def test_two_that_always_wait_differ_by_a_request_and_the_credit(sizes: list[tuple[str, int]]) -> None:
+    """Tokens that have left, of tenants that both have somebody left."""
+    queue, had = HeldQueue(), {"a": 0, "b": 0}
+    for number, (tenant, num_tokens) in enumerate(sizes):
+        asks = replace(query(str(number)), tenant=tenant, num_prompt_tokens=num_tokens)
+        queue.add(HeldRequest(asks, 0.0, number, float("inf"), order=0.0))
+    while queue.num_tenants == 2:
+        assert abs(had["a"] - had["b"]) <= 5000 + CREDIT_TOKENS
+        held = next(queue.in_turn(-1.0))
+        had[held.tenant] += held.uncached_tokens
+        queue.charge(held.tenant, held.uncached_tokens, 1.0)
+        queue.remove(held)
