@@ -79,7 +79,7 @@ class ReplicaConfig:
     # asks for half precision and for blocks of a multiple of 256; it was never run.
     attention_backend: str = "auto"
     # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length when
-    # one of that shape comes for the second time, and replayed. Tested with a recorder on CPU, never on a card.
+    # one of that shape comes for the second time, and replayed. Tested on CPU by a recorder, never on a card.
     cuda_graphs: bool = True
     # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
     # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
