@@ -78,6 +78,9 @@ class ReplicaConfig:
     # them and run in Triton's interpreter, never timed on one. "flash_attn", where that package is installed,
     # asks for half precision and for blocks of a multiple of 256; it was never run.
     attention_backend: str = "auto"
+    # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length when
+    # one of that shape comes for the second time, and replayed. Tested on CPU by a recorder, never on a card.
+    cuda_graphs: bool = True
     # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
     # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
     # is tried: three quarters of the output layer, and all of it again where the embedding does not share it.

@@ -17,7 +17,7 @@ import torch
 from benchmarks.cases import random_prompts, with_shared_prefix
 from benchmarks.contenders import Contender, Job, Run
 from benchmarks.gpu import contenders, correctness, limits, work
-from benchmarks.gpu.plan import BACKENDS, Decode, Plan, Prefill
+from benchmarks.gpu.plan import BACKENDS, UNRECORDED, Decode, Plan, Prefill
 from benchmarks.gpu.sheet import Result
 
 CARD = "card"
@@ -109,7 +109,7 @@ class Bench:
 
     def _tasks(self, name: str) -> list[Task]:
         plan, tasks = self._plan, []
-        if name in BACKENDS:
+        if name in BACKENDS and name != UNRECORDED:
             tasks += [
                 Task(KERNEL, case, name, lambda _, case=case: self._error(name, case))  # type: ignore[misc]
                 for case in correctness.steps(plan.first_token)

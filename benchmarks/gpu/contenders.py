@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import models
 from benchmarks.contenders import CONTINUOUS, GENERATE, Contender, ContinuousBatching, Generate, Warmpath
-from benchmarks.gpu.plan import FLASH, Plan
+from benchmarks.gpu.plan import FLASH, TRITON, UNRECORDED, Plan
 from cache.block_hash import BlockHasher
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
@@ -32,10 +32,15 @@ def why_absent(name: str, plan: Plan, device: torch.device, dtype: torch.dtype) 
         return None
     shape = LayerShape(plan.spec.kv_heads, plan.spec.head_dim, plan.spec.head_dim)
     try:
-        check_served(name, device, dtype, [shape], block_size(name))
+        check_served(backend_of(name), device, dtype, [shape], block_size(name))
     except ConfigError as error:
         return error.accepted
     return None
+
+
+def backend_of(name: str) -> str:
+    """What `attention_backend` is called for one of ours."""
+    return TRITON if name == UNRECORDED else name
 
 
 def block_size(name: str) -> int:
@@ -71,7 +76,8 @@ def running(name: str, plan: Plan, device: torch.device, dtype: torch.dtype) -> 
 def _config(name: str, plan: Plan) -> ReplicaConfig:
     size = block_size(name)
     return ReplicaConfig(
-        attention_backend=name,
+        attention_backend=backend_of(name),
+        cuda_graphs=name != UNRECORDED,
         block_size=size,
         num_blocks=plan.pool_tokens // size,
         max_batched_tokens=plan.step_tokens,

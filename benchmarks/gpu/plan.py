@@ -11,8 +11,9 @@ from benchmarks.cases import ModelSpec
 from benchmarks.contenders import CONTINUOUS, GENERATE
 
 GATHER, TRITON, FLASH = "gather_sdpa", "triton", "flash_attn"
-BACKENDS = (GATHER, TRITON, FLASH)
-NAMES = (TRITON, GATHER, FLASH, GENERATE, CONTINUOUS)
+UNRECORDED = "triton_unrecorded"  # the same without CUDA graphs
+BACKENDS = (GATHER, TRITON, UNRECORDED, FLASH)
+NAMES = (TRITON, UNRECORDED, GATHER, FLASH, GENERATE, CONTINUOUS)
 """Our engine over each attention backend, then transformers' two ways; most wanted first."""
 
 JUDGED_HIT, DECODE_BATCH = 0.9, 64  # what the targets are judged at

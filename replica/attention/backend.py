@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from cache.errors import ConfigError
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
+from replica.attention.step_tables import StepTables
 from replica.config import BLOCK_SIZES
 
 
@@ -45,6 +46,20 @@ class AttentionBackend(Protocol):
 
     def close(self) -> None:
         """Give back whatever it keeps between calls. Idempotent."""
+
+
+@runtime_checkable
+class HoldingBackend(AttentionBackend, Protocol):
+    """Can attend in a step that is recorded, and replayed after other sequences were put into its tables.
+
+    It reads no slot that was never written, and launches the same work for all steps of a shape.
+    """
+
+    def hold(self, batch: StepBatch) -> StepTables:
+        """Keep this step's tables until `release`. batch: decodes, as long as any that will be put there."""
+
+    def release(self, batch: StepBatch) -> None:
+        """Forget it. Idempotent."""
 
 
 def choose_backend(

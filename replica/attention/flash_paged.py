@@ -22,6 +22,7 @@ import torch
 from replica.attention.backend import AttentionCall
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
+from replica.attention.transfer import to_device
 from replica.config import BLOCK_SIZES
 
 OLDEST_CAPABILITY = (8, 0)
@@ -163,9 +164,7 @@ class _StepOnDevice:
         self.most_keys = int(ends[decodes:].max()) if num_new else 0
 
         def on_device(values: Any) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32)).to(
-                device, non_blocking=True
-            )
+            return to_device(np.ascontiguousarray(values, dtype=np.int32), device)
 
         self.lengths, self.tables = on_device(ends), on_device(tables)
         self.row_bounds = on_device(np.cumsum([0, *num_new]))

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from cache.types import RequestId
+from replica.attention.transfer import to_device
 from replica.scheduling.runner import ScheduledSequence
 
 # A group's gathered K/V per layer stays around the size of a cache-friendly scratch buffer.
@@ -120,15 +121,22 @@ class StepBatch:
         self.num_decodes = sum(sequence.num_new == 1 for sequence in self.sequences)
         packed = np.empty((3, row), dtype=np.int64)
         self._fill(packed, [sequences[index] for index in order])
-        on_device = torch.from_numpy(packed).to(device, non_blocking=True)
-        self.input_ids, self.positions, self.slots = on_device[0:1], on_device[1:2], on_device[2]
+        self._packed = to_device(packed, device)
+        self.input_ids, self.positions, self.slots = self._packed[0:1], self._packed[1:2], self._packed[2]
         # Each sequence's last row, drawn from or not: NaN anywhere in its new tokens shows there.
-        self.last_rows = torch.tensor(last_rows, dtype=torch.int64).to(device, non_blocking=True)
+        self.last_rows = to_device(np.array(last_rows, dtype=np.int64), device)
         opened = self._opened_blocks()
-        self.opened_blocks = torch.tensor(opened).to(device, non_blocking=True) if opened else None
+        self.opened_blocks = to_device(np.array(opened), device) if opened else None
         self._decode_groups: dict[int | None, list[DecodeGroup]] = {}
         self._prefill_pieces: dict[int | None, list[PrefillPiece]] = {}
         self._causal_biases: dict[tuple[int, int], torch.Tensor] = {}
+
+    def refill(self, packed: torch.Tensor) -> None:
+        """In place: other token ids, positions and slots of as many rows, (3, tokens) int64 on the device.
+
+        Only what kernels read of the step changes; its sequences, groups and pieces are those before.
+        """
+        self._packed.copy_(packed)
 
     def _fill(
         self, packed: np.ndarray[tuple[int, int], np.dtype[np.int64]], ordered: list[ScheduledSequence]
@@ -241,9 +249,9 @@ class StepBatch:
             size=size,
             num_blocks=num_blocks,
             length=length,
-            places=torch.from_numpy(high[:, 0] - 1).to(self._device, non_blocking=True),
+            places=to_device(high[:, 0] - 1, self._device),
             sequences=tuple(members),
-            block_ids=torch.tensor(padded, dtype=torch.int64).to(self._device, non_blocking=True),
+            block_ids=to_device(np.array(padded, dtype=np.int64), self._device),
             bias=None
             if everything
             else self._as_bias(torch.from_numpy(keep)[:, None, None, :].to(self._device)),
@@ -262,9 +270,7 @@ class StepBatch:
             first_row=sequence.first_row,
             num_tokens=count,
             num_context=start - first_key,
-            block_ids=torch.tensor(blocks, dtype=torch.int64).to(self._device, non_blocking=True)
-            if blocks
-            else None,
+            block_ids=to_device(np.array(blocks, dtype=np.int64), self._device) if blocks else None,
             bias=self._window_bias(start, count, first_key, window) if window else None,
         )
 

@@ -18,7 +18,7 @@ others, its keys are split among several and the parts are merged.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -172,6 +172,16 @@ def launch(spans: Sequence[Span], first_span: int, kind: LayerKind, shape: TileS
         spans[0].first_row,
         num_rows,
     )
+
+
+def for_shorter(planned: Launch) -> Launch:
+    """The same launch, good too for rows whose sequences are shorter than those it was planned for.
+
+    Where a window begins inside a tile of keys may make a shorter walk one tile longer.
+    """
+    splitting = planned.splitting
+    longer = Splitting(splitting.splits, splitting.tiles_per_split + 1)
+    return replace(planned, splitting=longer)
 
 
 def launches(spans: Sequence[Span], num_decodes: int, kind: LayerKind, card: Card) -> list[Launch]:

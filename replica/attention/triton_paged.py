@@ -10,17 +10,17 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 
 from replica.attention import tiling
 from replica.attention.backend import AttentionCall
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
+from replica.attention.step_tables import StepTables
 from replica.attention.tiling import Card, Launch, LayerKind, Span
+from replica.attention.transfer import to_device
 
 # Triton compiles for no older card.
 OLDEST_CAPABILITY = (8, 0)
@@ -82,16 +82,30 @@ class TritonPaged:
             self._products[torch.bfloat16] = tl.float32
         self._nothing = torch.zeros(1, dtype=torch.float32, device=device)  # for pointers that nobody follows
         self._step: _StepOnDevice | None = None
+        self._held: dict[StepBatch, _StepOnDevice] = {}
 
     def close(self) -> None:
         self._step = None
+        self._held.clear()
+
+    def hold(self, batch: StepBatch) -> StepTables:
+        step = self._held[batch] = _StepOnDevice(batch, self._card, self._device, is_held=True)
+        return step.tables
+
+    def release(self, batch: StepBatch) -> None:
+        self._held.pop(batch, None)
+
+    def _step_of(self, batch: StepBatch) -> _StepOnDevice:
+        if (held := self._held.get(batch)) is not None:
+            return held
+        if self._step is None or self._step.tables.batch is not batch:
+            self._step = _StepOnDevice(batch, self._card, self._device)
+        return self._step
 
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         heads, num_tokens, key_dim = call.query.shape
         kv_heads, _, value_dim = call.value.shape
-        if self._step is None or self._step.batch is not batch:
-            self._step = _StepOnDevice(batch, self._card, self._device)
-        step = self._step
+        step = self._step_of(batch)
         itemsize = pages.keys.dtype.itemsize
         kind = LayerKind(kv_heads, heads // kv_heads, key_dim, value_dim, call.window, itemsize)
         out = call.query.new_empty(num_tokens, heads, value_dim)
@@ -129,8 +143,8 @@ class TritonPaged:
             parts,
             part_sums,
             tiles,
-            step.spans,
-            step.tables,
+            step.tables.spans,
+            step.tables.tables,
             query.stride(0),
             query.stride(1),
             call.scale * LOG2_E if call.softcap is None else call.scale / call.softcap,
@@ -145,7 +159,7 @@ class TritonPaged:
             KEY_LANES=tiling.lanes(kind.key_dim),
             VALUE_DIM=kind.value_dim,
             VALUE_LANES=value_lanes,
-            BLOCK_SIZE=step.batch.block_size,
+            BLOCK_SIZE=step.tables.batch.block_size,
             ROWS=planned.shape.rows,
             KEYS=planned.shape.keys,
             HAS_WINDOW=call.window is not None,
@@ -178,38 +192,23 @@ class TritonPaged:
 
 
 class _StepOnDevice:
-    """A step's spans and block tables on the device, and how each kind of layer is cut up."""
+    """A step's tables on the device, and how each kind of layer is cut up."""
 
-    def __init__(self, batch: StepBatch, card: Card, device: torch.device) -> None:
-        self.batch = batch
-        self._card, self._device = card, device
+    def __init__(self, batch: StepBatch, card: Card, device: torch.device, *, is_held: bool = False) -> None:
+        """is_held: its tables will be filled again with shorter sequences, in as many rows."""
+        self.tables = StepTables(batch, device)
+        self._card, self._device, self._is_held = card, device, is_held
         self._kinds: dict[LayerKind, list[tuple[Launch, torch.Tensor]]] = {}
-        sequences = batch.sequences
-        self._spans = [Span(each.first_row, each.num_new, each.start) for each in sequences]
-        # A table may hold blocks that the sequence will need only later: those are left out.
-        used = [-(-(each.start + each.num_new) // batch.block_size) for each in sequences]
-        first_entries = np.cumsum([0, *used])
-        packed = np.empty(4 * len(sequences) + int(first_entries[-1]), dtype=np.int32)
-        packed[: 4 * len(sequences)] = list(
-            chain.from_iterable(
-                (each.first_row, each.num_new, each.start, entry)
-                for each, entry in zip(sequences, first_entries.tolist(), strict=False)
-            )
-        )
-        for each, count, entry in zip(sequences, used, first_entries.tolist(), strict=False):
-            begin = 4 * len(sequences) + entry
-            packed[begin : begin + count] = each.block_table[:count]
-        on_device = torch.from_numpy(packed).to(device, non_blocking=True)  # one copy for both
-        self.spans, self.tables = on_device[: 4 * len(sequences)], on_device[4 * len(sequences) :]
+        self._spans = [Span(each.first_row, each.num_new, each.start) for each in batch.sequences]
 
     def launches(self, kind: LayerKind) -> list[tuple[Launch, torch.Tensor]]:
         """What a layer of this kind runs, each with its tiles on the device."""
         made = self._kinds.get(kind)
         if made is None:
-            planned = tiling.launches(self._spans, self.batch.num_decodes, kind, self._card)
-            made = self._kinds[kind] = [
-                (each, torch.from_numpy(each.tiles).to(self._device, non_blocking=True)) for each in planned
-            ]
+            planned = tiling.launches(self._spans, self.tables.batch.num_decodes, kind, self._card)
+            if self._is_held:
+                planned = [tiling.for_shorter(each) for each in planned]
+            made = self._kinds[kind] = [(each, to_device(each.tiles, self._device)) for each in planned]
         return made
 
 

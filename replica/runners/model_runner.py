@@ -19,7 +19,7 @@ import torch
 from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
 from replica.attention import kv_pages
-from replica.attention.backend import choose_backend
+from replica.attention.backend import HoldingBackend, choose_backend
 from replica.attention.kv_pages import KVPages
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
@@ -32,6 +32,7 @@ from replica.models import model_probe
 from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config, load_model
 from replica.output.sampler import Drawn, DrawRow, Sampler, takes_largest
 from replica.runners import load_choices, self_check
+from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
 from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
 from replica.structures.matcher import StructureMatcher
@@ -64,6 +65,7 @@ class ModelRunner:
         head = model.get_output_embeddings()
         self._head = head if isinstance(head, ScreenedHead) else None
         self._sampler = Sampler(info.eos_token_ids)
+        self._graphs: DecodeGraphs | None = None
 
     @classmethod
     def load(
@@ -99,11 +101,13 @@ class ModelRunner:
         source: str,
         *,
         max_model_len: int,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> ModelRunner:
         """Over a model that is on its device, in eval mode: check it and allocate its pages. Changes it.
 
-        source: what it is called where it is refused. Raises as `load`.
+        source: what it is called where it is refused. recorder: what records decode steps; None = CUDA graphs
+        on CUDA, nothing elsewhere. Raises as `load`.
         """
         device, dtype = model.device, model.dtype
         try:
@@ -124,10 +128,13 @@ class ModelRunner:
             del head  # and with it the weight as loaded, if nobody else holds it
         # After everything else that is kept for as long as the model.
         num_blocks = load_choices.choose_num_blocks(config, source, model, shapes, max_model_len)
+        if recorder is None and device.type == "cuda" and config.cuda_graphs:
+            recorder = CudaRecorder(device)
         pages = KVPages(
             [module for module, _ in layers],
             shapes,
-            num_blocks=num_blocks,
+            # One more is for recorded steps' padding, and in nobody's table.
+            num_blocks=num_blocks + (recorder is not None),
             block_size=config.block_size,
             dtype=dtype,
             device=device,
@@ -153,6 +160,18 @@ class ModelRunner:
             clock=clock,
         )
         runner._check_against(reference, source)
+        if recorder is not None and isinstance(backend, HoldingBackend):
+            runner._graphs = DecodeGraphs(
+                runner._forward,
+                backend,
+                recorder,
+                block_size=config.block_size,
+                spare_block=num_blocks,
+                max_batch=config.max_running,
+                max_length=max_model_len,
+                device=device,
+                dtype=dtype,
+            )
         return runner
 
     @property
@@ -177,8 +196,11 @@ class ModelRunner:
         started_s = self._clock()
         self._set_torch_threads()
         with torch.inference_mode():
-            batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
             self._pages.copy_blocks(_copies(sequences, self._info.block_size))
+            replayed = self._replay(sequences)
+            if replayed is not None:
+                return StepResult(tuple(replayed.tokens), self._clock() - started_s, replayed.logprobs)
+            batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
             ordered = [sequences[i] for i in batch.order]
             rows, structures = [_draw_row(sequence) for sequence in ordered], _structures(ordered)
             prompt_logprobs: dict[int, Logprobs] = {}
@@ -205,6 +227,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the pages and the model's memory back. Idempotent; the runner is of no use afterwards."""
+        if self._graphs is not None:
+            self._graphs.close()
         self._pages.detach()
         self._model = None
         if self._device.type == "cuda":
@@ -234,6 +258,17 @@ class ModelRunner:
         logits = self._forward(batch)
         # Now: on a GPU the forward has only been queued, and is computed meanwhile.
         return self._sampler.sample(logits, rows, masks=_masks(structures))
+
+    def _replay(self, sequences: list[ScheduledSequence]) -> Drawn | None:
+        """The step from a recording, in the order given; None where there is none of its shape."""
+        graphs = self._graphs
+        if graphs is None or not graphs.suits(sequences) or wanted(sequences, range(len(sequences))):
+            return None
+        logits = graphs.logits(sequences)
+        if logits is None:
+            return None
+        rows = [_draw_row(sequence) for sequence in sequences]
+        return self._sampler.sample(logits, rows, masks=_masks(_structures(sequences)))
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch.

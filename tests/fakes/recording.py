@@ -1,0 +1,117 @@
+"""A recorder of torch operations for the CPU, and an attention backend whose steps it can record.
+
+Replaying runs the recorded operations again over the tensors they were recorded with, as a CUDA graph does:
+whatever the program computed on its way to them, lengths and tables in lists above all, stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from replica.attention.backend import AttentionCall
+from replica.attention.gather_sdpa import GatherSdpa
+from replica.attention.kv_pages import LayerPages
+from replica.attention.step_batch import StepBatch
+from replica.attention.step_tables import NUMBERS_PER_SPAN, StepTables
+
+
+class OperationRecorder:
+    """`Recorder` over torch's operations."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        recording = _Recording()
+        with recording:
+            work()
+        self.num_recorded += 1
+        return recording.replay
+
+
+class FailingRecorder:
+    """One whose forward waits for the device on the way, as some families' do."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert "_local_scalar_dense" not in str(func), "a number was read back while recording"
+        out = func(*args, **(kwargs or {}))
+        self._operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self._operations:
+            again = func(*args, **kwargs)
+            for before, now in zip(_tensors(out), _tensors(again), strict=True):
+                if before.data_ptr() != now.data_ptr():  # else a view, or computed in place
+                    before.copy_(now)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return (
+        [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+    )
+
+
+class TabledAttention:
+    """`HoldingBackend`: held steps from their tables alone, in fixed shapes; others as gather + SDPA."""
+
+    name = "tabled"
+
+    def __init__(self, device: torch.device) -> None:
+        self._other = GatherSdpa(device)
+        self.held: dict[StepBatch, StepTables] = {}
+        self._device = device
+
+    def close(self) -> None:
+        self._other.close()
+        self.held.clear()
+
+    def hold(self, batch: StepBatch) -> StepTables:
+        tables = self.held[batch] = StepTables(batch, self._device)
+        return tables
+
+    def release(self, batch: StepBatch) -> None:
+        self.held.pop(batch, None)
+
+    def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
+        tables = self.held.get(batch)
+        if tables is None:
+            return self._other.attend(pages, batch, call)
+        spans = tables.spans.view(-1, NUMBERS_PER_SPAN).long()
+        num_rows, size = len(spans), batch.block_size
+        starts, entries = spans[:, 2], spans[:, 3]
+        room = len(tables.tables) // num_rows
+        blocks = tables.tables.long()[entries[:, None] + torch.arange(room)]
+        slots = (blocks[:, :, None] * size + torch.arange(size)).flatten(1)
+        positions = torch.arange(room * size)
+        is_seen = positions <= starts[:, None]
+        if call.window is not None:
+            is_seen = is_seen & (positions > starts[:, None] - call.window)
+        keys, values = (
+            torch.where(is_seen[:, :, None, None], part[slots], 0.0).transpose(1, 2)
+            for part in (pages.key_slots, pages.value_slots)
+        )  # (rows, kv_heads, room * size, dim); what nobody wrote may be NaN
+        heads, _, key_dim = call.query.shape
+        query = call.query.transpose(0, 1).reshape(num_rows, keys.shape[1], -1, key_dim)
+        scores = (query @ keys.transpose(2, 3)) * call.scale
+        weights = scores.masked_fill(~is_seen[:, None, None], float("-inf")).softmax(-1)
+        return (weights @ values).reshape(num_rows, heads, values.shape[3])

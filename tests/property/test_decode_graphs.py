@@ -1,0 +1,154 @@
+"""Replayed decode steps say what steps that run as they are say, whoever is in them, however long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.messages import SamplingParams
+from replica.attention.kv_pages import ATTRIBUTE
+from replica.config import ReplicaConfig
+from replica.models.model_source import resolve
+from replica.runners import decode_graphs, model_runner
+from replica.runners.decode_graphs import batch_sizes, lengths
+from replica.runners.model_runner import ModelRunner
+from tests import model_families as families
+from tests.fakes.recording import FailingRecorder, OperationRecorder, TabledAttention
+from tests.model_families import FAMILIES, Setting
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 128
+SETTING = Setting("graphs", block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_batched_tokens=48)
+
+
+def load(folder: Path, recorder: Any = None) -> ModelRunner:
+    """With room for twelve sequences of four lengths."""
+    config = ReplicaConfig(
+        model=str(folder),
+        device="cpu",
+        block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
+        max_running=12,
+        greedy_screen="off",
+        torch_threads=1,
+    )
+    resolved = resolve(str(folder))
+    if recorder is None:
+        return ModelRunner.load(config, resolved)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_runner, "choose_backend", lambda _name, device, *_: TabledAttention(device))
+        patch.setattr(decode_graphs, "SHORTEST", 32)
+        model = model_runner.load_model(resolved, torch.device("cpu"), torch.float32)
+        runner = ModelRunner.over(model, config, "family", max_model_len=256, recorder=recorder)
+    for module in runner._pages._modules:
+        # Replayed steps zero no block they open, and the fake's gather reads what it masks: let that be finite.
+        pages = module.__dict__[ATTRIBUTE]
+        pages.keys.zero_()
+        pages.values.zero_()
+    return runner
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One network, recorded and not."""
+
+    plain: ModelRunner
+    recorded: ModelRunner
+    recorder: OperationRecorder
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """mistral: a window of 10."""
+    family = next(each for each in FAMILIES if each.name == request.param)
+    folder = families.save(family, tmp_path_factory.mktemp(family.name))
+    recorder = OperationRecorder()
+    pair = Pair(load(folder), load(folder, recorder), recorder)
+    yield pair
+    pair.plain.close()
+    pair.recorded.close()
+
+
+def num_replays(runner: ModelRunner) -> int:
+    assert runner._graphs is not None
+    return runner._graphs.num_replays
+
+
+def answers(runner: ModelRunner, setting: Setting, questions: list[tuple[int, ...]], heat: float) -> Any:
+    sampling = SamplingParams(max_tokens=9, temperature=heat, ignore_eos=True)
+    return families.answer_all(
+        families.engine_over(runner, setting), questions, sampling=sampling, at_once=4, seed=5
+    )
+
+
+@given(
+    questions=st.lists(st.sampled_from(families.prompts()), min_size=1, max_size=10),
+    heat=st.sampled_from([0.0, 1.0]),
+    max_running=st.integers(1, 12),
+    caching=st.booleans(),
+)
+@settings(max_examples=10)
+def test_replayed_steps_answer_the_same(
+    pair: Pair, questions: list[tuple[int, ...]], heat: float, max_running: int, caching: bool
+) -> None:
+    setting = replace(SETTING, max_running=max_running, prefix_caching=caching)
+    wanted = answers(pair.plain, setting, questions, heat)
+    assert answers(pair.recorded, setting, questions, heat) == wanted
+
+
+def test_a_shape_is_recorded_when_it_comes_again(pair: Pair) -> None:
+    before, recorded = num_replays(pair.recorded), pair.recorder.num_recorded
+    wanted = answers(pair.plain, SETTING, list(families.prompts()[:6]), 0.0)
+    assert answers(pair.recorded, SETTING, list(families.prompts()[:6]), 0.0) == wanted
+    assert num_replays(pair.recorded) > before
+    now = pair.recorder.num_recorded
+    assert now > recorded or recorded > 0
+    assert answers(pair.recorded, SETTING, list(families.prompts()[:6]), 0.0) == wanted
+    assert pair.recorder.num_recorded - now < now + 8, "it records again and again"
+
+
+def test_old_recordings_make_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_graphs, "MAX_KEPT", 1)
+    questions = list(families.prompts()[:5])
+    assert answers(pair.recorded, SETTING, questions, 0.0) == answers(pair.plain, SETTING, questions, 0.0)
+    graphs = pair.recorded._graphs
+    assert graphs is not None
+    assert len(graphs._recordings) <= 1
+    assert len(graphs._backend.held) == len(graphs._recordings)  # type: ignore[attr-defined]
+
+
+def test_a_network_that_cannot_be_recorded_runs_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = families.save(FAMILIES[2], tmp_path)
+    plain, failing = load(folder), load(folder, FailingRecorder())
+    questions = list(families.prompts()[:4])
+    assert answers(failing, SETTING, questions, 0.0) == answers(plain, SETTING, questions, 0.0)
+    assert [record.message for record in caplog.records if "cannot be recorded" in record.message] == [
+        "decode steps cannot be recorded; they run as they are"
+    ], "said once"
+    assert num_replays(failing) == 0
+
+
+@given(most=st.integers(1, 700), count=st.integers(1, 700))
+def test_every_batch_has_a_size_that_wastes_little(most: int, count: int) -> None:
+    sizes = batch_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    if count <= most:
+        size = min(each for each in sizes if each >= count)
+        assert size - count <= max(count / 2, 7)
+
+
+@given(most=st.integers(1, 200_000), block_size=st.integers(1, 300))
+def test_lengths_are_whole_blocks_up_to_the_longest(most: int, block_size: int) -> None:
+    found = lengths(most, block_size)
+    assert found == sorted(set(found))
+    assert all(each % block_size == 0 for each in found)
+    assert most <= found[-1] < most + block_size
