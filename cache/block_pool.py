@@ -42,6 +42,16 @@ class BlockEventSink(Protocol):
     def removed(self, block_hash: BlockHash) -> None: ...
 
 
+class Overflow(Protocol):
+    """Where a pool puts what it evicts (`host_tier.py`)."""
+
+    def spill(self, block_id: int, block_hash: BlockHash, content: BlockContent) -> None:
+        """The last copy of this content is about to be forgotten."""
+
+    def agrees(self, block_hash: BlockHash, content: BlockContent) -> bool:
+        """Whether the hash names no other content there."""
+
+
 class BlockContent(NamedTuple):
     """What a block's keys and values were computed from; a hit is exact only if all of it is equal.
 
@@ -143,7 +153,10 @@ class FreeBlockQueue:
 class BlockPool:
     """Owns every block. A hash maps to one or more physical copies; the earliest serves hits."""
 
-    def __init__(self, num_blocks: int, sink: BlockEventSink | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, sink: BlockEventSink | None = None, overflow: Overflow | None = None
+    ) -> None:
+        """overflow: where evicted content goes; None forgets it."""
         if num_blocks < 1:
             raise ConfigError("num_blocks", num_blocks, "at least 1")
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]  # by block id
@@ -152,6 +165,7 @@ class BlockPool:
         self.removals = 0  # counts unregistrations: a lookup's answer holds while it stands still
         self._earliest: dict[BlockHash, KVCacheBlock] = {}  # heads of the copy rings
         self._sink = sink
+        self._overflow = overflow
 
     @property
     def num_blocks(self) -> int:
@@ -178,7 +192,7 @@ class BlockPool:
         for _ in range(count):
             block = self.free_queue.popleft()
             if block.block_hash is not None:
-                self.unregister(block)
+                self._evict(block)
             block.ref_count = 1
             blocks.append(block)
         return blocks
@@ -226,6 +240,8 @@ class BlockPool:
         assert block.ref_count > 0, f"block {block.block_id} registered while nobody uses it"
         first = self._earliest.get(block_hash)
         if first is None:
+            if self._overflow is not None and not self._overflow.agrees(block_hash, content):
+                return False
             self._earliest[block_hash] = block
             if self._sink is not None:
                 self._sink.stored(block_hash)
@@ -238,6 +254,13 @@ class BlockPool:
         block.block_hash, block.content = block_hash, content
         self.num_cached += 1
         return True
+
+    def _evict(self, block: KVCacheBlock) -> None:
+        if self._overflow is not None and block.next_copy is block:
+            assert block.block_hash is not None
+            assert block.content is not None
+            self._overflow.spill(block.block_id, block.block_hash, block.content)
+        self.unregister(block)
 
     def unregister(self, block: KVCacheBlock) -> None:
         """Take the block's content out of the cache; the hash goes with its last copy. O(1)."""
