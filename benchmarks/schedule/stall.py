@@ -26,6 +26,7 @@ from replica.assembly import assemble
 from replica.config import ReplicaConfig, SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
+from replica.runners.virtual_clock import VirtualClock
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
 
@@ -146,19 +147,6 @@ def _line(case: str, found: Stall, itl_target_s: float | None) -> Line:
     if itl_target_s == math.inf:
         return Line(case, cells)
     return Line(case, cells, f"at most {TARGET:.1f}x", found.ratio <= TARGET)
-
-
-class VirtualClock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class CpuTimed:

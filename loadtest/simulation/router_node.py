@@ -19,7 +19,8 @@ from loadtest.simulation.turns import Turn, fingerprint
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission
-from router.placement.held import HeldRequests, HoldOptions
+from router.placement.held import HeldRequests
+from router.placement.hold_options import HoldOptions
 from router.placement.placing import PromptPlacer
 from router.placement.routing import RouteQuery, Routing
 

@@ -30,7 +30,8 @@ from cache.messages import Delta, GenerateRequest
 from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival
-from replica.engine.engine_core import Completion, EngineCore, EngineStats, Progress
+from replica.engine.completion import Completion
+from replica.engine.engine_core import EngineCore, EngineStats, Progress
 from replica.engine.outbox import Outbox
 from replica.engine.request_watch import RequestWatcher
 from replica.engine.stream import DeltaStream

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cache.block_hash import BlockHasher
 from cache.disciplines import CacheDiscipline, paged_cache
@@ -19,20 +19,19 @@ from cache.engine_report import EngineReport
 from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
 from cache.kv_cache_manager import BlockEventSink, CacheStats
-from cache.messages import FinishReason, GenerateRequest, Logprobs
+from cache.messages import FinishReason, GenerateRequest
 from cache.types import RequestId
 from replica.config import ReplicaConfig
-from replica.engine.answers import answers_of, have_begun
+from replica.engine.completion import Completion
 from replica.engine.engine_meter import Ending, EngineMeter
+from replica.engine.intake import Intake
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed, StepOutOfMemory
-from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
-from replica.output.logprob_log import LogprobLog
+from replica.output.detokenizer import NoText, TokenDecoder
 from replica.scheduling.order import SchedulingOrder
-from replica.scheduling.request import Request, check_request, copy_tokens
+from replica.scheduling.request import Request
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
-from replica.scheduling.sampling_rules import check_sampling
 from replica.scheduling.scheduler import Scheduler
 from replica.scheduling.step_time import StepTimeFit, step_work
 from replica.structures.compiler import NoStructures, Structures
@@ -52,20 +51,6 @@ class Progress:
     @property
     def is_last(self) -> bool:
         return self.error is not None or self.request.finish_reason is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One whole generation, for callers that do not stream."""
-
-    request_id: RequestId
-    token_ids: tuple[int, ...]  # output only, older attempts' included
-    text: str
-    cached_tokens: int
-    finish_reason: FinishReason
-    num_preemptions: int
-    logprobs: Logprobs | None = None  # of the output tokens drawn here
-    prompt_logprobs: Logprobs | None = None  # of the prompt's tokens but the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +87,6 @@ class EngineCore:
         info = runner.info
         self.max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
         self._runner = runner
-        self._info = info
-        self._decoder = decoder if decoder is not None else NoText()
         self.structures = structures or NoStructures("this engine does not know what its tokens stand for")
         self._clock = clock
         self._cache = paged_cache(
@@ -135,6 +118,16 @@ class EngineCore:
             order=SchedulingOrder(config.scheduling_order),
             itl_target_s=config.itl_target_s,
             pace=self._step_time.model,
+        )
+        self._intake = Intake(
+            info,
+            self._cache,
+            self._scheduler,
+            self.pins,
+            max_model_len=self.max_model_len,
+            decoder=decoder if decoder is not None else NoText(),
+            structures=self.structures,
+            clock=clock,
         )
         self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
         self._watchers: list[RequestWatcher] = []
@@ -172,85 +165,20 @@ class EngineCore:
         Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull, PinsFull,
         StructureRefused) and keeps nothing.
         """
-        answers = answers_of(request)
-        for _, answer in answers:
-            check_request(answer, self._info.vocab_size)
-        check_sampling(request.sampling, self._info)
-        if request.pin is not None:
-            self.pins.check(request)
-        minimum = request.sampling.min_tokens
-        if structure is None and request.structure is not None:
-            structure = self.structures.begin(request.structure, min_tokens=minimum)
-        for _, answer in answers:
-            self._scheduler.check_room(
-                answer.request_id,
-                answer.num_prompt_tokens,
-                self._max_output(answer),
-                tenant=request.tenant,
-                is_retry=request.attempt > 0,
-            )
-        arrival_s = self._clock() if arrival_s is None else arrival_s
-        taken: list[Request] = []
-        for choice, answer in answers:
-            own = structure if structure is None or not taken else structure.begun(minimum)
-            taken.append(self._request(answer, choice, arrival_s, own))
+        taken, begin_together = self._intake.admit(request, arrival_s, structure)
         lead, *others = taken
         is_held = lead.lease is not None and self.pins.take(lead)
-        if have_begun(answers):
+        if begin_together:
+            self._scheduler.submit(lead, others)
+        else:
             for begun in taken:
                 self._scheduler.submit(begun)
-        else:
-            self._scheduler.submit(lead, others)
         if is_held:
             lead.cached_tokens = lead.num_prompt_tokens
             self._end_at_submission(lead, FinishReason.LENGTH)
         else:
             self._replay_all(taken)
         return taken
-
-    def _max_output(self, request: GenerateRequest) -> int:
-        return max(1, min(request.sampling.max_tokens, self.max_model_len - request.num_prompt_tokens))
-
-    def _request(
-        self, request: GenerateRequest, choice: int, arrival_s: float, structure: StructureMatcher | None
-    ) -> Request:
-        """One answer's, as scheduler and steps know it."""
-        drawn_by, ended_by = request.sampling, request.sampling
-        if structure is not None:
-            # Its mask says when the text may end; and where it may, an end that is drawn is one.
-            drawn_by, ended_by = replace(drawn_by, min_tokens=0), replace(ended_by, ignore_eos=False)
-        token_ids, max_output = copy_tokens(request.token_ids), self._max_output(request)
-        return Request(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            max_output_tokens=max_output,
-            sampling=drawn_by,
-            seed=request.seed,
-            arrival_s=arrival_s,
-            expires_s=None if request.deadline_s is None else arrival_s + request.deadline_s,
-            blocks=self._cache.begin(
-                token_ids,
-                salt=request.cache_salt,
-                adapter=request.adapter,
-                block_hashes=request.block_hashes,
-                looks_up=request.sampling.prompt_logprobs is None,
-            ),
-            detokenizer=Detokenizer(
-                self._decoder,
-                ended_by,
-                self._info.eos_token_ids,
-                max_tokens=max_output,
-                sent_chars=request.sent_chars,
-            ),
-            num_earlier_tokens=len(token_ids) - request.num_prompt_tokens,
-            traceparent=request.traceparent,
-            lease=request.pin,
-            logprobs=_logprob_log(request),
-            choice=choice,
-            tenant=request.tenant,
-            structure=structure,
-        )
 
     def cancel(self, request_id: RequestId) -> Request | None:
         """Drop a request and free its blocks at once; None if it is not here (any more)."""
@@ -312,7 +240,7 @@ class EngineCore:
             for request in list(self.requests()):
                 self.cancel(request.request_id)
             raise
-        return [_completion(request) for request in taken]
+        return [Completion.of(request) for request in taken]
 
     # -- what others may see ----------------------------------------------------------------------
 
@@ -500,16 +428,6 @@ def _take_token(request: Request, token_id: int) -> FinishReason | None:
     return request.detokenizer.end() if structure.is_over else reason
 
 
-def _logprob_log(request: GenerateRequest) -> LogprobLog | None:
-    """None if nobody asked. What an earlier attempt has sent of the prompt's, it has sent."""
-    sampling = request.sampling
-    is_first = len(request.token_ids) == request.num_prompt_tokens
-    wants_prompt = sampling.prompt_logprobs is not None and is_first
-    if sampling.logprobs is None and not wants_prompt:
-        return None
-    return LogprobLog(request.num_prompt_tokens - 1 if wants_prompt else 0)
-
-
 def _keep_logprobs(sequences: list[ScheduledSequence], result: StepResult) -> None:
     """What the step found, put where it waits to be sent."""
     for index, found in result.logprobs.items():
@@ -518,18 +436,3 @@ def _keep_logprobs(sequences: list[ScheduledSequence], result: StepResult) -> No
     for index, found in result.prompt_logprobs.items():
         if (log := sequences[index].logprobs) is not None:
             log.add_prompt(sequences[index].start, found)
-
-
-def _completion(request: Request) -> Completion:
-    assert request.finish_reason is not None
-    log, num_tokens = request.logprobs, request.num_output_tokens
-    return Completion(
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids[request.num_prompt_tokens :]),
-        text=request.detokenizer.take(),
-        cached_tokens=request.cached_tokens or 0,
-        finish_reason=request.finish_reason,
-        num_preemptions=request.num_preemptions,
-        logprobs=None if log is None else log.take_drawn(num_tokens),
-        prompt_logprobs=None if log is None else log.take_prompt(),
-    )

@@ -3,11 +3,12 @@
     |<-- the decodes alone -->|<-------- prompts -------->|
     |<------------------ at most limit_s ---------------->|
 
-Without a target, prompts get as long as the decodes take themselves, once for each prompt that there is to
-compute: one long prompt at most doubles the time between tokens, and where many wait, whom nobody answers
-yet, steps become as large as they may be: their fixed cost is then paid least often, and nobody's capacity is
-given up for smooth answers (docs/design/019-scheduling-order.md). The scheme is Sarathi-Serve's (Agrawal et
-al., OSDI 2024), with a measured step time in place of a profiled budget.
+By default there is no limit. One in seconds holds for every step. A relative one (`itl_target_s: null`) gives
+prompts as long as the decodes take themselves, once for each prompt that there is to compute: one long prompt
+at most doubles the time between tokens, and where many wait, whom nobody answers yet, steps become as large
+as they may be: their fixed cost is then paid least often, and no capacity is given up for smooth answers
+(docs/design/019-scheduling-order.md). The scheme is Sarathi-Serve's (Agrawal et al., OSDI 2024), with a
+measured step time in place of a profiled budget.
 Arithmetic alone: knows token counts and seconds; knows neither requests nor blocks.
 """
 
@@ -26,7 +27,7 @@ def limit_s(decodes_s: float, num_prompts: int, itl_target_s: float | None) -> f
     """How long a step may take in which sequences decode and so many prompts are to be computed.
 
     decodes_s: what it would take without prompts.
-    itl_target_s: seconds between two tokens of an answer; None: see above; inf: however long.
+    itl_target_s: seconds between two tokens of an answer; None: relative, see above; inf: however long.
     """
     if itl_target_s is not None:
         return itl_target_s

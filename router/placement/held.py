@@ -34,17 +34,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from cache.errors import DeadlineExceeded, ServingError
 from cache.types import ReplicaId, RequestId
-from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
-from router.placement.admission import Admission, max_wait_of
+from router.placement.admission import Admission
 from router.placement.decision import Decision, Placement, RouteQuery
+from router.placement.held_queue import HeldQueue
+from router.placement.held_request import Departure, HeldRequest
+from router.placement.hold_options import AGED, HoldOptions
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
 
@@ -52,7 +52,6 @@ ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
 FRESH_S = 0.001  # a decision no older than this need not be taken again
 EARLIEST = 2.0  # times `max_backlog_s`: the backlog behind which the very first in the order is sent
-AGED = 0.5  # of the longest wait: who has waited so long is past the age floor
 # Where all that are left are leaving, others are about to come: a rolling update stops the last old one when
 # new ones are ready, and is heard of from that one first. So long a request waits for them.
 SUCCESSION_S = 5.0
@@ -84,58 +83,6 @@ class Deciding(Protocol):
         """Somebody was not taken in, or let go without a replica, for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class HoldOptions:
-    """The knobs, checked where they are configured: `RouterConfig` tells what they do, and why so much."""
-
-    max_backlog_s: float
-    window: int  # requests
-    aging: float
-    age_floor_s: float
-    max_held_per_replica: int
-    max_wait_s: float = math.inf  # inf: whoever comes may wait
-    overload_wait_s: float | None = None  # while more keeps coming than is served; None: found out
-
-    @classmethod
-    def of(cls, config: RouterConfig) -> HoldOptions:
-        return cls(
-            max_backlog_s=config.hold_backlog_s,
-            window=config.hold_window,
-            aging=config.hold_aging,
-            # Where it is busy for long there is always short work: else long work would wait in vain.
-            age_floor_s=min(config.hold_age_floor_s, AGED * max_wait_of(config)),
-            max_held_per_replica=config.max_held_per_replica,
-            max_wait_s=max_wait_of(config),
-            overload_wait_s=config.overload_wait_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A request that is held no longer. Exactly one of `placement` and `error` is not None."""
-
-    request_id: RequestId
-    waited_s: float
-    placement: Placement | None = None  # booked: whoever takes it must `release` it
-    error: ServingError | None = None  # NoReplica, AllBusy, DeadlineExceeded or ConfigError
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    query: RouteQuery
-    since: float
-    number: int  # in order of submission: ties go to whoever came first
-    deadline: float  # inf = none
-    order: float  # own prefill seconds + aging * since: the law's order, without the clock
-    decision: Decision | None = None  # the latest
-    weighed_at: float = float("-inf")  # when it was taken, by the clock
-    wants: ReplicaId | None = None  # the best replica then; None: nobody can take it
-    free_at: float = float("-inf")  # when that one will be free
-    engine_s: float = 0.0  # of the time of that replica; 0 while unknown
-    ahead_s: float = 0.0  # of its time, for those that wait before this one; in `free_at`
-    forsaken_at: float = math.inf  # when everybody who could take it was first seen to be leaving
-
-
 class HeldRequests:
     """The requests one router holds back."""
 
@@ -145,26 +92,21 @@ class HeldRequests:
         self._clock = clock
         self._admission = Admission(options.max_wait_s, clock, overload_wait_s=options.overload_wait_s)
         self._numbers = itertools.count()
-        self._by_id: dict[RequestId, _Held] = {}
-        # Each sorted by what its name says. Whoever is held is in the first two.
-        self._in_order: list[_Held] = []
-        self._by_age: list[_Held] = []
-        self._by_deadline: list[_Held] = []  # of those that have one
-        self._engine_s = 0.0  # of all that are held
+        self._queue = HeldQueue()
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._queue)
 
     def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._by_id
+        return request_id in self._queue
 
     @property
     def engine_s(self) -> float:
         """Seconds of replicas' time that those who are held will take; what is unknown counts as 0."""
-        return max(0.0, self._engine_s)  # a sum that is added to and taken from
+        return self._queue.engine_s
 
     def submit(self, query: RouteQuery, *, since: float | None = None, deadline: float | None = None) -> None:
         """Hold a request; the next `poll` may let it go at once.
@@ -175,10 +117,10 @@ class HeldRequests:
         it is not held.
         Raises ValueError for a request that is held already.
         """
-        if query.request_id in self._by_id:
+        if query.request_id in self._queue:
             raise ValueError(f"request {query.request_id!r} is held already")
         now = self._clock()
-        held = _Held(
+        held = HeldRequest(
             query,
             since=now if since is None else min(since, now),
             number=next(self._numbers),
@@ -194,7 +136,7 @@ class HeldRequests:
 
     def withdraw(self, request_id: RequestId) -> bool:
         """Its caller has gone. False if it is not held (any more)."""
-        held = self._by_id.get(request_id)
+        held = self._queue.get(request_id)
         if held is None:
             return False
         self._leave(held)
@@ -208,7 +150,7 @@ class HeldRequests:
         """
         now = self._clock()
         departures = self._overdue(now) + self._too_late(now)
-        if self._by_id:
+        if self._queue:
             within_s = EARLIEST * self._options.max_backlog_s + ROUNDING_S
             num_replicas, free = self._routing.free_replicas(within_s)
             news = [state for state in free if state is not self._known_free.get(state.replica_id)]
@@ -219,26 +161,26 @@ class HeldRequests:
 
     def next_poll_at(self) -> float | None:
         """When to poll again if nothing happens before; None: nobody is held."""
-        if not self._by_id:
+        if not self._queue:
             return None
         now = self._clock()
         wake_at = now + RELOOK_S
         for held in self._window(now):
             if held.free_at > now:
                 wake_at = min(wake_at, held.free_at)
-        if self._by_deadline:
-            wake_at = min(wake_at, self._by_deadline[0].deadline)
+        if (first := self._queue.next_deadline) is not None:
+            wake_at = min(wake_at, first.deadline)
         return wake_at
 
     # --- taking in ----------------------------------------------------------------------------
 
-    def _take_in(self, held: _Held, now: float) -> None:
+    def _take_in(self, held: HeldRequest, now: float) -> None:
         """Raises why it is not."""
         num_replicas, _ = self._routing.free_replicas(0.0)
         # Whose replica was lost has waited, and may have begun to answer.
         is_new = not held.query.excluded
         most = self._options.max_held_per_replica * max(1, num_replicas)
-        if is_new and len(self._by_id) >= most:
+        if is_new and len(self._queue) >= most:
             shared = max(1, num_replicas)
             raise self._admission.refusal(self._mean_engine_s / shared, self._mean_engine_s, shared)
         try:
@@ -249,11 +191,11 @@ class HeldRequests:
             if not self._may_wait_for_successors(held, error, now):
                 raise
         starts_now = held.decision is not None and held.decision.starts_now
-        wait_s = 0.0 if starts_now and not self._by_id else self._routing.wait_s(self._engine_s)
+        wait_s = 0.0 if starts_now and not self._queue else self._routing.wait_s(self.engine_s)
         if is_new:
             prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
             self._admission.came(
-                prefill_s, num_waiting=len(self._by_id), wait_s=wait_s, num_replicas=num_replicas
+                prefill_s, num_waiting=len(self._queue), wait_s=wait_s, num_replicas=num_replicas
             )
         # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
         waits = is_new and num_replicas and not starts_now
@@ -266,12 +208,11 @@ class HeldRequests:
                 num_replicas=num_replicas,
             )
 
-    def _ahead_s(self, held: _Held) -> float:
+    def _ahead_s(self, held: HeldRequest) -> float:
         """Until somebody could start on it behind those that go before it; 0 for who has no deadline."""
         if held.deadline == float("inf"):
             return 0.0
-        before = bisect_left(self._in_order, _place(held), key=_place)
-        return self._routing.wait_s(sum([other.engine_s for other in self._in_order[:before]]))
+        return self._routing.wait_s(sum([other.engine_s for other in self._queue.before(held)]))
 
     def _too_late(self, now: float) -> list[Departure]:
         """In overload: whoever was taken in before it was known to be one, and has waited too long for it.
@@ -282,21 +223,21 @@ class HeldRequests:
             return []
         latest = now - (1.0 + AGED) * self._admission.bound_s
         departures = []
-        for held in self._by_age[: bisect_left(self._by_age, (latest, -1), key=_age)]:
+        for held in self._queue.came_before(latest):
             if held.query.excluded:
                 continue
             num_replicas = max(1, self._routing.free_replicas(0.0)[0])
-            wait_s = self._routing.wait_s(self._engine_s)
+            wait_s = self._routing.wait_s(self.engine_s)
             error = self._admission.refusal(wait_s - self._admission.bound_s, held.engine_s, num_replicas)
             self._leave(held)
             self._routing.note_refused(error)
-            departures.append(Departure(held.query.request_id, now - held.since, error=error))
+            departures.append(Departure(held.request_id, now - held.since, error=error))
         return departures
 
     @property
     def _mean_engine_s(self) -> float:
         """Of those that are held."""
-        return self._engine_s / max(1, len(self._by_id))
+        return self.engine_s / max(1, len(self._queue))
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -321,19 +262,19 @@ class HeldRequests:
                 ahead[held.wants] = ahead.get(held.wants, 0.0) + held.engine_s
         return departures
 
-    def _turns(self, now: float) -> Iterator[_Held]:
+    def _turns(self, now: float) -> Iterator[HeldRequest]:
         """In order, until `window` of them have stayed. Those it has given out may leave meanwhile."""
         num_stayed = 0
-        for held in self._ordered(now):
+        for held in self._in_turn(now):
             yield held
-            if held.query.request_id in self._by_id:
+            if held.request_id in self._queue:
                 num_stayed += 1
                 if num_stayed == self._options.window:
                     return
 
     def _is_bound_to_stay(
         self,
-        held: _Held,
+        held: HeldRequest,
         free: Sequence[ReplicaState],
         news: Sequence[ReplicaState],
         ahead: Ahead,
@@ -358,10 +299,10 @@ class HeldRequests:
         return True
 
     def _decide(
-        self, held: _Held, now: float, free: Sequence[ReplicaState], ahead: Ahead
+        self, held: HeldRequest, now: float, free: Sequence[ReplicaState], ahead: Ahead
     ) -> Departure | None:
         """None: it stays. free: replicas that are, and for which nothing was booked in this poll."""
-        request_id, waited_s = held.query.request_id, now - held.since
+        request_id, waited_s = held.request_id, now - held.since
         decision = held.decision
         is_fresh = now <= held.weighed_at + FRESH_S and held.wants is not None and held.wants not in ahead
         # A newcomer's decision, of a moment ago: acted on if its replica has said nothing else since.
@@ -383,14 +324,14 @@ class HeldRequests:
             return None
         return Departure(request_id, waited_s, self._routing.book(decision))
 
-    def _may_wait_for_successors(self, held: _Held, error: NoReplica, now: float) -> bool:
+    def _may_wait_for_successors(self, held: HeldRequest, error: NoReplica, now: float) -> bool:
         """Nobody can take it, because those who could are leaving, and not for long yet."""
         if error.num_known <= error.num_excluded:
             return False
         held.forsaken_at = min(held.forsaken_at, now)
         return now < held.forsaken_at + SUCCESSION_S
 
-    def _weigh(self, held: _Held, now: float, ahead: Ahead = NOBODY) -> Decision:
+    def _weigh(self, held: HeldRequest, now: float, ahead: Ahead = NOBODY) -> Decision:
         decision = self._routing.weigh(held.query, earlier=held.decision, ahead=ahead)
         held.forsaken_at = math.inf
         if held.decision is None:
@@ -398,14 +339,15 @@ class HeldRequests:
         held.decision, held.weighed_at = decision, now
         held.wants = decision.ranking.best.replica_id
         held.ahead_s = ahead.get(held.wants, 0.0)
-        if held.query.request_id in self._by_id:
-            self._engine_s += decision.engine_s - held.engine_s
-        held.engine_s = decision.engine_s
-        self._reorder(held, decision.prefill_s + self._options.aging * held.since)
+        self._queue.reprice(
+            held,
+            engine_s=decision.engine_s,
+            order=decision.prefill_s + self._options.aging * held.since,
+        )
         held.free_at = now + decision.start_s - self._soon_s(held, now)
         return decision
 
-    def _soon_s(self, held: _Held, now: float) -> float:
+    def _soon_s(self, held: HeldRequest, now: float) -> float:
         """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""
         most_s = EARLIEST * self._options.max_backlog_s
         order_s = held.order - self._options.aging * now
@@ -418,82 +360,32 @@ class HeldRequests:
         self._num_counted = min(self._num_counted + 1, MEAN_OVER)
         self._mean_prefill_s += (prefill_s - self._mean_prefill_s) / self._num_counted
 
-    # --- the order ----------------------------------------------------------------------------
+    # --- the queue ----------------------------------------------------------------------------
 
-    def _window(self, now: float) -> Iterator[_Held]:
-        return itertools.islice(self._ordered(now), self._options.window)
+    def _window(self, now: float) -> Iterator[HeldRequest]:
+        return itertools.islice(self._in_turn(now), self._options.window)
 
-    def _ordered(self, now: float) -> Iterator[_Held]:
-        """Everybody held: whoever is past the age floor by age, then the others in order.
-
-        A copy: who leaves or moves meanwhile does not disturb it.
-        """
-        floor = now - self._age_floor_s
-        num_aged = bisect_right(self._by_age, floor, key=lambda held: held.since)
-        if not num_aged:
-            return iter(self._in_order[:])
-        young = [held for held in self._in_order if held.since > floor]
-        return itertools.chain(self._by_age[:num_aged], young)
+    def _in_turn(self, now: float) -> Iterator[HeldRequest]:
+        return self._queue.in_turn(now - self._age_floor_s)
 
     @property
     def _age_floor_s(self) -> float:
         """In overload work has to be old sooner."""
         return min(self._options.age_floor_s, AGED * self._admission.bound_s)
 
-    def _reorder(self, held: _Held, order: float) -> None:
-        if order == held.order:
-            return
-        is_held = held.query.request_id in self._by_id
-        if is_held:
-            _remove(self._in_order, held, _place)
-        held.order = order
-        if is_held:
-            insort(self._in_order, held, key=_place)
+    def _enter(self, held: HeldRequest) -> None:
+        self._queue.add(held)
+        self._routing.note_held(len(self._queue))
 
-    def _enter(self, held: _Held) -> None:
-        self._by_id[held.query.request_id] = held
-        self._engine_s += held.engine_s
-        insort(self._in_order, held, key=_place)
-        insort(self._by_age, held, key=_age)
-        if held.deadline < float("inf"):
-            insort(self._by_deadline, held, key=_deadline)
-        self._routing.note_held(len(self._by_id))
-
-    def _leave(self, held: _Held) -> None:
-        del self._by_id[held.query.request_id]
-        # Of a sum of differences nothing may be left over.
-        self._engine_s = self._engine_s - held.engine_s if self._by_id else 0.0
-        _remove(self._in_order, held, _place)
-        _remove(self._by_age, held, _age)
-        if held.deadline < float("inf"):
-            _remove(self._by_deadline, held, _deadline)
-        self._routing.note_held(len(self._by_id))
+    def _leave(self, held: HeldRequest) -> None:
+        self._queue.remove(held)
+        self._routing.note_held(len(self._queue))
 
     def _overdue(self, now: float) -> list[Departure]:
         departures = []
-        while self._by_deadline and self._by_deadline[0].deadline <= now:
-            held = self._by_deadline[0]
+        while (held := self._queue.next_deadline) is not None and held.deadline <= now:
             self._leave(held)
             waited_s = now - held.since
             error = DeadlineExceeded(held.deadline - held.since, waited_s)
-            departures.append(Departure(held.query.request_id, waited_s, error=error))
+            departures.append(Departure(held.request_id, waited_s, error=error))
         return departures
-
-
-def _place(held: _Held) -> tuple[float, int]:
-    return held.order, held.number
-
-
-def _age(held: _Held) -> tuple[float, int]:
-    return held.since, held.number
-
-
-def _deadline(held: _Held) -> tuple[float, int]:
-    return held.deadline, held.number
-
-
-def _remove(ordered: list[_Held], held: _Held, key: Callable[[_Held], tuple[float, int]]) -> None:
-    """O(log n) to find it, and a memory move."""
-    index = bisect_left(ordered, key(held), key=key)
-    assert ordered[index] is held, "the lists are in order, and numbers are unique"
-    del ordered[index]

@@ -16,7 +16,9 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission
 from router.placement.decision import Placement, RouteQuery
-from router.placement.held import Departure, HeldRequests, HoldOptions
+from router.placement.held import HeldRequests
+from router.placement.held_request import Departure
+from router.placement.hold_options import HoldOptions
 from router.placement.routing import Routing
 
 

@@ -19,22 +19,10 @@ from replica.config import ReplicaConfig, SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner
+from replica.runners.virtual_clock import VirtualClock as VirtualClock
 
 BLOCK_SIZE = 4
 TINY_TOKENIZER = Path(__file__).parents[2] / "replica" / "models" / "tiny" / "tokenizer.json"
-
-
-class VirtualClock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class TokenizersDecoder:

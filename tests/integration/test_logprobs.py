@@ -12,7 +12,8 @@ import torch
 
 from cache.messages import GenerateRequest, Logprobs, SamplingParams
 from cache.types import RequestId
-from replica.engine.engine_core import Completion, EngineCore
+from replica.engine.completion import Completion
+from replica.engine.engine_core import EngineCore
 from replica.scheduling.request import Request
 from tests import model_families as families
 from tests.model_families import FAMILIES, MORE_FAMILIES, Runners, Setting
@@ -121,18 +122,19 @@ def test_what_was_thrown_out_tells_the_same(
 ) -> None:
     """In the middle of a prompt, after it, and in the middle of an answer: the newest, every third step."""
     engine = runners.engine(SETTINGS[1])
-    scheduler, make_room, num_asked = engine._scheduler, engine._scheduler._make_room, 0
+    plan, make_room, num_asked = engine._scheduler._step, engine._scheduler._step._make_room, 0
 
     def short_of_blocks(request: Request, num_tokens: int) -> bool:
         nonlocal num_asked
         num_asked += 1
-        is_newest = request is scheduler._running[-1] is not scheduler._running[0]
+        running = plan._running.requests
+        is_newest = request is running[-1] is not running[0]
         if num_asked % 3 == 0 and is_newest and request.num_preemptions < 4:
-            scheduler._preempt(request)
+            plan._preempt(request)
             return False
         return make_room(request, num_tokens)
 
-    monkeypatch.setattr(scheduler, "_make_room", short_of_blocks)
+    monkeypatch.setattr(plan, "_make_room", short_of_blocks)
     answers = ask(engine)
     assert sum(answer.num_preemptions > 1 for answer in answers) > 1
     check_answers(model, answers)

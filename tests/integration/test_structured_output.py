@@ -21,8 +21,9 @@ from cache.messages import FinishReason, GenerateRequest, SamplingParams
 from cache.structure import Structure, StructureKind
 from cache.types import RequestId
 from replica.config import SimConfig
+from replica.engine.completion import Completion
 from replica.engine.engine import Engine
-from replica.engine.engine_core import Completion, EngineCore
+from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.answer_lengths import AnswerLengths
 from replica.structures.compiler import StructureCompiler, Structures, compile_structure

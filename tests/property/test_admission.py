@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from cache.types import RequestId
 from router.errors import AllBusy
 from router.placement.admission import RETRY_AFTER_RANGE_S, Admission
-from router.placement.held import HeldRequests, HoldOptions
+from router.placement.held import HeldRequests
+from router.placement.hold_options import HoldOptions
 from router.placement.routing import Routing
 from router.pricing.waiting import level_s
 from tests.fakes.router import STEP_TIME, FakeClock, config, info, load, query, replica_id
@@ -125,7 +126,7 @@ def test_what_is_taken_in_stays_within_the_bound(
     for number, (gap_s, num_blocks, timeout_s) in enumerate(arrivals):
         clock.advance(gap_s)
         name, now = RequestId(str(number)), clock()
-        held_s = held._engine_s
+        held_s = held.engine_s
         deadline = None if timeout_s is None else now + timeout_s
         refused: AllBusy | None = None
         try:

@@ -19,7 +19,9 @@ from cache.events import StepTimeModel
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, RouteQuery
-from router.placement.held import RELOOK_S, SUCCESSION_S, Departure, HeldRequests, HoldOptions
+from router.placement.held import RELOOK_S, SUCCESSION_S, HeldRequests
+from router.placement.held_request import Departure
+from router.placement.hold_options import HoldOptions
 from router.placement.routing import Routing
 from tests.fakes.router import STEP_TIME, FakeClock, config, info, load, query, replica_id
 
@@ -102,7 +104,7 @@ class HeldMachine(RuleBasedStateMachine):
         own_s = 0.0
         with contextlib.suppress(AllBusy):
             own_s = self.routing.weigh(asked).engine_s
-        return timeout < self.routing.wait_s(self.held._engine_s) + own_s
+        return timeout < self.routing.wait_s(self.held.engine_s) + own_s
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -266,7 +268,7 @@ def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int
         routing.on_load(REPLICAS[0], load(queued_uncached_tokens=int(queued_s / 0.00012), num_waiting=1))
         assert clock() - submitted_at <= floor_s + 1.0
         if len(held) > 100:  # more of them prove nothing more
-            for waiting in list(held._by_id):
+            for waiting in list(held._queue._by_id):
                 if waiting != "long":
                     held.withdraw(waiting)
 

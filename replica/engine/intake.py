@@ -1,0 +1,133 @@
+"""From what a Router sends to what the engine works on: a `GenerateRequest`, checked, as a request an answer.
+
+Knows the model's limits, texts' decoders and structures; starts nothing, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cache.kv_cache_manager import KVCacheManager
+from cache.messages import GenerateRequest
+from replica.engine.answers import answers_of, have_begun
+from replica.engine.pins import EnginePins
+from replica.output.detokenizer import Detokenizer, TokenDecoder
+from replica.output.logprob_log import LogprobLog
+from replica.scheduling.request import Request, check_request, copy_tokens
+from replica.scheduling.runner import RunnerInfo
+from replica.scheduling.sampling_rules import check_sampling
+from replica.scheduling.scheduler import Scheduler
+from replica.structures.compiler import Structures
+from replica.structures.matcher import StructureMatcher
+
+
+class Intake:
+    """One engine's."""
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        cache: KVCacheManager,
+        scheduler: Scheduler,
+        pins: EnginePins,
+        *,
+        max_model_len: int,
+        decoder: TokenDecoder,
+        structures: Structures,
+        clock: Callable[[], float],
+    ) -> None:
+        """scheduler: asked for room, and nothing else."""
+        self._info = info
+        self._cache = cache
+        self._scheduler = scheduler
+        self._pins = pins
+        self._max_model_len = max_model_len
+        self._decoder = decoder
+        self._structures = structures
+        self._clock = clock
+
+    def admit(
+        self, request: GenerateRequest, arrival_s: float | None, structure: StructureMatcher | None
+    ) -> tuple[list[Request], bool]:
+        """One request for each answer it wants, and whether they begin together: the first leads the others.
+
+        arrival_s, structure and what is raised: as `EngineCore.take` has them.
+        """
+        answers = answers_of(request)
+        for _, answer in answers:
+            check_request(answer, self._info.vocab_size)
+        check_sampling(request.sampling, self._info)
+        if request.pin is not None:
+            self._pins.check(request)
+        minimum = request.sampling.min_tokens
+        if structure is None and request.structure is not None:
+            structure = self._structures.begin(request.structure, min_tokens=minimum)
+        for _, answer in answers:
+            self._scheduler.check_room(
+                answer.request_id,
+                answer.num_prompt_tokens,
+                self._max_output(answer),
+                tenant=request.tenant,
+                is_retry=request.attempt > 0,
+            )
+        arrival_s = self._clock() if arrival_s is None else arrival_s
+        taken: list[Request] = []
+        for choice, answer in answers:
+            own = structure if structure is None or not taken else structure.begun(minimum)
+            taken.append(self._request(answer, choice, arrival_s, own))
+        return taken, not have_begun(answers)
+
+    def _max_output(self, request: GenerateRequest) -> int:
+        return max(1, min(request.sampling.max_tokens, self._max_model_len - request.num_prompt_tokens))
+
+    def _request(
+        self, request: GenerateRequest, choice: int, arrival_s: float, structure: StructureMatcher | None
+    ) -> Request:
+        """One answer's, as scheduler and steps know it."""
+        drawn_by, ended_by = request.sampling, request.sampling
+        if structure is not None:
+            # Its mask says when the text may end; and where it may, an end that is drawn is one.
+            drawn_by, ended_by = replace(drawn_by, min_tokens=0), replace(ended_by, ignore_eos=False)
+        token_ids, max_output = copy_tokens(request.token_ids), self._max_output(request)
+        return Request(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_output_tokens=max_output,
+            sampling=drawn_by,
+            seed=request.seed,
+            arrival_s=arrival_s,
+            expires_s=None if request.deadline_s is None else arrival_s + request.deadline_s,
+            blocks=self._cache.begin(
+                token_ids,
+                salt=request.cache_salt,
+                adapter=request.adapter,
+                block_hashes=request.block_hashes,
+                looks_up=request.sampling.prompt_logprobs is None,
+            ),
+            detokenizer=Detokenizer(
+                self._decoder,
+                ended_by,
+                self._info.eos_token_ids,
+                max_tokens=max_output,
+                sent_chars=request.sent_chars,
+            ),
+            num_earlier_tokens=len(token_ids) - request.num_prompt_tokens,
+            traceparent=request.traceparent,
+            lease=request.pin,
+            logprobs=_logprob_log(request),
+            choice=choice,
+            tenant=request.tenant,
+            structure=structure,
+        )
+
+
+def _logprob_log(request: GenerateRequest) -> LogprobLog | None:
+    """None if nobody asked. What an earlier attempt has sent of the prompt's, it has sent."""
+    sampling = request.sampling
+    is_first = len(request.token_ids) == request.num_prompt_tokens
+    wants_prompt = sampling.prompt_logprobs is not None and is_first
+    if sampling.logprobs is None and not wants_prompt:
+        return None
+    return LogprobLog(request.num_prompt_tokens - 1 if wants_prompt else 0)

@@ -1,0 +1,83 @@
+"""Those who hold blocks, and how one comes to hold them and is put back.
+
+Knows requests and blocks; knows neither steps nor whose turn it is. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from cache.errors import NoFreeBlocks
+from cache.prefix_cache import PrefixCache
+from replica.scheduling.request import Request, RequestState
+from replica.scheduling.waiting_queue import WaitingQueue
+
+
+class Running:
+    """`requests` is in order of admission, answers to one prompt side by side."""
+
+    def __init__(self, cache: PrefixCache, waiting: WaitingQueue) -> None:
+        """waiting: where they come from, and are put back to."""
+        self._cache = cache
+        self._waiting = waiting
+        self.requests: list[Request] = []
+        self.num_preemptions = 0  # since the start
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def start(self, request: Request, hit_tokens: int, now_s: float) -> None:
+        """It waits no longer: its blocks are there, and so many of its tokens are in them already."""
+        self._waiting.remove(request)
+        request.state = RequestState.RUNNING
+        request.num_computed = hit_tokens
+        request.num_charged = max(request.num_charged, hit_tokens)
+        if request.cached_tokens is None:
+            request.cached_tokens = min(hit_tokens, request.num_prompt_tokens)
+            request.admitted_s = now_s
+        self.requests.append(request)
+
+    def fork(self, leader: Request, followers: list[Request], places: int) -> None:
+        """The leader's prompt is computed: those that follow start on it, each with the last prompt token
+        to compute again, for a first token of its own. Who finds no place or no block waits, where its leader
+        did.
+
+        places: for all that run.
+        """
+        place = self.requests.index(leader) + 1
+        for follower in followers:
+            follower.cached_tokens, follower.admitted_s = leader.cached_tokens, leader.admitted_s
+            if len(self.requests) < places and self._try_fork(leader, follower):
+                follower.state = RequestState.RUNNING
+                self.requests.insert(place, follower)
+                place += 1
+            else:
+                follower.state = RequestState.WAITING
+                self._waiting.add(follower)
+
+    def _try_fork(self, leader: Request, follower: Request) -> bool:
+        num_tokens = leader.num_prompt_tokens - 1
+        if not num_tokens:
+            return False
+        try:
+            self._cache.fork(leader.blocks, follower.blocks, num_tokens)
+        except NoFreeBlocks:
+            return False
+        follower.num_computed = follower.num_charged = num_tokens
+        return True
+
+    def try_grow(self, request: Request, num_tokens: int) -> bool:
+        """Blocks for so many more of its tokens; False, and nothing has changed, if too few are free."""
+        try:
+            self._cache.grow(request.blocks, request.num_computed + num_tokens)
+        except NoFreeBlocks:
+            return False
+        return True
+
+    def put_back(self, victim: Request) -> None:
+        """Among those that wait, in its own place, with nothing computed."""
+        self.requests.remove(victim)
+        self._cache.release(victim.blocks)
+        victim.state = RequestState.WAITING
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.add(victim)

@@ -1,0 +1,207 @@
+"""The next step: which requests are part of it, and with how many tokens.
+
+Decodes come first; what they leave goes to prompts, begun or waiting, by whose turn it is (`turns.py`), and
+no more of them than the decodes may be stalled for (`step_room.py`). Blocks are taken as it is composed, at
+the cost of the newest where they are short.
+Knows token counts and blocks; knows neither how a step ends nor who is taken in. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cache.events import StepTimeModel
+from cache.kv_cache_manager import PrefixHit
+from cache.prefix_cache import PrefixCache
+from replica.scheduling.admission import Admission
+from replica.scheduling.load_account import context_tokens
+from replica.scheduling.request import Request, RequestState
+from replica.scheduling.running import Running
+from replica.scheduling.step_budget import StepBudget
+from replica.scheduling.step_room import StepRoom
+from replica.scheduling.turns import Turns
+
+
+class StepPlan:
+    """Composed anew for each step; `entries` is empty between two."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        running: Running,
+        turns: Turns,
+        admission: Admission,
+        budget: StepBudget,
+        *,
+        block_size: int,
+        itl_target_s: float | None,
+        pace: Callable[[], StepTimeModel | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._running = running
+        self._turns = turns
+        self._waiting = turns.waiting
+        self._admission = admission
+        self._budget = budget
+        self._block_size = block_size
+        self._itl_target_s = itl_target_s
+        self._pace = pace
+        self._clock = clock
+        self.entries: list[tuple[Request, int]] = []  # request, its tokens
+        self.started: list[Request] = []  # of those, who was admitted to it
+        self.has_preempted = False
+        self.is_cut_short = False  # it could have held more of a prompt, but for the decodes' sake
+
+    def compose(self) -> None:
+        """Fill it. Empty exactly when nobody can move forward."""
+        assert not self.entries, "the last step was neither updated nor failed"
+        self.has_preempted = self.is_cut_short = False
+        self.started.clear()
+        self._schedule_decodes()
+        self._schedule_prompts()
+
+    def take(self) -> list[tuple[Request, int]]:
+        """It is over, well or not: what it was."""
+        entries, self.entries = self.entries, []
+        return entries
+
+    @property
+    def num_tokens(self) -> int:
+        return sum([num_tokens for _, num_tokens in self.entries])
+
+    def fills_blocks(self, request: Request, num_tokens: int) -> bool:
+        """Whether blocks that were registered with this step are part of it."""
+        size, start = self._block_size, request.num_computed
+        fills = bool(request.blocks.root) and (start + num_tokens) // size > start // size
+        return fills or any(request is started for started in self.started)
+
+    def quiet_steps(self) -> int:
+        """How many steps would follow this one that only decode and leave the cache alone. O(running)."""
+        if self.has_preempted or self.is_cut_short:  # the next step admits again
+            return 0
+        if len(self.entries) < len(self._running):  # the next one may have blocks for who was left out
+            return 0
+        # Whoever waits was refused for want of places or blocks, and these steps free neither.
+        size, quiet = self._block_size, self._block_size
+        for request, num_tokens in self.entries:
+            end = request.num_computed + num_tokens  # of this step
+            if end != len(request.token_ids) or num_tokens > 1 or request.followers:
+                return 0
+            quiet = min(quiet, size - 1 - end % size if end % size else 0)
+        return quiet if self.entries else 0
+
+    # -- decodes ----------------------------------------------------------------------------------
+
+    def _schedule_decodes(self) -> None:
+        """A token for everybody who decodes, oldest first."""
+        for request in self._running.requests[:]:
+            if request.state is RequestState.RUNNING and request.is_decoding:
+                held = len(request.blocks.block_table)
+                if self._make_room(request, 1):
+                    self.entries.append((request, 1))
+                    # Block by block, so that in quiet steps nobody's share changes.
+                    if len(request.blocks.block_table) > held:
+                        self._turns.charge(request, len(request.token_ids))
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def _schedule_prompts(self) -> None:
+        """Parts of prompts, begun ones and waiting ones, while budget, time, places and blocks last."""
+        running = self._running.requests
+        begun = [r for r in running if not r.is_decoding]
+        self._turns.begin_step(begun)
+        if not begun and not self._waiting:
+            return
+        budget = self._budget.tokens - len(self.entries)
+        room, places = self._room(len(begun) + len(self._waiting)), self._budget.places
+        admits, without = True, set[str]()
+        while budget > 0 and not room.is_full:
+            # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
+            may_start = admits and not self.has_preempted
+            request = self._turns.next(begun, admits=may_start, without=without)
+            if request is None:
+                return
+            if request.state is RequestState.RUNNING:
+                begun.remove(request)
+                budget -= self._go_on(request, budget, room)
+            elif not self._has_place(request, self._turns.places(request.tenant, running, places)):
+                if self._has_place(request, places):  # it is its tenant's own sequences that it waits for
+                    without.add(request.tenant)
+                else:
+                    admits = False
+            elif (hit := self._admission.hit(request, running)) is not None:
+                budget -= self._admit(request, hit, budget, room)
+            else:  # nobody else may start in its place: else it might wait for ever
+                admits = False
+
+    def _go_on(self, request: Request, budget: int, room: StepRoom) -> int:
+        """The next part of a prompt that has begun; its tokens in this step."""
+        num_tokens = self._part(request, request.num_computed, budget, room)
+        if not num_tokens or not self._make_room(request, num_tokens):
+            return 0
+        self._compute(request, num_tokens, room)
+        return num_tokens
+
+    def _admit(self, request: Request, hit: PrefixHit, budget: int, room: StepRoom) -> int:
+        """Start on what the cache does not hold of it; its tokens in this step."""
+        num_tokens = self._part(request, hit.num_tokens, budget, room)
+        if num_tokens:
+            self._cache.admit(request.blocks, hit, num_tokens)
+            self._running.start(request, hit.num_tokens, self._clock())
+            self.started.append(request)
+            self._compute(request, num_tokens, room)
+        return num_tokens
+
+    def _part(self, request: Request, start: int, budget: int, room: StepRoom) -> int:
+        wanted = min(len(request.token_ids) - start, budget)
+        num_tokens = room.fits(start, wanted)
+        self.is_cut_short |= num_tokens < wanted
+        return num_tokens
+
+    def _compute(self, request: Request, num_tokens: int, room: StepRoom) -> None:
+        """Let so many tokens of its prompt be part of the step. Its blocks are there."""
+        self.entries.append((request, num_tokens))
+        self._turns.charge(request, request.num_computed + num_tokens)
+        room.take(request.num_computed, num_tokens)
+
+    def _room(self, num_prompts: int) -> StepRoom:
+        """What the decodes of this step leave to so many prompts, budget and blocks aside."""
+        decodes = [request for request, _ in self.entries]
+        return StepRoom.beside(
+            self._pace() if decodes else None,
+            num_decodes=len(decodes),
+            context_tokens=context_tokens(decodes),
+            num_prompts=num_prompts,
+            itl_target_s=self._itl_target_s,
+            least=self._block_size,
+        )
+
+    def _has_place(self, request: Request, places: int) -> bool:
+        return self._admission.has_place(request, self._running.requests, places)
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Give a request its blocks, at the cost of the newest.
+
+        False when it was itself the newest, or all that are newer are part of this step already: then it
+        stands back until the next one.
+        """
+        while not self._running.try_grow(request, num_tokens):
+            victim = self._running.requests[-1]
+            if any(victim is scheduled for scheduled, _ in self.entries):
+                return False
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """Put one back that has no part in this step yet.
+
+        (A scheduled one has registered blocks that would then never be computed.)
+        """
+        assert all(victim is not scheduled for scheduled, _ in self.entries)
+        self.has_preempted = True
+        self._running.put_back(victim)

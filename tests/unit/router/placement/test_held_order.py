@@ -1,0 +1,117 @@
+"""Requests that wait at the router: whose turn it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cache.types import RequestId
+from router.placement.hold_options import HoldOptions
+from tests.fakes.held import OPTIONS, A, B, HoldingRouter
+from tests.fakes.router import BLOCK_SIZE, config, query
+
+
+@pytest.fixture
+def router() -> HoldingRouter:
+    return HoldingRouter()
+
+
+def test_the_shorter_of_two_may_leave_earlier(router: HoldingRouter) -> None:
+    """Worked by hand: 0.2 s and 0.6 s of prefill, mean 0.4 s. The short one is sent behind
+    0.2 * exp(-0.2 / 0.4) = 0.12 s, the long one behind 0.2 * exp(-0.6 / 0.4) = 0.045 s: another router that
+    held the long one alone would have heard of the short one by then.
+    """
+    router = HoldingRouter(options=replace(OPTIONS, aging=0.0))
+    router.report(A, backlog_s=1.0)
+    router.submit("short", 104)
+    router.submit("long", 309)
+    for name, backlog_s in (("short", 0.121), ("long", 0.0447)):
+        router.report(A, backlog_s=backlog_s + 0.004)
+        assert router.poll() == []
+        router.report(A, backlog_s=backlog_s - 0.004)
+        assert router.poll() == [name]
+        router.routing.release(RequestId(name))
+
+
+def test_who_has_grown_old_may_leave_first_of_all(router: HoldingRouter) -> None:
+    """However long its prompt: else those that come later would pass it for ever."""
+    router.report(A, backlog_s=100.0)
+    router.submit("long", 300)
+    router.clock.advance(20.0)
+    router.submit("young", 200)
+    router.report(A, backlog_s=0.19)
+    assert router.poll() == ["long"]
+
+
+def test_short_work_goes_first(router: HoldingRouter) -> None:
+    router.report(A, backlog_s=1.0)
+    for name, num_blocks in (("long", 300), ("short", 1), ("middle", 60)):
+        router.submit(name, num_blocks)
+    router.report(A)
+    assert router.poll() == ["short", "middle"]  # which takes it over the limit: 60 blocks are 0.12 s
+    router.report(A, admitted=(RequestId("short"), RequestId("middle")))
+    assert router.poll() == ["long"]
+
+
+def test_waiting_outweighs_work_in_time(router: HoldingRouter) -> None:
+    """300 blocks take 0.58 s: after six seconds they are no longer behind a newcomer that takes none."""
+    router.report(A, backlog_s=100.0)
+    router.submit("long", 300)
+    router.clock.advance(6.0)
+    router.submit("short", 1)
+    router.report(A)
+    assert router.poll() == ["long"]
+
+
+def test_nobody_old_stands_behind_somebody_young() -> None:
+    router = HoldingRouter(options=replace(OPTIONS, aging=0.0))
+    router.report(A, backlog_s=100.0)
+    router.submit("oldest, longest", 1000)
+    router.clock.advance(1.0)
+    router.submit("old", 300)
+    router.clock.advance(20.0)
+    router.submit("young", 1)
+    for expected in (["oldest, longest"], ["old"], ["young"]):
+        router.report(A)
+        assert router.poll() == expected
+        for name in expected:
+            router.routing.release(RequestId(name))
+
+
+def test_only_the_window_is_decided_for() -> None:
+    router = HoldingRouter(2, options=replace(OPTIONS, window=2))
+    only_a = frozenset({B})
+    router.report(A, backlog_s=5.0)
+    for name in ("1", "2"):
+        router.held.submit(query(name, 1, excluded=only_a))
+    router.submit("3", 2)  # B is free, but it is third
+    assert router.poll() == []
+    router.held.withdraw(RequestId("1"))
+    assert router.poll() == ["3"]
+
+
+def test_a_match_that_arrives_while_waiting_counts() -> None:
+    """Its own prefill is what is left of it now, and its place in the order follows."""
+    router = HoldingRouter()
+    router.report(A, backlog_s=1.0)
+    router.submit("short", 1)
+    router.submit("shorter by then", 120)
+    router.submit("long", 110)
+    placement = router.routing.choose(query("shorter by then", 120, request_id=RequestId("elsewhere")))
+    router.routing.first_token(placement.request_id, A, 0)
+    router.clock.advance(0.1)  # what is cached by now is asked again only so often
+    router.report(A, admitted=(placement.request_id,))
+    assert router.poll() == ["short", "long"]
+    router.submit("long again", 109)
+    router.report(A, admitted=(RequestId("short"), RequestId("long")))
+    assert router.poll() == ["shorter by then", "long again"]
+    record = next(r for r in router.routing.records() if r.request_id == "shorter by then")
+    assert record.cached_tokens == 120 * BLOCK_SIZE
+
+
+def test_in_overload_long_work_is_old_after_half_of_the_longest_wait() -> None:
+    made = HoldOptions.of(config(max_wait_s=4.0))
+    assert (made.age_floor_s, made.max_wait_s) == (2.0, 4.0)
+    unbounded = HoldOptions.of(config(max_wait_s=None))
+    assert (unbounded.age_floor_s, unbounded.max_wait_s) == (20.0, float("inf"))
