@@ -2,9 +2,9 @@
 
 A batch is *net*: a hash is in at most one of `stored`, `hosted` and `removed`, by where it is now: in the
 pool, in host memory alone (`host_tier.py`), or nowhere. `epoch` names one life of one engine's cache; `seq`
-counts its batches from 1. A subscriber that sees a gap in `seq` or a new `epoch` fetches a `Snapshot`. Digests
-(count, XOR of hashes) of all that is held, and of what host memory alone holds, find silent drift. A
-`LoadUpdate` tells of work that arrived between two batches; it changes no hash and has no place in their order.
+counts its batches from 1. A subscriber that sees a gap in `seq` or a new `epoch` fetches a `Snapshot`.
+Digests (count, XOR of hashes) of all that is held, and of what host memory alone holds, find silent drift. A
+`LoadUpdate` tells of work that arrived between two batches; it changes no hash and is outside their order.
 On the wire: msgpack with strict types and size caps, never pickle; a snapshot's hashes as packed u64, so
 that a million of them arrive in a millisecond.
 Knows bytes and hashes; knows no sockets (`replica/publisher.py`, `router/events/subscriber.py`).
@@ -125,8 +125,8 @@ class EventBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     digest: Digest  # of the whole cache after this batch, host memory included
     load: Load
     sent_s: float = 0.0  # when it was made, on the sender's own clock: only differences mean anything
-    # In host memory alone now, and were not. Where a change needs several batches, those that were in the pool
-    # come before `stored`, children first; the others after it, parents first.
+    # In host memory alone now, and were not. Where a change needs several batches, those that were in the
+    # pool come before `stored`, children first; the others after it, parents first.
     hosted: Hints = ()
     host_digest: Digest = Digest()  # of what host memory alone holds
 
