@@ -58,6 +58,19 @@ class BlockMoves:
         return bool(self.saves or self.loads)
 
 
+@dataclass(frozen=True, slots=True)
+class HostTotals:
+    """For metrics: slots as they are, and blocks since the start."""
+
+    used: int = 0  # slots, whatever for; never more than `total`
+    total: int = 0
+    swapped: int = 0  # of the used ones, of sequences that were put back
+    hits: int = 0  # found by a prompt and copied back
+    declined: int = 0  # found, and computed anew because that was cheaper
+    saved: int = 0  # copied out, what was swapped included
+    loaded: int = 0  # copied back, likewise
+
+
 class _Entry(NamedTuple):
     slot: int
     content: BlockContent
@@ -87,6 +100,7 @@ class HostTier:
         self.max_blocks = max_blocks
         self.is_cheaper = is_cheaper
         self.num_saved = self.num_loaded = 0  # blocks, since the start
+        self.num_hits = 0  # found here by a prompt, and copied back
         self.num_declined = 0  # found here, and computed anew because that was cheaper
         self._sink = sink
         self._entries: OrderedDict[BlockHash, _Entry] = OrderedDict()  # next to be evicted first
@@ -154,6 +168,7 @@ class HostTier:
             return False
         for block_hash in hashes:
             self._start_moving(block_hash)
+        self.num_hits += len(hashes)
         return True
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
@@ -230,6 +245,12 @@ class HostTier:
         self._saves.clear()
         self._loads.clear()
 
+    def close(self) -> None:
+        """Nothing comes here any more. What is here has been forgotten."""
+        assert not self.num_used, "forget first"
+        self._free_slots.clear()
+        self.max_blocks = 0
+
     # -- what others may see ----------------------------------------------------------------------
 
     @property
@@ -246,6 +267,17 @@ class HostTier:
     def num_used(self) -> int:
         """Slots in use, whatever for: never more than `max_blocks`."""
         return self.max_blocks - len(self._free_slots)
+
+    def totals(self) -> HostTotals:
+        return HostTotals(
+            used=self.num_used,
+            total=self.max_blocks,
+            swapped=self._num_swapped,
+            hits=self.num_hits,
+            declined=self.num_declined,
+            saved=self.num_saved,
+            loaded=self.num_loaded,
+        )
 
     def hashes(self) -> list[BlockHash]:
         """Of what is here and not in the pool, next to be evicted first. O(cached); for tests."""

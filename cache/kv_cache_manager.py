@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from cache.block_hash import BlockHasher, ExtraKeys
 from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
-from cache.host_tier import BlockMoves, HostTier
+from cache.host_tier import BlockMoves, HostTier, HostTotals
 from cache.pins import Pins
 from cache.types import BlockHash, PinId
 
@@ -318,12 +318,15 @@ class KVCacheManager:
         """What is to be copied to and from host memory before the coming forward."""
         return self.host.take_moves() if self.host is not None else BlockMoves()
 
-    def forget_host(self) -> None:
-        """A copy failed: nothing in host memory is to be trusted. Abort the step next."""
+    def forget_host(self, *, for_good: bool = False) -> None:
+        """A copy failed: nothing in host memory is to be trusted, and nothing comes there any more if it is
+        for good. Abort the step next."""
         assert self.host is not None
         self._swapped.clear()
         self._resumed.clear()
         self.host.forget()
+        if for_good:
+            self.host.close()
 
     def promise_pin(self, pin_id: PinId, sequence: SequenceBlocks, num_blocks: int) -> None:
         """Keep room for a pin of the sequence's first blocks, until `pin` or `unpin`.
@@ -410,6 +413,10 @@ class KVCacheManager:
             host_used=host.num_used if host is not None else 0,
             host_total=host.max_blocks if host is not None else 0,
         )
+
+    def host_totals(self) -> HostTotals:
+        """All zero without host memory."""
+        return self.host.totals() if self.host is not None else HostTotals()
 
     def _hold(self, sequence: SequenceBlocks, hit: PrefixHit) -> None:
         """Keep what the hit has in host memory from eviction. Raises StaleHit if it is not there any more."""

@@ -14,9 +14,10 @@ from torch import nn
 from cache.errors import ConfigError
 from replica.attention import kv_pages
 from replica.attention.kv_pages import LayerShape
-from replica.config import ReplicaConfig
+from replica.config import ReplicaConfig, num_host_blocks
 from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
+from replica.memory import free_host_bytes
 from replica.models import model_probe
 from replica.models.model_source import NotEnoughMemory, ResolvedModel, weight_bytes
 
@@ -105,6 +106,16 @@ def screen_if_faster(
     if screened is not None:
         model.set_output_embeddings(screened)
         logger.info("greedy tokens are screened", extra={"bytes": needed})
+
+
+def choose_num_host_blocks(config: ReplicaConfig, resolved: ResolvedModel, block_bytes: int) -> int:
+    """Blocks that `host_cache_gib` holds. Raises NotEnoughMemory, ConfigError if that is not one."""
+    if not config.host_cache_gib:
+        return 0
+    wanted, free = int(config.host_cache_gib * (1 << 30)), free_host_bytes()
+    if wanted > free:
+        raise NotEnoughMemory(resolved.source, wanted, free, "the host", "host_cache_gib")
+    return num_host_blocks(config.host_cache_gib, block_bytes)
 
 
 def choose_num_blocks(
