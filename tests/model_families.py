@@ -416,7 +416,8 @@ def check_family(runners: Runners, setting: Setting, wanted: list[tuple[int, ...
 
     preemptions = engine.stats().preemptions
     if not setting.is_roomy:
-        assert preemptions > 0, "the pool was too large to prove anything"
+        is_tier = setting.host_cache_gib and setting.preemption == "recompute"
+        assert preemptions > 0 or is_tier, "the pool was too large to prove anything"
         if setting.host_cache_gib:
             totals = engine.report(epoch=1, number=1)
             assert totals.host_loads > 0, "nothing came back from host memory"

@@ -411,8 +411,8 @@ class EngineCore:
     def _copy_blocks(self) -> bool:
         """Bring the coming step's blocks from host memory, and there what it pushes out of the cache.
 
-        If a copy raises, nothing in host memory counts any more, and the step is taken back: nobody fails, what
-        was to come from there is computed. False then. After a few failures in a row host memory is left alone.
+        False if a copy raised: nothing in host memory counts any more, and the step is taken back. Nobody
+        fails, what was to come from there is computed. After a few in a row host memory is left alone.
         """
         moves = self._cache.take_moves()
         if not moves:
