@@ -27,8 +27,8 @@ Measure the engine's scheduler.
             without one. Target: p99 at most twice what it was
   tenants   one tenant asks for ten times its share: the other's time to first token, on an engine under a
             virtual clock. Target: p99 at most 1.5 times what it was
-  host      host memory behind the pool, by a virtual clock: more conversations than the pool holds, and answers
-            that outgrow it. Target: its bytes stay under their cap
+  host      host memory behind the pool, by a virtual clock: more conversations than the pool holds, and
+            answers that outgrow it. Target: its bytes stay under their cap
   orders    first come; shortest uncached prefill first, aging; the same, standing back for shorter ones: on
             a simulated fleet behind production's Router, bound late and at once
 """

@@ -64,7 +64,7 @@ def measure(advance: Advance, seeds: int) -> list[Section]:
 
 def _conversations(advance: Advance, seeds: int) -> Section:
     section = Section(
-        f"{CONVERSATIONS} conversations of {PROMPT_TOKENS:,} tokens in turn on a pool of {NUM_BLOCKS:,} blocks",
+        f"{CONVERSATIONS} conversations of {PROMPT_TOKENS:,} tokens by turns, {NUM_BLOCKS:,} blocks",
         ("cached", "from host", "mean TTFT, ms", "p99, ms", "most, MiB of cap"),
     )
     for num_slots in HOST_BLOCKS:
@@ -77,13 +77,15 @@ def _conversations(advance: Advance, seeds: int) -> Section:
             f"{1000 * fmean(fmean(each.first_token_s) for each in found):.0f}",
             f"{1000 * fmean(np.quantile(each.first_token_s, 0.99) for each in found):.0f}",
         )
-        section.lines.append(_line(f"{num_slots:,} blocks of host memory", cells, found))
+        section.lines.append(
+            _line(f"host memory of {num_slots:,} blocks" if num_slots else "without", cells, found)
+        )
     return section
 
 
 def _long_answers(advance: Advance, seeds: int) -> Section:
     section = Section(
-        f"{LONG_ANSWERS} answers of {LONG_ANSWER_TOKENS:,} tokens at once on a pool of {NUM_BLOCKS:,} blocks",
+        f"{LONG_ANSWERS} answers of {LONG_ANSWER_TOKENS:,} tokens at once, {NUM_BLOCKS:,} blocks",
         ("put back", "computed tokens", "seconds", "", "most, MiB of cap"),
     )
     for name, num_slots, preemption in (

@@ -77,8 +77,8 @@ def spoilt(wire: bytes, spoil: Callable[[dict[str, Any]], object]) -> bytes:
         (lambda value: value.update(stored=[7, 7]), "listed twice"),
         (lambda value: value.update(removed=[7, 7]), "listed twice"),
         (lambda value: value.update(sent_s=math.inf), "sent_s is not finite"),
-        (lambda value: value.update(version=4), "event batch of format version 4, not 4"),
-        (lambda value: value.update(version=4, news=[]), "event batch of format version 4, not 4"),
+        (lambda value: value.update(version=3), "event batch of format version 3, not 4"),
+        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 4"),
         (lambda value: value.update(type="snapshot"), "type"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_snapshot_is_three_frames_of_whole_hashes() -> None:
     [
         (lambda value: value.update(number=-1), r"\$\.number"),
         (lambda value: value.update(stored=[]), "stored"),
-        (lambda value: value.update(version=4), "load update of format version 4, not 4"),
+        (lambda value: value.update(version=3), "load update of format version 3, not 4"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
     ],
 )
@@ -198,7 +198,7 @@ def test_batches_are_net_and_numbered() -> None:
         log.stored(a_hash(name))
     log.removed(a_hash(3))
     first = log.flush(LOAD)
-    assert first == EventBatch(3, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
+    assert first == EventBatch(4, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
     log.removed(a_hash(2))
     log.stored(a_hash(2))
     assert not log.has_changes
@@ -212,11 +212,11 @@ def test_batches_are_net_and_numbered() -> None:
 def test_a_snapshot_shows_what_was_flushed() -> None:
     log = EventLog(epoch=9)
     log.stored(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(3, 9, 0, array("Q"), LOAD, Digest())
+    assert log.snapshot(LOAD) == Snapshot(4, 9, 0, array("Q"), LOAD, Digest(), array("Q"))
     log.flush(LOAD)
     log.stored(a_hash(2))
     log.removed(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(3, 9, 1, array("Q", [1]), LOAD, Digest(1, 1))
+    assert log.snapshot(LOAD) == Snapshot(4, 9, 1, array("Q", [1]), LOAD, Digest(1, 1), array("Q"))
     batch = log.flush(LOAD)
     assert (batch.stored, batch.removed) == (hints(2), hints(1))
 
