@@ -103,7 +103,7 @@ class Driver:
     def admit(self, pick: int, amount: int, is_so: bool) -> None:
         if (sequence := _pick(self._idle(), pick)) is None:
             return
-        self.is_cheaper = pick != 3
+        self.is_cheaper = pick % 3 > 0
         old_hit = self.old_hits.pop(sequence, None)
         hit = old_hit or self.manager.match(sequence.blocks)
         assert hit.num_tokens < len(sequence.blocks.token_ids)
@@ -388,8 +388,9 @@ def _run(
 @pytest.mark.parametrize("discipline", PAGED)
 def test_laws(discipline: CacheDiscipline, mask: str, num_blocks: int, num_slots: int) -> None:
     count = _run(discipline, mask, num_blocks, num_slots, max_examples=50)
-    for name in ("copied back", "declined", "swapped", "resumed", "no room", "copies failed"):
+    for name in ("copied back", "swapped", "resumed", "no room", "copies failed"):
         assert count[name] > 0, name
+    assert mask != "honest" or count["declined"] > 0
 
 
 @pytest.mark.long
