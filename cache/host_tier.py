@@ -13,7 +13,8 @@ the parent of each entry is in the pool, or here and behind it in the order of e
   - Eviction takes the first entry: nothing that is still here hangs on it.
   - An entry leaves for the pool only behind its parent, which is in the pool, since a prompt's match goes on
     here where the pool's ends. What hangs on it has its parent in the pool then.
-  - What an abort brings back goes to the end, children first.
+  - What an abort brings back goes to the end, children first. So does what the pool evicts in the middle of a
+    step that was going to compute it again.
   - Nothing comes here when all slots are taken by what is moving or swapped out. Then no other entry is left,
     and what is moving has its parent in use in the pool.
 
@@ -112,8 +113,9 @@ class HostTier:
 
     # -- the pool's side --------------------------------------------------------------------------
 
-    def spill(self, block_id: int, block_hash: BlockHash, content: BlockContent) -> None:
-        """The pool evicts the last copy of this content: keep it, at the cost of the least recently used.
+    def spill(self, block_id: int, block_hash: BlockHash, content: BlockContent, *, is_last: bool) -> None:
+        """The pool evicts the last computed copy of this content: keep it, at the cost of the least recently
+        used; if it is not the last of all, until the others are computed.
 
         O(1). Its keys and values stay in the block until the next forward.
         """
@@ -122,7 +124,7 @@ class HostTier:
         assert block_id not in self._loads, "evicted before it was copied back"
         slot = self._take_slot()
         if slot is not None:
-            self._entries[block_hash] = _Entry(slot, content)
+            (self._entries if is_last else self._moving)[block_hash] = _Entry(slot, content)
             self._saves[slot] = block_id
 
     def agrees(self, block_hash: BlockHash, content: BlockContent) -> bool:

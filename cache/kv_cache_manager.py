@@ -116,11 +116,11 @@ class KVCacheManager:
         self.prefix_caching = prefix_caching
         assert host is None or sink is None, "host memory tells its own sink"
         self.host = host
-        self.pool = BlockPool(num_blocks, sink if host is None else host, host)
-        self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
-        self._hasher = hasher
         # Registered since the last commit, in that order, and who computes it. Each is in use.
         self._uncommitted: dict[KVCacheBlock, SequenceBlocks] = {}
+        self.pool = BlockPool(num_blocks, sink if host is None else host, host, self._uncommitted)
+        self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
+        self._hasher = hasher
         self._copying: list[SequenceBlocks] = []  # forks since the last commit
         self._swapped: dict[SequenceBlocks, _Swapped] = {}
         self._resumed: list[SequenceBlocks] = []  # of those, admitted since the last commit
@@ -285,7 +285,7 @@ class KVCacheManager:
             raise BlocksAwaited
         blocks = [self.pool.blocks[block_id] for block_id in reversed(sequence.block_table)]
         if self.host is not None:
-            self.host.cancel_loads(sequence.block_table)
+            self.host.cancel_loads([block.block_id for block in blocks if block.ref_count == 1])
             self._drop_swapped(sequence)
         if self._uncommitted:
             for block in blocks:

@@ -388,9 +388,11 @@ def _run(
 @pytest.mark.parametrize("discipline", PAGED)
 def test_laws(discipline: CacheDiscipline, mask: str, num_blocks: int, num_slots: int) -> None:
     count = _run(discipline, mask, num_blocks, num_slots, max_examples=50)
-    for name in ("copied back", "swapped", "resumed", "no room", "copies failed"):
+    wanted = ("copied back", "swapped", "no room")
+    if mask == "honest":
+        wanted += ("resumed", "copies failed", "declined")
+    for name in wanted:
         assert count[name] > 0, name
-    assert mask != "honest" or count["declined"] > 0
 
 
 @pytest.mark.long
