@@ -98,7 +98,7 @@ bench-overhead: .venv/dev.installed ## what proxy and Router add to a direct cal
 bench-placement: .venv/dev.installed ## placement policies in a simulated cluster; ARGS="--full" for all of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-placement $(ARGS)
 
-bench-schedule: .venv/dev.installed ## a long prompt beside decodes, a greedy tenant, the queue's orders
+bench-schedule: .venv/dev.installed ## a long prompt beside decodes, a greedy tenant, host memory, the queue's orders
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.schedule $(ARGS)
 
 bench-cache: .venv/dev.installed ## the cache disciplines on the same traffic: what they find, and what they cost

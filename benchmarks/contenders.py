@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.spans import NO_TIME, Span, gaps, now
 from cache.block_hash import BlockHasher
+from cache.host_tier import BlockMoves
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.assembly import Assembly, assemble
@@ -22,7 +23,7 @@ from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
 from replica.output.detokenizer import TokenDecoder
 from replica.scheduling.request import Request
-from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.runner import CopyTime, Runner, RunnerInfo, ScheduledSequence, StepResult
 
 OURS, GENERATE, CONTINUOUS = "warmpath", "generate", "continuous"
 NAMES = (OURS, GENERATE, CONTINUOUS)
@@ -173,6 +174,9 @@ class _TimedRunner:
         result = self._runner.execute(sequences)
         self.inside += now() - began
         return result
+
+    def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
+        return self._runner.copy_blocks(moves)
 
     def warm_up(self) -> float:
         return self._runner.warm_up()

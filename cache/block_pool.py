@@ -28,7 +28,7 @@ What would break it, and why it cannot here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from cache.errors import ConfigError, NoFreeBlocks
@@ -40,6 +40,17 @@ class BlockEventSink(Protocol):
 
     def stored(self, block_hash: BlockHash) -> None: ...
     def removed(self, block_hash: BlockHash) -> None: ...
+
+
+class Overflow(Protocol):
+    """Where a pool puts what it evicts (`host_tier.py`)."""
+
+    def spill(self, block_id: int, block_hash: BlockHash, content: BlockContent, *, is_last: bool) -> None:
+        """The last computed copy of this content is about to be forgotten. is_last: nobody is about to
+        compute another."""
+
+    def agrees(self, block_hash: BlockHash, content: BlockContent) -> bool:
+        """Whether the hash names no other content there."""
 
 
 class BlockContent(NamedTuple):
@@ -143,7 +154,14 @@ class FreeBlockQueue:
 class BlockPool:
     """Owns every block. A hash maps to one or more physical copies; the earliest serves hits."""
 
-    def __init__(self, num_blocks: int, sink: BlockEventSink | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        sink: BlockEventSink | None = None,
+        overflow: Overflow | None = None,
+        promises: Container[KVCacheBlock] = (),
+    ) -> None:
+        """overflow: where evicted content goes; None forgets it. promises: registered, not yet computed."""
         if num_blocks < 1:
             raise ConfigError("num_blocks", num_blocks, "at least 1")
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]  # by block id
@@ -152,6 +170,8 @@ class BlockPool:
         self.removals = 0  # counts unregistrations: a lookup's answer holds while it stands still
         self._earliest: dict[BlockHash, KVCacheBlock] = {}  # heads of the copy rings
         self._sink = sink
+        self._overflow = overflow
+        self._promises = promises
 
     @property
     def num_blocks(self) -> int:
@@ -178,7 +198,7 @@ class BlockPool:
         for _ in range(count):
             block = self.free_queue.popleft()
             if block.block_hash is not None:
-                self.unregister(block)
+                self._evict(block)
             block.ref_count = 1
             blocks.append(block)
         return blocks
@@ -226,6 +246,8 @@ class BlockPool:
         assert block.ref_count > 0, f"block {block.block_id} registered while nobody uses it"
         first = self._earliest.get(block_hash)
         if first is None:
+            if self._overflow is not None and not self._overflow.agrees(block_hash, content):
+                return False
             self._earliest[block_hash] = block
             if self._sink is not None:
                 self._sink.stored(block_hash)
@@ -237,6 +259,23 @@ class BlockPool:
             return False
         block.block_hash, block.content = block_hash, content
         self.num_cached += 1
+        return True
+
+    def _evict(self, block: KVCacheBlock) -> None:
+        if self._overflow is not None and self._is_last_computed(block):
+            assert block.block_hash is not None
+            assert block.content is not None
+            is_last = block.next_copy is block
+            self._overflow.spill(block.block_id, block.block_hash, block.content, is_last=is_last)
+        self.unregister(block)
+
+    def _is_last_computed(self, block: KVCacheBlock) -> bool:
+        """Whether all other copies are promises yet: if these are not kept, the content is nowhere."""
+        copy = block.next_copy
+        while copy is not block:
+            if copy not in self._promises:
+                return False
+            copy = copy.next_copy
         return True
 
     def unregister(self, block: KVCacheBlock) -> None:

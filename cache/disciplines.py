@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from cache.block_hash import BlockHasher
 from cache.errors import ConfigError
+from cache.host_tier import HostTier
 from cache.kv_cache_manager import BlockEventSink, KVCacheManager
 from cache.merging import MergingKVCacheManager
 
@@ -44,6 +45,7 @@ def paged_cache(
     prefix_caching: bool = True,
     sink: BlockEventSink | None = None,
     max_pinned: int = 0,
+    host: HostTier | None = None,
 ) -> KVCacheManager:
     """The manager of that discipline; the other arguments are its own.
 
@@ -58,4 +60,5 @@ def paged_cache(
         prefix_caching=prefix_caching,
         sink=sink,
         max_pinned=max_pinned,
+        host=host,
     )

@@ -20,7 +20,7 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 80 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
@@ -81,6 +81,9 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     total_blocks: NonNegative
     pinned_blocks: NonNegative  # of those in use, referenced by a pin; shared ones once
     max_pinned_blocks: NonNegative  # pins may have so many; 0 = none may be made here
+    host_blocks: NonNegative  # slots of host memory in use, whatever for
+    max_host_blocks: NonNegative  # 0 = it has none
+    swapped_blocks: NonNegative  # of those in use, of requests put back into the queue
     pins: Annotated[tuple[HeldPin, ...], msgspec.Meta(max_length=MAX_PINS)]
 
     # Prompts, each counted once, when its first token is there: cached + computed = prompt tokens.
@@ -96,6 +99,11 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     failed: NonNegative  # their forward failed
 
     preemptions: NonNegative
+    swapped: NonNegative  # of those, whose blocks were copied to host memory
+    host_hits: NonNegative  # blocks found in host memory by a prompt and copied back
+    host_declined: NonNegative  # blocks found there, and computed anew because that was cheaper
+    host_saves: NonNegative  # blocks copied to host memory
+    host_loads: NonNegative  # blocks copied back
     steps: NonNegative
     failed_steps: NonNegative
     computed_tokens: NonNegative  # of all steps; what was computed again after a preemption included

@@ -1,9 +1,10 @@
 """KV events: what a replica says about its blocks, numbered so that loss cannot go unnoticed.
 
-A batch is *net*: a hash is in at most one of `stored` and `removed`. `epoch` names one life of
-one engine's cache; `seq` counts its batches from 1. A subscriber that sees a gap in `seq` or a new
-`epoch` fetches a `Snapshot`. The digest (count, XOR of hashes) finds silent drift. A `LoadUpdate` tells of
-work that arrived between two batches; it changes no hash and has no place in their order.
+A batch is *net*: a hash is in at most one of `stored`, `hosted` and `removed`, by where it is now: in the
+pool, in host memory alone (`host_tier.py`), or nowhere. `epoch` names one life of one engine's cache; `seq`
+counts its batches from 1. A subscriber that sees a gap in `seq` or a new `epoch` fetches a `Snapshot`.
+Digests (count, XOR of hashes) of all that is held, and of what host memory alone holds, find silent drift. A
+`LoadUpdate` tells of work that arrived between two batches; it changes no hash and is outside their order.
 On the wire: msgpack with strict types and size caps, never pickle; a snapshot's hashes as packed u64, so
 that a million of them arrive in a millisecond.
 Knows bytes and hashes; knows no sockets (`replica/publisher.py`, `router/events/subscriber.py`).
@@ -18,7 +19,6 @@ from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 from operator import xor
 from typing import Annotated, cast
 
@@ -29,7 +29,7 @@ from cache.errors import WireError
 from cache.types import BlockHash, HashHint, RequestId
 from cache.wire import WireFormat, within
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_BATCH_BYTES = 8 << 20
 MAX_SNAPSHOT_BYTES = 256 << 20  # 32 M hashes
 MAX_ADMITTED_PER_BATCH = 65_536
@@ -90,6 +90,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     total_blocks: NonNegative = 0
     is_draining: bool = False
     step_time: StepTimeModel | None = None  # None until the fit has enough samples
+    # Seconds to copy a block back from host memory, measured; None: it has none, or has not copied yet.
+    copy_block_s: float | None = None
     # Request ids the engine has taken in since the last batch: routers drop their reservations.
     admitted: Annotated[tuple[RequestId, ...], msgspec.Meta(max_length=MAX_ADMITTED_PER_BATCH)] = ()
 
@@ -118,11 +120,15 @@ class EventBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="b
     version: int
     epoch: U64
     seq: NonNegative
-    stored: Hints  # parents before children
-    removed: Hints  # children before parents; a subscriber applies them before `stored`
-    digest: Digest  # of the whole cache after this batch
+    stored: Hints  # in the pool now, and were not; parents before children
+    removed: Hints  # children before parents; a subscriber applies them first
+    digest: Digest  # of the whole cache after this batch, host memory included
     load: Load
     sent_s: float = 0.0  # when it was made, on the sender's own clock: only differences mean anything
+    # In host memory alone now, and were not. Where a change needs several batches, those that were in the
+    # pool come before `stored`, children first; the others after it, parents first.
+    hosted: Hints = ()
+    host_digest: Digest = Digest()  # of what host memory alone holds
 
 
 class LoadUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load"):
@@ -148,6 +154,7 @@ class Snapshot:
     hashes: Sequence[HashHint]  # parents before children; packed u64 (`array("Q")`) off the wire
     load: Load
     digest: Digest | None = None  # of the hashes; None = not known yet, `encode_snapshot` works it out
+    hosted: Sequence[HashHint] = ()  # of the hashes, those that host memory alone holds
 
 
 def encode(message: EventBatch | LoadUpdate) -> bytes:
@@ -155,20 +162,22 @@ def encode(message: EventBatch | LoadUpdate) -> bytes:
     return _BATCH.encode(message) if isinstance(message, EventBatch) else _LOAD.encode(message)
 
 
-def encode_snapshot(snapshot: Snapshot) -> tuple[bytes, bytes]:
-    """The snapshot in two frames, its head as msgpack and its hashes as little-endian u64.
+def encode_snapshot(snapshot: Snapshot) -> tuple[bytes, bytes, bytes]:
+    """The snapshot in three frames: its head as msgpack; all hashes, and those of host memory alone, as
+    little-endian u64.
 
     Raises WireError if no receiver would take it.
     """
     try:
-        hashes = array("Q", snapshot.hashes)
+        hashes, hosted = array("Q", snapshot.hashes), array("Q", snapshot.hosted)
     except (TypeError, OverflowError) as error:
         raise WireError(f"cannot encode snapshot: {error}") from error
     digest = snapshot.digest if snapshot.digest is not None else digest_of(snapshot.hashes)
-    head = _SnapshotHead(snapshot.version, snapshot.epoch, snapshot.seq, digest, snapshot.load)
+    head = _SnapshotHead(snapshot.version, snapshot.epoch, snapshot.seq, digest, len(hosted), snapshot.load)
     return (
         _HEAD.encode(head),
         within(_little_endian(hashes).tobytes(), MAX_SNAPSHOT_BYTES, "snapshot"),
+        within(_little_endian(hosted).tobytes(), MAX_SNAPSHOT_BYTES, "snapshot"),
     )
 
 
@@ -176,7 +185,7 @@ def decode_batch(wire: bytes) -> EventBatch:
     """Inverse of `encode`. Raises WireError, naming what is wrong, for everything else."""
     batch = _BATCH.decode(wire)
     _check_load(batch.load, "event batch")
-    names = (*batch.stored, *batch.removed)
+    names = (*batch.stored, *batch.hosted, *batch.removed)
     if len(set(names)) != len(names):
         raise WireError("malformed event batch: a hash is listed twice")
     if not math.isfinite(batch.sent_s):
@@ -196,20 +205,24 @@ def decode_snapshot(frames: Sequence[bytes | memoryview]) -> Snapshot:
 
     That no hash is listed twice or missing shows when they are applied: by the digest.
     """
-    if len(frames) != 2:
-        raise WireError(f"snapshot in {len(frames)} frames, not 2")
+    if len(frames) != 3:
+        raise WireError(f"snapshot in {len(frames)} frames, not 3")
     head = _HEAD.decode(frames[0])
     _check_load(head.load, "snapshot")
-    packed = within(frames[1], MAX_SNAPSHOT_BYTES, "snapshot")
-    if len(packed) != 8 * head.digest.count:
-        raise WireError(f"malformed snapshot: {len(packed)} bytes for {head.digest.count} hashes")
-    return Snapshot(head.version, head.epoch, head.seq, _unpacked(packed), head.load, head.digest)
+    columns = []
+    for frame, count in zip(frames[1:], (head.digest.count, head.num_hosted), strict=True):
+        packed = within(frame, MAX_SNAPSHOT_BYTES, "snapshot")
+        if len(packed) != 8 * count:
+            raise WireError(f"malformed snapshot: {len(packed)} bytes for {count} hashes")
+        columns.append(_unpacked(packed))
+    hashes, hosted = columns
+    return Snapshot(head.version, head.epoch, head.seq, hashes, head.load, head.digest, hosted)
 
 
 class EventLog:
-    """The engine's side: turns the pool's announcements into numbered, net batches.
+    """The engine's side: turns the cache's announcements into numbered, net batches.
 
-    A `BlockEventSink`. Owned by the engine thread; what it returns is immutable and may go anywhere.
+    A `TierEventSink`. Owned by the engine thread; what it returns is immutable and may go anywhere.
     Changes wait until `flush` and are in no snapshot before: `snapshot` shows the cache as of the
     last batch, so a subscriber that applies it and then later batches sees every change once.
     """
@@ -219,67 +232,122 @@ class EventLog:
         self.epoch = epoch
         self._clock = clock
         self.seq = 0  # of the last batch flushed
-        self.digest = Digest()  # of `_published`
-        self._published: dict[HashHint, None] = {}  # as of `seq`, in an order with parents before children
-        # Block hashes cached now per hint: two of them may share their low 64 bits, by chance or malice,
-        # and the hint must stay until both are gone.
+        self.digest = self.host_digest = Digest()  # of `_published`, and of what of it is hosted
+        # As of `seq`: whether host memory alone holds it. In an order with parents before children.
+        self._published: dict[HashHint, bool] = {}
+        # Block hashes held now per hint, and those of them that host memory alone holds: two of them may
+        # share their low 64 bits, by chance or malice, and the hint must stay until both are gone.
         self._num_hashes: dict[HashHint, int] = {}
-        # Net changes since `seq`, disjoint. Each in order of its last change, so that (since the cache
-        # keeps parents of what it keeps) stored parents precede children and removed ones follow them.
-        self._stored: dict[HashHint, None] = {}
-        self._removed: dict[HashHint, None] = {}
+        self._num_hosted: dict[HashHint, int] = {}
+        # What differs from `_published`, and where it is now; None = nowhere. In order of the last change, so
+        # that (since the cache keeps parents of what it keeps) stored parents precede children, and what has
+        # left the pool or the cache follows them.
+        self._changed: dict[HashHint, bool | None] = {}
+
+    # `TierEventSink`; each O(1).
 
     def stored(self, block_hash: BlockHash) -> None:
-        """The first copy of `block_hash` is in the cache. O(1)."""
+        """The first copy of `block_hash` is in the pool, and host memory has none."""
         name = hint(block_hash)
-        count = self._num_hashes.get(name, 0)
-        self._num_hashes[name] = count + 1
-        if count:
-            return
-        if name in self._removed:
-            del self._removed[name]
-        else:
-            self._stored[name] = None
+        self._num_hashes[name] = self._num_hashes.get(name, 0) + 1
+        self._note(name)
 
     def removed(self, block_hash: BlockHash) -> None:
-        """The last copy of `block_hash` is gone. O(1)."""
+        """The last copy of `block_hash` has left the pool, and host memory has none."""
         name = hint(block_hash)
-        count = self._num_hashes[name]
-        if count > 1:
-            self._num_hashes[name] = count - 1
-            return
-        del self._num_hashes[name]
-        if name in self._stored:
-            del self._stored[name]
-        else:
-            self._removed[name] = None
+        _count_down(self._num_hashes, name)
+        self._note(name)
+
+    def demoted(self, block_hash: BlockHash) -> None:
+        """It has left the pool and is in host memory."""
+        name = hint(block_hash)
+        self._num_hosted[name] = self._num_hosted.get(name, 0) + 1
+        self._note(name)
+
+    def promoted(self, block_hash: BlockHash) -> None:
+        """It was in host memory alone and is in the pool."""
+        name = hint(block_hash)
+        _count_down(self._num_hosted, name)
+        self._note(name)
+
+    def dropped(self, block_hash: BlockHash) -> None:
+        """It was in host memory alone and is gone."""
+        name = hint(block_hash)
+        _count_down(self._num_hosted, name)
+        _count_down(self._num_hashes, name)
+        self._note(name)
 
     @property
     def has_changes(self) -> bool:
         """Whether the next batch would say more than a heartbeat."""
-        return bool(self._stored or self._removed)
+        return bool(self._changed)
 
     def flush(self, load: Load) -> EventBatch:
         """The next batch: the changes since the last one, or a heartbeat. O(changes).
 
         A change too large for one batch goes in several: `has_changes` stays true. Removals go first,
-        so that a cut leaves no child without its parent at the subscriber.
+        so that a cut leaves no child without its parent at the subscriber, in the pool or over both tiers.
         """
-        removed = _take(self._removed, MAX_CHANGES_PER_BATCH)
-        stored = _take(self._stored, MAX_CHANGES_PER_BATCH - len(removed))
-        for name in removed:
-            del self._published[name]
-        self._published.update(dict.fromkeys(stored))
-        self.digest = self.digest.changed(stored, removed)
+        removed: list[HashHint] = []
+        stored: list[HashHint] = []
+        demoted: list[HashHint] = []
+        new_hosted: list[HashHint] = []
+        for name, is_hosted in self._changed.items():
+            if is_hosted is None:
+                removed.append(name)
+            elif not is_hosted:
+                stored.append(name)
+            else:
+                (demoted if name in self._published else new_hosted).append(name)
+        new_hosted.reverse()  # they came children first
+        left = MAX_CHANGES_PER_BATCH
+        for part in (removed, demoted, stored, new_hosted):
+            del part[left:]
+            left -= len(part)
+        hosted = demoted + new_hosted
+        self._publish(removed, stored, hosted)
         self.seq += 1
         return EventBatch(
-            FORMAT_VERSION, self.epoch, self.seq, stored, removed, self.digest, load, self._clock()
+            version=FORMAT_VERSION,
+            epoch=self.epoch,
+            seq=self.seq,
+            stored=tuple(stored),
+            removed=tuple(removed),
+            digest=self.digest,
+            load=load,
+            sent_s=self._clock(),
+            hosted=tuple(hosted),
+            host_digest=self.host_digest,
         )
 
     def snapshot(self, load: Load) -> Snapshot:
         """The whole cache as of the last batch; changes nothing. O(cached)."""
         hashes = _as_hints(array("Q", self._published))
-        return Snapshot(FORMAT_VERSION, self.epoch, self.seq, hashes, load, self.digest)
+        hosted = [name for name, is_hosted in self._published.items() if is_hosted]
+        packed = _as_hints(array("Q", hosted))
+        return Snapshot(FORMAT_VERSION, self.epoch, self.seq, hashes, load, self.digest, packed)
+
+    def _note(self, name: HashHint) -> None:
+        total = self._num_hashes.get(name, 0)
+        now = None if not total else self._num_hosted.get(name, 0) == total
+        self._changed.pop(name, None)
+        if self._published.get(name) is not now:
+            self._changed[name] = now
+
+    def _publish(
+        self, removed: Sequence[HashHint], stored: Sequence[HashHint], hosted: Sequence[HashHint]
+    ) -> None:
+        published = self._published
+        new = [name for name in (*stored, *hosted) if name not in published]
+        unhosted = [name for name in (*removed, *stored) if published.get(name)]
+        self.digest = self.digest.changed(new, removed)
+        self.host_digest = self.host_digest.changed(hosted, unhosted)
+        for name in removed:
+            del published[name]
+        published.update(dict.fromkeys(stored, False))
+        published.update(dict.fromkeys(hosted, True))
+        for name in (*removed, *stored, *hosted):
+            del self._changed[name]
 
 
 class _SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="snapshot"):
@@ -289,6 +357,7 @@ class _SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     epoch: U64
     seq: NonNegative
     digest: Digest
+    num_hosted: NonNegative
     load: Load
 
 
@@ -301,6 +370,8 @@ def _check_load(load: Load, name: str) -> None:
     """Raises WireError for what the types alone do not rule out."""
     if load.step_time is not None and not all(map(math.isfinite, msgspec.structs.astuple(load.step_time))):
         raise WireError(f"malformed {name}: load.step_time is not finite")
+    if load.copy_block_s is not None and not 0 <= load.copy_block_s < math.inf:
+        raise WireError(f"malformed {name}: load.copy_block_s is {load.copy_block_s}")
 
 
 def _little_endian(hashes: array[int]) -> array[int]:
@@ -324,11 +395,9 @@ def _as_hints(packed: array[int]) -> Sequence[HashHint]:
     return cast("Sequence[HashHint]", packed)
 
 
-def _take(pending: dict[HashHint, None], limit: int) -> tuple[HashHint, ...]:
-    taken = tuple(islice(pending, limit))
-    if len(taken) == len(pending):
-        pending.clear()
+def _count_down(counts: dict[HashHint, int], name: HashHint) -> None:
+    """One less; what is zero is not kept."""
+    if counts[name] > 1:
+        counts[name] -= 1
     else:
-        for name in taken:
-            del pending[name]
-    return taken
+        del counts[name]

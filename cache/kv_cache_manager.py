@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from cache.block_hash import BlockHasher, ExtraKeys
 from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
+from cache.host_tier import BlockMoves, HostTier, HostTotals
 from cache.pins import Pins
 from cache.types import BlockHash, PinId
 
@@ -57,9 +58,21 @@ class PrefixHit:
     """Leading blocks of a sequence that the cache holds, verified token by token."""
 
     block_ids: tuple[int, ...]
-    num_tokens: int  # len(block_ids) * block_size, at most len(token_ids) - 1
-    num_idle: int  # of those, blocks waiting in the free queue: they stop being free when taken
+    num_tokens: int  # of those blocks, and of `slots`; at most len(token_ids) - 1
+    num_idle: int  # of the blocks, those waiting in the free queue: they stop being free when taken
     removals: int = 0  # the pool's count at lookup: while it stands still, the hit holds unchecked
+    # Host memory's slots of what follows those blocks, to be copied back; the last one may be partly filled,
+    # if the sequence had been swapped out.
+    slots: tuple[int, ...] = ()
+    num_declined: int = 0  # blocks that host memory holds behind it, cheaper to compute
+
+
+@dataclass(frozen=True, slots=True)
+class _Swapped:
+    """What host memory holds for one sequence alone."""
+
+    slots: tuple[int, ...]  # of its first blocks
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,10 @@ class CacheStats:
     used: int  # referenced by at least one sequence or pin
     cached: int  # blocks with a registered hash, duplicates included
     pinned: int  # of those in use, referenced by at least one pin
+    host_cached: int = 0  # blocks in host memory that a prompt may find
+    host_swapped: int = 0  # blocks there of sequences that were swapped out
+    host_used: int = 0  # slots taken, those of the step's own moves included
+    host_total: int = 0
 
 
 class KVCacheManager:
@@ -85,8 +102,10 @@ class KVCacheManager:
         prefix_caching: bool = True,
         sink: BlockEventSink | None = None,
         max_pinned: int = 0,
+        host: HostTier | None = None,
     ) -> None:
-        """max_pinned: blocks that pins may hold.
+        """max_pinned: blocks that pins may hold. host: keeps what is evicted; its sink is told of both tiers,
+        and `sink` of none then.
 
         Raises ConfigError for a pool without blocks, one that has fewer than that, or a block size that the
         hasher does not share.
@@ -95,12 +114,16 @@ class KVCacheManager:
             raise ConfigError("block_size", block_size, f"the hasher's block size, {hasher.block_size}")
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks, sink)
-        self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
-        self._hasher = hasher
+        assert host is None or sink is None, "host memory tells its own sink"
+        self.host = host
         # Registered since the last commit, in that order, and who computes it. Each is in use.
         self._uncommitted: dict[KVCacheBlock, SequenceBlocks] = {}
+        self.pool = BlockPool(num_blocks, sink if host is None else host, host, self._uncommitted)
+        self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
+        self._hasher = hasher
         self._copying: list[SequenceBlocks] = []  # forks since the last commit
+        self._swapped: dict[SequenceBlocks, _Swapped] = {}
+        self._resumed: list[SequenceBlocks] = []  # of those, admitted since the last commit
 
     def begin(
         self,
@@ -130,22 +153,33 @@ class KVCacheManager:
     def match(self, sequence: SequenceBlocks) -> PrefixHit:
         """Longest cached prefix of the sequence, capped so that at least one token is computed.
 
+        Where the pool's blocks end it goes on in host memory, if copying what is there is worth it.
         Changes nothing but the sequence's lazily computed hashes. O(blocks matched).
-        Of one that does not look up, as none does with `prefix_caching=False`: an empty hit.
+        Of one that does not look up, as none does with `prefix_caching=False`: an empty hit, but for what was
+        swapped out of it.
         """
-        if not sequence.looks_up:
+        swapped = self._swapped.get(sequence) if self._swapped else None
+        if not sequence.looks_up and swapped is None:
             return PrefixHit((), 0, 0)
-        limit = (len(sequence.token_ids) - 1) // self.block_size
-        block_ids: list[int] = []
-        num_idle = 0
-        for block in self._cached_run(sequence, limit):
-            block_ids.append(block.block_id)
-            num_idle += block.ref_count == 0
-        num_tokens = len(block_ids) * self.block_size
-        return PrefixHit(tuple(block_ids), num_tokens, num_idle, self.pool.removals)
+        limit = (len(sequence.token_ids) - 1) // self.block_size if sequence.looks_up else 0
+        run = self._cached_run(sequence, limit)
+        num_tokens, num_declined = len(run) * self.block_size, 0
+        slots: tuple[int, ...] = ()
+        if swapped is not None and swapped.num_tokens > num_tokens:
+            slots, num_tokens = swapped.slots[len(run) :], swapped.num_tokens
+        elif self.host is not None and len(run) < limit:
+            found = self._host_run(sequence, len(run), limit)
+            if found and self.host.is_cheaper(num_tokens, len(found)):
+                slots = tuple(found)
+                num_tokens += len(found) * self.block_size
+            else:
+                num_declined = len(found)
+        num_idle = sum([block.ref_count == 0 for block in run])
+        block_ids = tuple([block.block_id for block in run])
+        return PrefixHit(block_ids, num_tokens, num_idle, self.pool.removals, slots, num_declined)
 
     def new_blocks(self, num_tokens: int) -> int:
-        """Blocks to allocate for `num_tokens` tokens after a hit, which always ends with a full block."""
+        """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def blocks_needed(self, sequence: SequenceBlocks, hit: PrefixHit, num_tokens: int) -> int:
@@ -153,10 +187,11 @@ class KVCacheManager:
 
         With the tokens still to be generated counted in, it is the whole request's need.
         """
-        return self.new_blocks(num_tokens) + hit.num_idle
+        return self.new_blocks(hit.num_tokens + num_tokens) - len(hit.block_ids) + hit.num_idle
 
     def admit(self, sequence: SequenceBlocks, hit: PrefixHit, num_tokens: int) -> None:
-        """Take the hit's blocks and allocate for `num_tokens` tokens after it; register full ones.
+        """Take the hit's blocks, and new ones for what is copied back and for `num_tokens` tokens after it;
+        register full ones.
 
         Raises NoFreeBlocks when they do not fit, StaleHit when a block of the hit has been evicted
         since `match`; changes nothing then.
@@ -166,15 +201,23 @@ class KVCacheManager:
         shared = [self.pool.blocks[block_id] for block_id in hit.block_ids]
         if hit.removals != self.pool.removals and shared != self._cached_run(sequence, len(shared)):
             raise StaleHit(num_blocks=len(shared))
-        num_new = self.new_blocks(num_tokens)
+        num_new = self.new_blocks(hit.num_tokens + num_tokens) - len(shared)
         # Counted now: other admissions since `match` may have taken some, or given some back.
         num_idle = sum(block.ref_count == 0 for block in shared)
         if num_new + num_idle > self.pool.num_free:
             raise NoFreeBlocks(needed=num_new + num_idle, free=self.pool.num_free)
+        if hit.slots:
+            self._hold(sequence, hit)
+        if sequence in self._swapped:
+            self._resumed.append(sequence)
         for block in shared:  # before allocating, which might evict them
             self.pool.touch(block)
         sequence.block_table.extend(hit.block_ids)
         sequence.block_table.extend(block.block_id for block in self.pool.allocate(num_new))
+        if self.host is not None:
+            first, end = len(shared), len(shared) + len(hit.slots)
+            self.host.load(hit.slots, sequence.block_table[first:end])
+            self.host.num_declined += hit.num_declined
         sequence.num_offered = len(shared)
         self._register_full(sequence, hit.num_tokens + num_tokens)
 
@@ -241,6 +284,9 @@ class KVCacheManager:
         if self.is_awaited(sequence):
             raise BlocksAwaited
         blocks = [self.pool.blocks[block_id] for block_id in reversed(sequence.block_table)]
+        if self.host is not None:
+            self.host.cancel_loads([block.block_id for block in blocks if block.ref_count == 1])
+            self._drop_swapped(sequence)
         if self._uncommitted:
             for block in blocks:
                 if self._uncommitted.get(block) is sequence:
@@ -250,6 +296,37 @@ class KVCacheManager:
         self.pool.free(blocks)
         sequence.block_table.clear()
         sequence.num_offered = 0
+
+    def swap_out(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
+        """`release`, but the first `num_tokens` tokens are kept for the sequence in host memory, for its next
+        admission; they were computed before the coming step. False, and nothing changed, if there is no room.
+        """
+        assert not self.is_awaited(sequence), "its tokens are computed: nobody awaits them"
+        if self.host is None:
+            return False
+        block_ids = sequence.block_table[: self.new_blocks(num_tokens)]
+        if sequence.copy_source is not None:  # a fork's, yet to be copied into its last block
+            block_ids[-1] = sequence.copy_source
+        slots = self.host.swap_out(block_ids)
+        if slots is None:
+            return False
+        self.release(sequence)
+        self._swapped[sequence] = _Swapped(slots, num_tokens)
+        return True
+
+    def take_moves(self) -> BlockMoves:
+        """What is to be copied to and from host memory before the coming forward."""
+        return self.host.take_moves() if self.host is not None else BlockMoves()
+
+    def forget_host(self, *, for_good: bool = False) -> None:
+        """A copy failed: nothing in host memory is to be trusted, and nothing comes there any more if it is
+        for good. Abort the step next."""
+        assert self.host is not None
+        self._swapped.clear()
+        self._resumed.clear()
+        self.host.forget()
+        if for_good:
+            self.host.close()
 
     def promise_pin(self, pin_id: PinId, sequence: SequenceBlocks, num_blocks: int) -> None:
         """Keep room for a pin of the sequence's first blocks, until `pin` or `unpin`.
@@ -283,6 +360,11 @@ class KVCacheManager:
         for child in self._copying:
             self._free_source(child)
         self._copying.clear()
+        if self.host is not None:
+            self.host.commit()
+            for sequence in self._resumed:
+                self._drop_swapped(sequence)
+            self._resumed.clear()
 
     def abort_step(self) -> None:
         """The step's forward failed: un-register every block registered since the last commit.
@@ -292,6 +374,9 @@ class KVCacheManager:
         for block in reversed(self._uncommitted):  # children were registered after their parents
             self.pool.unregister(block)
         self._uncommitted.clear()
+        if self.host is not None:
+            self.host.abort()
+            self._resumed.clear()
 
     def clear(self) -> None:
         """Forget all cached content. Emits removals, children first.
@@ -300,6 +385,8 @@ class KVCacheManager:
         """
         if self.pool.num_free < self.pool.num_blocks:
             raise BlocksInUse(used=self.pool.num_blocks - self.pool.num_free)
+        if self.host is not None:  # first: what is there hangs on what is in the pool
+            self.forget_host()
         for block in self.pool.free_queue:
             if block.block_hash is not None:
                 self.pool.unregister(block)
@@ -314,14 +401,38 @@ class KVCacheManager:
         return self.pool.num_free
 
     def stats(self) -> CacheStats:
-        total, free = self.pool.num_blocks, self.pool.num_free
+        total, free, host = self.pool.num_blocks, self.pool.num_free, self.host
         return CacheStats(
             total=total,
             free=free,
             used=total - free,
             cached=self.pool.num_cached,
             pinned=self.pins.num_blocks,
+            host_cached=host.num_cached if host is not None else 0,
+            host_swapped=host.num_swapped if host is not None else 0,
+            host_used=host.num_used if host is not None else 0,
+            host_total=host.max_blocks if host is not None else 0,
         )
+
+    def host_totals(self) -> HostTotals:
+        """All zero without host memory."""
+        return self.host.totals() if self.host is not None else HostTotals()
+
+    def _hold(self, sequence: SequenceBlocks, hit: PrefixHit) -> None:
+        """Keep what the hit has in host memory from eviction. Raises StaleHit if it is not there any more."""
+        assert self.host is not None, "a hit of another cache"
+        first, num_blocks = len(hit.block_ids), len(hit.block_ids) + len(hit.slots)
+        swapped = self._swapped.get(sequence)
+        if swapped is not None and swapped.slots[first:] == hit.slots:
+            return
+        if not self.host.hold(sequence.block_hashes[first:num_blocks], hit.slots):
+            raise StaleHit(num_blocks=num_blocks)
+
+    def _drop_swapped(self, sequence: SequenceBlocks) -> None:
+        swapped = self._swapped.pop(sequence, None)
+        if swapped is not None:
+            assert self.host is not None
+            self.host.free(swapped.slots)
 
     def _num_pinned(self, sequence: SequenceBlocks, num_blocks: int) -> int:
         """Of the sequence's first blocks, those that pins hold. They lead it: a pin holds whole prefixes."""
@@ -378,6 +489,20 @@ class KVCacheManager:
                     return run
                 run.append(block)
         return run
+
+    def _host_run(self, sequence: SequenceBlocks, first: int, limit: int) -> list[int]:
+        """Slots that hold the sequence's blocks from `first` on, up to `limit`, without gaps."""
+        assert self.host is not None
+        slots: list[int] = []
+        for start in range(first, limit, 32):
+            end = min(start + 32, limit)
+            contents = self._contents(sequence, start, end)
+            for block_hash, content in zip(sequence.block_hashes[start:end], contents, strict=True):
+                slot = self.host.lookup(block_hash, content)
+                if slot is None:
+                    return slots
+                slots.append(slot)
+        return slots
 
     def _register_full(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Register the blocks that the first `num_tokens` tokens fill and that are not yet."""

@@ -73,6 +73,12 @@ class PrefixCache(Protocol):
         Idempotent. Raises BlocksAwaited, and changes nothing, if `is_awaited`.
         """
 
+    def swap_out(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
+        """`release`, but keep its first `num_tokens` tokens in host memory for its next admission.
+
+        None of them is of the coming step. False, and nothing changed, if there is no room for them.
+        """
+
     def commit_step(self) -> None:
         """The forward succeeded: what was promised since the last commit is computed. O(promised)."""
 

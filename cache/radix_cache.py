@@ -141,6 +141,10 @@ class RadixCache:
         self.tree.leave(claim.node)
         table.clear()
 
+    def swap_out(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
+        """It has no memory but its slots."""
+        return False
+
     def commit_step(self) -> None:
         """The forward succeeded: promises are kept, and the tree's slots take the place of doubles."""
         self.tree.keep_all()

@@ -14,7 +14,7 @@ from typing import Any
 
 from cache.block_hash import BlockHasher
 from cache.fingerprint import ChatTemplate, Fingerprint, template_digest
-from cache.kv_cache_manager import BlockEventSink
+from cache.host_tier import TierEventSink
 from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
 from replica.models.model_source import ResolvedModel, load_tokenizer, resolve
@@ -56,7 +56,7 @@ class Assembly:
     fingerprint: Fingerprint
 
     def core(
-        self, *, sink: BlockEventSink | None = None, clock: Callable[[], float] = time.monotonic
+        self, *, sink: TierEventSink | None = None, clock: Callable[[], float] = time.monotonic
     ) -> EngineCore:
         """An engine over the runner. One at a time: the runner's pages belong to it."""
         return EngineCore(
@@ -118,7 +118,12 @@ def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:
         num_blocks=config.num_blocks or config.sim.num_blocks,
         max_model_len=config.max_model_len or config.sim.max_model_len,
     )
-    return SimRunner(sim, block_size=config.block_size, clock=time.monotonic)
+    return SimRunner(
+        sim,
+        block_size=config.block_size,
+        clock=time.monotonic,
+        host_cache_gib=config.host_cache_gib,
+    )
 
 
 def _loaded(config: ReplicaConfig, model: ResolvedModel) -> Runner:

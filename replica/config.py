@@ -15,6 +15,8 @@ from cache.fingerprint import HashAlgorithm
 # is below that one).
 SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
 
+PREEMPTIONS = ("recompute", "swap")
+
 BLOCK_SIZES: Mapping[str, range] = {
     "gather_sdpa": range(1, 1025),
     "triton": range(1, 1025),
@@ -35,12 +37,13 @@ class SimConfig:
     slowdown: float = 1.0  # multiplies every step
     hang_after_steps: int | None = None  # stop answering: the watchdog's case
     raise_every_steps: int | None = None  # a forward that fails now and then
+    copy_block_s: float = 0.0001  # of a block, to or from host memory
     vocab_size: int = 1000
     num_blocks: int = 4096
     max_model_len: int = 32768
 
     def __post_init__(self) -> None:
-        for name in ("base_s", "per_token_s", "per_attention_s", "per_sequence_s"):
+        for name in ("base_s", "per_token_s", "per_attention_s", "per_sequence_s", "copy_block_s"):
             _check_range(f"sim.{name}", getattr(self, name), 0.0, 60.0)
         _check_range("sim.slowdown", self.slowdown, 0.0, 1e6)
         _check_range("sim.vocab_size", self.vocab_size, 1, 1 << 31)
@@ -107,6 +110,12 @@ class ReplicaConfig:
     # merge_on_fill: a block that fills with what another holds gives way to it: as many hits on less memory,
     # at no measurable cost (docs/design/020). append_only: it is kept, and block tables only grow.
     cache_discipline: str = DEFAULT.value
+    # Host memory, GiB, for blocks that the cache evicts: a prompt that finds them there copies them back
+    # where that is faster than computing them. Of each replica; on a card it is pinned. 0 = none.
+    host_cache_gib: float = 0.0
+    # Of a sequence that is put back for want of blocks. recompute: its blocks are left to the cache.
+    # swap: they are copied to host memory, as far as `host_cache_gib` has room, and back when it goes on.
+    preemption: str = "recompute"
     # Of the blocks, held prefixes may have this share, and never so much that a request of `max_model_len`
     # would not fit beside them. 0 = none may be held.
     max_pinned_fraction: float = 0.5
@@ -144,6 +153,10 @@ class ReplicaConfig:
         _check_range("max_waiting", self.max_waiting, 1, 1_000_000)
         if self.max_wait_s is not None:
             _check_range("max_wait_s", self.max_wait_s, 0.001, 86400.0)
+        _check_range("host_cache_gib", self.host_cache_gib, 0.0, 65536.0)
+        _check_one_of("preemption", self.preemption, PREEMPTIONS)
+        if self.preemption == "swap" and not self.host_cache_gib:
+            raise ConfigError("preemption", self.preemption, "needs host memory: set host_cache_gib")
         _check_range("max_pinned_fraction", self.max_pinned_fraction, 0.0, 0.95)
         _check_range("stream_interval_s", self.stream_interval_s, 0.0, 10.0)
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
@@ -162,6 +175,15 @@ class ReplicaConfig:
             _check_range("max_model_len", self.max_model_len, 2, 1 << 31)
         if self.torch_threads is not None:
             _check_range("torch_threads", self.torch_threads, 1, 1024)
+
+
+def num_host_blocks(host_cache_gib: float, block_bytes: int) -> int:
+    """Whole blocks in so much memory. Raises ConfigError if it is some, and not enough for one."""
+    fitting = int(host_cache_gib * (1 << 30)) // block_bytes
+    if host_cache_gib and not fitting:
+        accepted = f"must hold a block, {block_bytes} bytes, or be 0"
+        raise ConfigError("host_cache_gib", host_cache_gib, accepted)
+    return fitting
 
 
 def _check_one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:

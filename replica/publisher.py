@@ -136,7 +136,8 @@ class Publisher:
         self._news: queue.SimpleQueue[_News | None] = queue.SimpleQueue()
         self._clock = clock
         # Publisher thread only.
-        self._hashes: dict[HashHint, None] = {}  # in order of storing: parents before children
+        # Whether host memory alone holds it; in order of storing: parents before children.
+        self._hashes: dict[HashHint, bool] = {}
         self._digest = Digest()  # of them
         self._seq = 0
         self._arrivals = Arrivals()
@@ -265,7 +266,8 @@ class Publisher:
         assert batch.seq == self._seq + 1, "batches are published in order"
         for name in batch.removed:
             del self._hashes[name]
-        self._hashes.update(dict.fromkeys(batch.stored))
+        self._hashes.update(dict.fromkeys(batch.stored, False))
+        self._hashes.update(dict.fromkeys(batch.hosted, True))
         self._seq, self._digest = batch.seq, batch.digest
         self._arrivals.settle(batch.load, self._clock(), self._hashes)
         self._num_updates = 0
@@ -294,21 +296,27 @@ class Publisher:
             logger.warning("not a snapshot request, ignored", extra={"num_frames": len(frames)})
             return
         load = self._arrivals.load(self._clock(), self._arrivals.recent())
-        hashes, digest = (self._packed(), self._digest) if self._tells_blocks else ((), Digest())
-        snapshot = Snapshot(FORMAT_VERSION, self._epoch, self._seq, hashes, load, digest)
+        hashes, hosted, digest = (*self._packed(), self._digest) if self._tells_blocks else ((), (), Digest())
+        snapshot = Snapshot(FORMAT_VERSION, self._epoch, self._seq, hashes, load, digest, hosted)
         self._router.send_multipart([frames[0], *encode_snapshot(snapshot)], NOBLOCK)
 
-    def _packed(self) -> Sequence[HashHint]:
-        """The hashes as packed u64, in slices: the engine's thread waits for this one no longer than that."""
-        packed, names = array("Q"), iter(self._hashes)
-        while part := array("Q", islice(names, _SNAPSHOT_SLICE)):
-            packed += part
+    def _packed(self) -> tuple[Sequence[HashHint], Sequence[HashHint]]:
+        """All hashes, and those of host memory alone, as packed u64.
+
+        In slices: the engine's thread waits for this one no longer than that.
+        """
+        packed, hosted, entries = array("Q"), array("Q"), iter(self._hashes.items())
+        while part := list(islice(entries, _SNAPSHOT_SLICE)):
+            packed.extend([name for name, _ in part])
+            hosted.extend([name for name, is_hosted in part if is_hosted])
             time.sleep(0)
-        return cast("Sequence[HashHint]", packed)
+        return cast("Sequence[HashHint]", packed), cast("Sequence[HashHint]", hosted)
 
 
 def _load_alone(batch: EventBatch) -> EventBatch:
-    return msgspec.structs.replace(batch, stored=(), removed=(), digest=Digest())
+    return msgspec.structs.replace(
+        batch, stored=(), hosted=(), removed=(), digest=Digest(), host_digest=Digest()
+    )
 
 
 def _endpoint(socket: Any) -> str:

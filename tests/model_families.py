@@ -184,6 +184,8 @@ class Setting:
     cache_discipline: str = "merge_on_fill"
     max_batched_tokens: int = 512
     max_running: int = 64
+    host_cache_gib: float = 0.0
+    preemption: str = "recompute"
     greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
 
     @property
@@ -200,6 +202,8 @@ SETTINGS = (
     Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
     Setting("preempted", num_blocks=9),
     Setting("preempted-blocks-of-4", block_size=4, num_blocks=30, max_batched_tokens=23),
+    Setting("host-memory", block_size=4, num_blocks=30, max_batched_tokens=23, host_cache_gib=0.01),
+    Setting("swapped", num_blocks=9, host_cache_gib=0.01, preemption="swap"),
     Setting("screened", block_size=4, max_batched_tokens=23, greedy_screen="on"),
 )
 
@@ -293,10 +297,12 @@ class Runners:
 
     def __init__(self, folder: Path, device: str, attention_backend: str = "auto") -> None:
         self._folder, self._device, self._attention_backend = folder, device, attention_backend
-        self._loaded: dict[tuple[int, int, str], ModelRunner] = {}
+        self._loaded: dict[tuple[int, int, str, float], ModelRunner] = {}
 
-    def get(self, block_size: int, num_blocks: int, greedy_screen: str = "off") -> ModelRunner:
-        key = (block_size, num_blocks, greedy_screen)
+    def get(
+        self, block_size: int, num_blocks: int, greedy_screen: str = "off", host_cache_gib: float = 0.0
+    ) -> ModelRunner:
+        key = (block_size, num_blocks, greedy_screen, host_cache_gib)
         if key not in self._loaded:
             config = ReplicaConfig(
                 model=str(self._folder),
@@ -306,6 +312,7 @@ class Runners:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 greedy_screen=greedy_screen,
+                host_cache_gib=host_cache_gib,
                 torch_threads=1,
             )
             self._loaded[key] = ModelRunner.load(config, resolve(str(self._folder)))
@@ -313,7 +320,10 @@ class Runners:
 
     def engine(self, setting: Setting) -> EngineCore:
         """An engine with an empty cache, over pages that hold what earlier ones left."""
-        return engine_over(self.get(setting.block_size, setting.num_blocks, setting.greedy_screen), setting)
+        runner = self.get(
+            setting.block_size, setting.num_blocks, setting.greedy_screen, setting.host_cache_gib
+        )
+        return engine_over(runner, setting)
 
     def close(self) -> None:
         for runner in self._loaded.values():
@@ -325,6 +335,8 @@ def engine_over(runner: ModelRunner, setting: Setting) -> EngineCore:
         block_size=setting.block_size,
         prefix_caching=setting.prefix_caching,
         cache_discipline=setting.cache_discipline,
+        host_cache_gib=setting.host_cache_gib,
+        preemption=setting.preemption,
         max_batched_tokens=setting.max_batched_tokens,
         max_running=setting.max_running,
     )
@@ -404,7 +416,13 @@ def check_family(runners: Runners, setting: Setting, wanted: list[tuple[int, ...
 
     preemptions = engine.stats().preemptions
     if not setting.is_roomy:
-        assert preemptions > 0, "the pool was too large to prove anything"
+        is_tier = setting.host_cache_gib and setting.preemption == "recompute"
+        assert preemptions > 0 or is_tier, "the pool was too large to prove anything"
+        if setting.host_cache_gib:
+            totals = engine.report(epoch=1, number=1)
+            assert totals.host_loads > 0, "nothing came back from host memory"
+            assert (totals.swapped > 0) == (setting.preemption == "swap")
+            assert totals.host_blocks <= totals.max_host_blocks
         return
     assert preemptions == 0
     size = setting.block_size

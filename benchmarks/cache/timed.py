@@ -63,6 +63,9 @@ class TimedCache:
     def release(self, sequence: SequenceBlocks) -> None:
         self._timed("release", self._cache.release, sequence)
 
+    def swap_out(self, sequence: SequenceBlocks, num_tokens: int) -> bool:
+        return self._cache.swap_out(sequence, num_tokens)
+
     def commit_step(self) -> None:
         self._timed("commit", self._cache.commit_step)
 

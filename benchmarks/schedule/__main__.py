@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import machine
 from benchmarks.arguments import positive
-from benchmarks.schedule import orders, stall, tenants
+from benchmarks.schedule import host_memory, orders, stall, tenants
 from benchmarks.schedule.rows import Section, missed, table
 from replica.scheduling.order import SchedulingOrder
 
@@ -27,6 +27,8 @@ Measure the engine's scheduler.
             without one. Target: p99 at most twice what it was
   tenants   one tenant asks for ten times its share: the other's time to first token, on an engine under a
             virtual clock, alone and behind a Router. Target: p99 at most 1.5 times what it was
+  host      host memory behind the pool, by a virtual clock: more conversations than the pool holds, and
+            answers that outgrow it. Target: its bytes stay under their cap
   orders    first come; shortest uncached prefill first, aging; the same, standing back for shorter ones: on
             a simulated fleet behind production's Router, bound late and at once
 """
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sections.append(stall.measure(advance, options.repeats))
         if "tenants" in options.only:
             sections.append(tenants.measure(advance, options.seeds))
+        if "host" in options.only:
+            sections += host_memory.measure(advance, options.seeds)
         if "orders" in options.only:
             sections.append(orders.measure(advance, options.seeds))
     for section in sections:
@@ -65,6 +69,7 @@ def _num_parts(repeats: int, only: Sequence[str]) -> int:
     parts = {
         "stall": 2 + 2 * repeats,
         "tenants": 7,
+        "host": len(host_memory.HOST_BLOCKS) + 3,
         "orders": len(orders.BINDINGS) * len(orders.LOADS) * len(SchedulingOrder),
     }
     return sum(parts[name] for name in only)
@@ -76,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parts = ("stall", "tenants", "orders")
+    parts = ("stall", "tenants", "host", "orders")
     parser.add_argument(
         "--only", nargs="+", choices=parts, default=parts, metavar="PART", help=f"of {', '.join(parts)}"
     )

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from benchmarks import cases, models
 from benchmarks.schedule.rows import Advance, Line, Section
 from cache.block_hash import BlockHasher
 from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.host_tier import BlockMoves
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.assembly import assemble
@@ -28,7 +29,7 @@ from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
 from replica.runners.virtual_clock import VirtualClock
 from replica.scheduling.request import RequestState
-from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.runner import CopyTime, Runner, RunnerInfo, ScheduledSequence, StepResult
 
 TARGET = 2.0  # times the p99 of the time between tokens without the prompt
 DECODES, PROMPT_TOKENS = 8, 4096
@@ -163,6 +164,9 @@ class CpuTimed:
         began_s = time.process_time()
         result = self._runner.execute(sequences)
         return replace(result, elapsed_s=time.process_time() - began_s)
+
+    def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
+        return self._runner.copy_blocks(moves)
 
     def warm_up(self) -> float:
         return self._runner.warm_up()

@@ -18,6 +18,7 @@ from cache.types import ReplicaId, RequestId
 from loadtest.simulation.cell import CellResult, CellSpec
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.engine import NEVER_FULL, SimEngine
+from loadtest.simulation.host_memory import host_tier
 from loadtest.simulation.recorder import Recorder
 from loadtest.simulation.router_node import RouterNode
 from loadtest.simulation.turns import Turn, TurnHasher, fingerprint, make_turns
@@ -140,7 +141,15 @@ class Cluster:
         mark = fingerprint(self._block_tokens)
         events = EventLog(epoch=index + 1)
         num_blocks = max(1, spec.cache_tokens // self._block_tokens)
-        cache = paged_cache(DEFAULT, num_blocks, TurnHasher(mark), block_size=self._block_tokens, sink=events)
+        host = host_tier(machine, slowdown, self._block_tokens, events)
+        cache = paged_cache(
+            DEFAULT,
+            num_blocks,
+            TurnHasher(mark),
+            block_size=self._block_tokens,
+            sink=events if host is None else None,
+            host=host,
+        )
         engine = SimEngine(
             index,
             replica_id,

@@ -21,7 +21,7 @@ from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
-from loadtest.simulation.machine import Machine
+from loadtest.simulation.machine import Machine, MachineWithHost
 from loadtest.simulation.turns import Turn, TurnTokens
 from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival, Arrivals
@@ -83,7 +83,9 @@ class SimEngine:
             order=machine.scheduling_order,
             itl_target_s=machine.itl_target_s,
             pace=lambda: self.step_time,
+            copy_block_s=lambda: self._copy_block_s,
         )
+        self._copy_block_s = machine.copy_block_s if isinstance(machine, MachineWithHost) else None
         self.is_alive = True
         self.busy_s = 0.0  # of periods that are over
         self.prefill_tokens = 0  # prompt tokens computed
@@ -204,6 +206,8 @@ class SimEngine:
             num_steps = 1 if is_one else min(num_steps, 1 + self.scheduler.quiet_steps())
         self._has_prefilled = has_prompt
         run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
+        if self._copy_block_s is not None:  # what is copied out goes beside the step
+            run.copy_s = len(self._cache.take_moves().loads) * self._copy_block_s
         self._run = run
         self._schedule_end(run)
 
@@ -328,7 +332,9 @@ class SimEngine:
 class _Run:
     """Steps planned alike, one after the other: the first as planned, then one token more for each."""
 
-    __slots__ = ("attention", "began_s", "model", "new_tokens", "num_sequences", "num_steps", "planned")
+    __slots__ = (
+        *("attention", "began_s", "copy_s", "model", "new_tokens", "num_sequences", "num_steps", "planned"),
+    )
 
     def __init__(
         self,
@@ -346,8 +352,10 @@ class _Run:
         self.num_sequences = len(planned)
         self.num_steps = num_steps
         self.model = model
+        self.copy_s = 0.0  # from host memory, before the first step
 
     def step_s(self, number: int) -> float:
         """Seconds of step `number`, from 0."""
         attention = self.attention + number * self.num_sequences
-        return self.model.step_s(self.new_tokens, attention, self.num_sequences)
+        compute_s = self.model.step_s(self.new_tokens, attention, self.num_sequences)
+        return compute_s if number else compute_s + self.copy_s

@@ -15,16 +15,17 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
+from cache.host_tier import BlockMoves
 from cache.messages import GenerateRequest, ReplicaInfo
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.engine.engine import Engine
 from replica.node import running_node
-from replica.scheduling.runner import Runner, RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.runner import CopyTime, Runner, RunnerInfo, ScheduledSequence, StepResult
 from replica.scheduling.step_time import StepWork, step_work
 
 
@@ -103,6 +104,9 @@ class StretchedRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._runner.info
+
+    def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
+        return self._runner.copy_blocks(moves)
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         began_s, used_before_s = self._clock(), self._used()

@@ -125,6 +125,10 @@ class KVPages:
         for module in self._modules:
             module.__dict__[ATTRIBUTE].copy_blocks(sources, targets)
 
+    def layers(self) -> list[LayerPages]:
+        """In the order of the modules."""
+        return [module.__dict__[ATTRIBUTE] for module in self._modules]
+
     def detach(self) -> None:
         """Take the pages off the modules, so that their memory and the backend's is freed. Idempotent."""
         self.backend.close()

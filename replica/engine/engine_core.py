@@ -18,7 +18,8 @@ from cache.disciplines import CacheDiscipline, paged_cache
 from cache.engine_report import EngineReport
 from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
-from cache.kv_cache_manager import BlockEventSink, CacheStats
+from cache.host_tier import HostTier, TierEventSink
+from cache.kv_cache_manager import CacheStats
 from cache.messages import FinishReason, GenerateRequest
 from cache.types import RequestId
 from replica.config import ReplicaConfig
@@ -29,6 +30,7 @@ from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder
+from replica.scheduling.copy_pace import CopyPace
 from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
@@ -38,6 +40,9 @@ from replica.structures.compiler import NoStructures, Structures
 from replica.structures.matcher import StructureMatcher
 
 logger = logging.getLogger(__name__)
+
+# In a row, to or from host memory; then it is left alone, since each costs a step.
+MAX_FAILED_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class EngineCore:
         *,
         decoder: TokenDecoder | None = None,
         structures: Structures | None = None,
-        sink: BlockEventSink | None = None,
+        sink: TierEventSink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """decoder: None for an engine whose text nobody reads; then stop strings never match.
@@ -89,13 +94,23 @@ class EngineCore:
         self._runner = runner
         self.structures = structures or NoStructures("this engine does not know what its tokens stand for")
         self._clock = clock
+        self._step_time = StepTimeFit()
+        self._copy_pace = CopyPace(
+            self._step_time.model,
+            block_size=info.block_size,
+            max_batched_tokens=config.max_batched_tokens,
+        )
+        host = None
+        if info.num_host_blocks:
+            host = HostTier(info.num_host_blocks, sink, is_cheaper=self._copy_pace.is_cheaper)
         self._cache = paged_cache(
             CacheDiscipline(config.cache_discipline),
             info.num_blocks,
             hasher,
             block_size=info.block_size,
             prefix_caching=config.prefix_caching,
-            sink=sink,
+            sink=sink if host is None else None,
+            host=host,
             max_pinned=pin_limit(
                 info.num_blocks,
                 info.block_size,
@@ -104,7 +119,6 @@ class EngineCore:
             ),
         )
         self.pins = EnginePins(self._cache, clock)
-        self._step_time = StepTimeFit()
         self._scheduler = Scheduler(
             self._cache,
             num_blocks=info.num_blocks,
@@ -118,6 +132,8 @@ class EngineCore:
             order=SchedulingOrder(config.scheduling_order),
             itl_target_s=config.itl_target_s,
             pace=self._step_time.model,
+            swaps=config.preemption == "swap",
+            copy_block_s=self._copy_pace.block_s,
         )
         self._intake = Intake(
             info,
@@ -133,6 +149,7 @@ class EngineCore:
         self._watchers: list[RequestWatcher] = []
         self._ended_at_submission: list[Progress] = []
         self._logged_cause = ""
+        self._num_failed_copies = 0  # in a row
         self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
         self._prompt_s = 0.0
 
@@ -208,6 +225,8 @@ class EngineCore:
         sequences = self._scheduler.schedule()
         if not sequences:
             return progress
+        if not self._copy_blocks():
+            return progress
         try:
             result = self._runner.execute(sequences)
             self._check(result, sequences)
@@ -278,6 +297,8 @@ class EngineCore:
             failed_steps=self._num_failed_steps,
             computed_tokens=self._computed_tokens,
             cut_steps=self._scheduler.num_cut_steps,
+            swapped=self._scheduler.num_swapped,
+            host=self._cache.host_totals(),
             step_budget=self._scheduler.step_budget,
             structures=self.structures.totals(),
         )
@@ -386,6 +407,36 @@ class EngineCore:
         for request in failed:
             self._note_end(request, Ending.FAILED)
         return [Progress(request, error=ForwardFailed(reason)) for request in failed]
+
+    def _copy_blocks(self) -> bool:
+        """Bring the coming step's blocks from host memory, and there what it pushes out of the cache.
+
+        False if a copy raised: nothing in host memory counts any more, and the step is taken back. Nobody
+        fails, what was to come from there is computed. After a few in a row host memory is left alone.
+        """
+        moves = self._cache.take_moves()
+        if not moves:
+            return True
+        try:
+            copies = self._runner.copy_blocks(moves)
+        except Exception as error:
+            self._num_failed_copies += 1
+            is_over = self._num_failed_copies >= MAX_FAILED_COPIES
+            self._cache.forget_host(for_good=is_over)
+            logger.warning(
+                "a copy to or from host memory failed; what it held is lost",
+                extra={"num_saves": len(moves.saves), "num_loads": len(moves.loads), "is_off": is_over},
+                exc_info=error,
+            )
+            if not (isinstance(error, StepOutOfMemory) and self._scheduler.retreat()):
+                self._scheduler.take_back()
+            else:
+                self._meter.ran_out_of_memory()
+            return False
+        self._num_failed_copies = 0
+        for copy in copies:
+            self._copy_pace.observe(copy)
+        return True
 
     def _check(self, result: StepResult, sequences: list[ScheduledSequence]) -> None:
         """A runner that breaks its promise must not leave the schedule half updated."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 from cache.engine_report import BOUNDS, FORMAT_VERSION, EngineReport, HeldPin, Tally
+from cache.host_tier import HostTotals
 from cache.messages import FinishReason
 from replica.scheduling.request import Request
 from replica.structures.compiler import CompileTotals
@@ -107,6 +108,8 @@ class EngineMeter:
         failed_steps: int,
         computed_tokens: int,
         cut_steps: int,
+        swapped: int,
+        host: HostTotals,
         step_budget: int,
         structures: CompileTotals,
     ) -> EngineReport:
@@ -132,6 +135,14 @@ class EngineMeter:
             aborted=self._ended[Ending.ABORTED],
             failed=self._ended[Ending.FAILED],
             preemptions=preemptions,
+            swapped=swapped,
+            host_blocks=host.used,
+            max_host_blocks=host.total,
+            swapped_blocks=host.swapped,
+            host_hits=host.hits,
+            host_declined=host.declined,
+            host_saves=host.saved,
+            host_loads=host.loaded,
             steps=steps,
             failed_steps=failed_steps,
             computed_tokens=computed_tokens,

@@ -15,9 +15,10 @@ from cache.errors import ConfigError
 from replica.attention import kv_pages
 from replica.attention.backend import check_served
 from replica.attention.kv_pages import LayerShape
-from replica.config import ReplicaConfig
+from replica.config import ReplicaConfig, num_host_blocks
 from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
+from replica.memory import free_host_bytes
 from replica.models import model_probe
 from replica.models.model_source import NotEnoughMemory, ResolvedModel, weight_bytes
 
@@ -125,6 +126,16 @@ def check_backend(config: ReplicaConfig, device: torch.device, dtype: torch.dtyp
     except model_probe.Unsupported:
         shapes = []
     check_served(config.attention_backend, device, dtype, shapes, config.block_size)
+
+
+def choose_num_host_blocks(config: ReplicaConfig, source: str, block_bytes: int) -> int:
+    """Blocks that `host_cache_gib` holds. Raises NotEnoughMemory, ConfigError if that is not one."""
+    if not config.host_cache_gib:
+        return 0
+    wanted, free = int(config.host_cache_gib * (1 << 30)), free_host_bytes()
+    if wanted > free:
+        raise NotEnoughMemory(source, wanted, free, "the host", "host_cache_gib")
+    return num_host_blocks(config.host_cache_gib, block_bytes)
 
 
 def choose_num_blocks(

@@ -11,15 +11,17 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from cache.host_tier import BlockMoves
 from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
 from replica.attention import kv_pages
 from replica.attention.backend import HoldingBackend, choose_backend
+from replica.attention.host_pages import HostPages
 from replica.attention.kv_pages import KVPages
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
@@ -34,8 +36,10 @@ from replica.output.sampler import Drawn, DrawRow, Sampler, takes_largest
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
 from replica.runners.prompt_scoring import PromptScorer, wanted
-from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.runner import CopyTime, RunnerInfo, ScheduledSequence, StepResult
 from replica.structures.matcher import StructureMatcher
+
+_Result = TypeVar("_Result")
 
 
 class ModelRunner:
@@ -47,6 +51,7 @@ class ModelRunner:
         pages: KVPages,
         info: RunnerInfo,
         *,
+        host_pages: HostPages | None = None,
         torch_threads: int | None,
         max_batched_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
@@ -54,6 +59,7 @@ class ModelRunner:
         """Use `load`. model: in eval mode, its attention modules bound to `pages`."""
         self._model = model
         self._pages = pages
+        self._host_pages = host_pages
         self._info = info
         self._torch_threads = torch_threads
         self._max_batched_tokens = max_batched_tokens
@@ -122,8 +128,8 @@ class ModelRunner:
             raise ModelRefused(source, f"cannot be served: {error}") from error
         shapes = [shape for _, shape in layers]
         backend = choose_backend(config.attention_backend, device, dtype, shapes, config.block_size)
+        block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
         if head is not None:
-            block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
             load_choices.screen_if_faster(config, source, model, head, head_rows, block_bytes)
             del head  # and with it the weight as loaded, if nobody else holds it
         # After everything else that is kept for as long as the model.
@@ -140,13 +146,15 @@ class ModelRunner:
             device=device,
             backend=backend,
         )
+        num_host_blocks = load_choices.choose_num_host_blocks(config, source, block_bytes)
         info = RunnerInfo(
             device=str(device),
             attention_backend=backend.name,
             kv_dtype=str(dtype).removeprefix("torch."),
             num_blocks=num_blocks,
             block_size=config.block_size,
-            kv_bytes_per_block=kv_pages.bytes_per_block(shapes, config.block_size, dtype),
+            kv_bytes_per_block=block_bytes,
+            num_host_blocks=num_host_blocks,
             vocab_size=int(model.config.get_text_config().vocab_size),
             max_model_len=max_model_len,
             eos_token_ids=load_choices.eos_token_ids(model),
@@ -155,6 +163,7 @@ class ModelRunner:
             model,
             pages,
             info,
+            host_pages=HostPages(pages, num_host_blocks, clock=clock) if num_host_blocks else None,
             torch_threads=config.torch_threads,
             max_batched_tokens=config.max_batched_tokens,
             clock=clock,
@@ -181,8 +190,19 @@ class ModelRunner:
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         """Compute one step. Raises StepOutOfMemory, InvalidLogits, or whatever the model raises; usable again
         after any of them."""
+        num_tokens = sum(sequence.num_new_tokens for sequence in sequences)
+        return self._within_memory(num_tokens, lambda: self._execute(sequences))
+
+    def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
+        host_pages = self._host_pages
+        assert host_pages is not None, "this runner has no host memory"
+        num_tokens = (len(moves.saves) + len(moves.loads)) * self._info.block_size
+        return self._within_memory(num_tokens, lambda: host_pages.copy(moves))
+
+    def _within_memory(self, num_tokens: int, compute: Callable[[], _Result]) -> _Result:
+        """Raises StepOutOfMemory where memory ran out, whichever allocator said so."""
         try:
-            return self._execute(sequences)
+            return compute()
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -190,7 +210,7 @@ class ModelRunner:
         # Here, since the error's traceback held the step's tensors until now.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        raise StepOutOfMemory(sum(sequence.num_new_tokens for sequence in sequences), cause)
+        raise StepOutOfMemory(num_tokens, cause)
 
     def _execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         started_s = self._clock()
@@ -229,6 +249,9 @@ class ModelRunner:
         """Give the pages and the model's memory back. Idempotent; the runner is of no use afterwards."""
         if self._graphs is not None:
             self._graphs.close()
+        if self._host_pages is not None:
+            self._host_pages.close()
+            self._host_pages = None
         self._pages.detach()
         self._model = None
         if self._device.type == "cuda":

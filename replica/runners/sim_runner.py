@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cache.host_tier import BlockMoves
 from cache.messages import SamplingParams
-from replica.config import SimConfig
-from replica.scheduling.runner import RunnerInfo, ScheduledSequence, StepResult
+from replica.config import SimConfig, num_host_blocks
+from replica.scheduling.runner import CopyTime, RunnerInfo, ScheduledSequence, StepResult
 from replica.scheduling.step_time import step_work
 from replica.structures.matcher import StructureMatcher
 
@@ -42,6 +43,7 @@ class SimRunner:
         eos_token_ids: frozenset[int] = frozenset(),
         hang: Callable[[], None] | None = None,
         clock: Callable[[], float] | None = None,
+        host_cache_gib: float = 0.0,
     ) -> None:
         """hang: what a hanging step does; by default it never returns.
         clock: a step that took longer by it than modelled, as on a machine slowed from outside, says so.
@@ -55,6 +57,8 @@ class SimRunner:
         self._step_time = config.step_time
         self._num_steps = 0
         self._pages = array("Q", bytes(8 * config.num_blocks * block_size))
+        num_slots = num_host_blocks(host_cache_gib, 8 * block_size)
+        self._host_pages = array("Q", bytes(8 * num_slots * block_size))
         self._info = RunnerInfo(
             device="simulated",
             attention_backend="simulated",
@@ -65,6 +69,7 @@ class SimRunner:
             vocab_size=config.vocab_size,
             max_model_len=config.max_model_len,
             eos_token_ids=eos_token_ids,
+            num_host_blocks=num_slots,
             has_logits=False,
         )
 
@@ -82,6 +87,21 @@ class SimRunner:
         # In the order given: a sequence may read blocks that an earlier one fills in this very step.
         tokens = tuple(self._compute(sequence) for sequence in sequences)
         return StepResult(next_tokens=tokens, elapsed_s=max(modelled_s, self._clock() - began_s))
+
+    def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
+        """All copies of one direction at once; they take what the configuration says."""
+        size, pages, host = self._block_size, self._pages, self._host_pages
+        for block_id, slot in moves.saves:
+            host[slot * size : (slot + 1) * size] = pages[block_id * size : (block_id + 1) * size]
+        for slot, block_id in moves.loads:
+            pages[block_id * size : (block_id + 1) * size] = host[slot * size : (slot + 1) * size]
+        times = []
+        for is_load, part in ((False, moves.saves), (True, moves.loads)):
+            if part:
+                elapsed_s = len(part) * self._config.copy_block_s * self._config.slowdown
+                self._sleep(elapsed_s)
+                times.append(CopyTime(is_load, len(part), elapsed_s))
+        return times
 
     def warm_up(self) -> float:
         """Nothing to load or compile."""

@@ -6,11 +6,12 @@ Torch-free, so that the scheduler, the engine and the simulated runner import wi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from cache.host_tier import BlockMoves
 from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
 from replica.output.logprob_log import LogprobLog
@@ -30,6 +31,7 @@ class RunnerInfo:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    num_host_blocks: int = 0  # that it can copy to host memory; 0 = none
     has_logits: bool = True  # False: its tokens come from nowhere; what is about logits cannot be honoured
 
 
@@ -60,6 +62,15 @@ class ScheduledSequence:
         batch, the chunks, a preemption, or the replica.
         """
         return self.start + self.num_new_tokens == len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTime:
+    """How long some copies between the pages and host memory took."""
+
+    is_load: bool  # from host memory
+    num_blocks: int
+    elapsed_s: float
 
 
 _NOBODY: Mapping[int, Logprobs] = MappingProxyType({})
@@ -93,6 +104,13 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult: ...
+    def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
+        """Make these copies before anything of the coming step is computed: saves, then loads.
+
+        Returns how long copies took, as far as that has become known. If it raises, nobody knows what host
+        memory holds; after StepOutOfMemory the step is made smaller, else it fails.
+        """
+
     def warm_up(self) -> float:
         """Run prefill and decode on scratch blocks before any request arrives.
 

@@ -14,12 +14,14 @@ from replica.scheduling.waiting_queue import WaitingQueue
 class Running:
     """`requests` is in order of admission, answers to one prompt side by side."""
 
-    def __init__(self, cache: PrefixCache, waiting: WaitingQueue) -> None:
-        """waiting: where they come from, and are put back to."""
+    def __init__(self, cache: PrefixCache, waiting: WaitingQueue, *, swaps: bool = False) -> None:
+        """waiting: where they come from, and are put back to. swaps: what `preempt` does."""
+        self._swaps = swaps
         self._cache = cache
         self._waiting = waiting
         self.requests: list[Request] = []
         self.num_preemptions = 0  # since the start
+        self.num_swapped = 0  # of those, that kept what they had computed
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -72,10 +74,23 @@ class Running:
             return False
         return True
 
+    def preempt(self, victim: Request) -> None:
+        """`put_back` one that has no part in the coming step; what it has computed may be kept for it."""
+        num_computed = victim.num_computed
+        if self._swaps and num_computed and self._cache.swap_out(victim.blocks, num_computed):
+            self.num_swapped += 1
+            victim.expected_hit = num_computed
+            self._wait_again(victim)
+        else:
+            self.put_back(victim)
+
     def put_back(self, victim: Request) -> None:
         """Among those that wait, in its own place, with nothing computed."""
-        self.requests.remove(victim)
         self._cache.release(victim.blocks)
+        self._wait_again(victim)
+
+    def _wait_again(self, victim: Request) -> None:
+        self.requests.remove(victim)
         victim.state = RequestState.WAITING
         victim.num_computed = 0
         victim.num_preemptions += 1

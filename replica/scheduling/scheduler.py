@@ -61,10 +61,14 @@ class Scheduler:
         order: SchedulingOrder = SchedulingOrder.FIRST_COME,
         itl_target_s: float | None = math.inf,
         pace: Callable[[], StepTimeModel | None] = lambda: None,
+        swaps: bool = False,
+        copy_block_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait.
 
         itl_target_s: as `step_room.limit_s` has it. pace: what steps take, as far as that is known.
+        swaps: whoever is preempted keeps what it has computed, in the cache's host memory. copy_block_s: what
+        a block takes to come back from there.
         """
         self._cache = cache
         self._num_blocks = num_blocks
@@ -80,9 +84,10 @@ class Scheduler:
         self._clock = clock
         self._order = order
         self._pace = pace
+        self._copy_block_s = copy_block_s
         self._turns = Turns(order, max_batched_tokens)
         self._waiting = self._turns.waiting
-        self._running = Running(cache, self._waiting)
+        self._running = Running(cache, self._waiting, swaps=swaps)
         self._following = Followers()
         self._by_id: dict[RequestId, Request] = {}
         self._admission = Admission(cache, num_blocks=num_blocks, block_size=block_size)
@@ -281,6 +286,11 @@ class Scheduler:
         """
         if not self._budget.ran_out(self._step.num_tokens):
             return False
+        self.take_back()
+        return True
+
+    def take_back(self) -> None:
+        """The step was not begun: as if it had not been planned. Who was admitted to it waits again."""
         step = self._step.take()
         self._cache.abort_step()
         for request, num_tokens in reversed(step):
@@ -289,7 +299,6 @@ class Scheduler:
                 self._running.put_back(request)
         while len(self._running) > self._budget.places:
             self._running.put_back(self._running.requests[-1])
-        return True
 
     # -- what others may see ----------------------------------------------------------------------
 
@@ -312,6 +321,7 @@ class Scheduler:
             growth_blocks=self._growth_blocks(),
             total_blocks=self._num_blocks,
             step_time=self._pace(),
+            copy_block_s=self._copy_block_s(),
             admitted=admitted,
         )
 
@@ -339,6 +349,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """Since the start."""
         return self._running.num_preemptions
+
+    @property
+    def num_swapped(self) -> int:
+        """Of those preempted, who kept what they had computed."""
+        return self._running.num_swapped
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:

@@ -204,4 +204,4 @@ class StepPlan:
         """
         assert all(victim is not scheduled for scheduled, _ in self.entries)
         self.has_preempted = True
-        self._running.put_back(victim)
+        self._running.preempt(victim)

@@ -49,6 +49,21 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         "Blocks that held prefixes may have.",
         lambda r: r.max_pinned_blocks,
     ),
+    (
+        "warmpath_engine_host_blocks",
+        "Blocks in host memory: evicted ones, and those of requests put back.",
+        lambda r: r.host_blocks,
+    ),
+    (
+        "warmpath_engine_max_host_blocks",
+        "Blocks that it holds at most.",
+        lambda r: r.max_host_blocks,
+    ),
+    (
+        "warmpath_engine_swapped_blocks",
+        "Of those in host memory, blocks of requests put back into the queue.",
+        lambda r: r.swapped_blocks,
+    ),
     ("warmpath_engine_step_budget", "Tokens that a step may have now.", lambda r: r.step_budget),
     ("warmpath_engine_pins", "Held prefixes.", lambda r: len(r.pins)),
 )
@@ -68,6 +83,23 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
     ),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", lambda r: r.cached_prompt_tokens),
     ("vllm:num_preemptions", "Requests put back into the queue for want of blocks.", lambda r: r.preemptions),
+    (
+        "warmpath_engine_swapped",
+        "Of those, requests whose blocks were copied to host memory.",
+        lambda r: r.swapped,
+    ),
+    (
+        "warmpath_engine_host_hits",
+        "Blocks that a prompt found in host memory, copied back.",
+        lambda r: r.host_hits,
+    ),
+    (
+        "warmpath_engine_host_declined",
+        "Blocks that a prompt found there, computed anew because that was cheaper.",
+        lambda r: r.host_declined,
+    ),
+    ("warmpath_engine_host_saves", "Blocks copied to host memory.", lambda r: r.host_saves),
+    ("warmpath_engine_host_loads", "Blocks copied back from host memory.", lambda r: r.host_loads),
     ("warmpath_engine_steps", "Steps computed.", lambda r: r.steps),
     ("warmpath_engine_failed_steps", "Steps whose forward failed.", lambda r: r.failed_steps),
     (

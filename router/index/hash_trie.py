@@ -14,6 +14,10 @@ A prediction ends when its expiry passes or when the replica reports its last bl
 exact then. Removals touch exact entries only: one that arrives after the routing speaks of the time
 before it, for the engine has yet to compute that prompt.
 
+A replica may hold blocks in host memory too, behind its pool. From the first one on it has a second number in
+the table: of what lies in the pool, closed under parents by itself; the first is of everything it holds. Two
+bits a block, one match for both, and a replica without host memory costs nothing.
+
 Exact entries are bounded by `max_blocks`. What a replica stores beyond that is *refused*: its digest
 counts it, so that the replica's own agrees, but it matches nobody; such a replica's set is a subset of its
 cache, and a match may then jump over a block that is missing here but not there.
@@ -48,7 +52,16 @@ PARTING_BYTES = 200
 class _Replica:
     """One replica's number and what it has announced. Written by `HashTrie` alone."""
 
-    __slots__ = ("count", "member", "num_refused", "replica_id", "xor")
+    __slots__ = (
+        "count",
+        "is_sure",
+        "member",
+        "num_refused",
+        "pool_digest",
+        "pool_member",
+        "replica_id",
+        "xor",
+    )
 
     def __init__(self, replica_id: ReplicaId, member: int) -> None:
         self.replica_id = replica_id
@@ -56,6 +69,15 @@ class _Replica:
         self.count = 0  # blocks it has stored and not removed
         self.xor = 0  # of their hints
         self.num_refused = 0  # of those, for which the table had no room
+        # Of what lies in its pool: number and digest. None: all of it does.
+        self.pool_member: int | None = None
+        self.pool_digest = Digest()
+        self.is_sure = True  # that the digest is right: nobody knows in which tier a refused block lies
+
+    @property
+    def members(self) -> int:
+        """Both numbers, as a bit set."""
+        return 1 << self.member | (1 << self.pool_member if self.pool_member is not None else 0)
 
 
 class HashTrie:
@@ -69,6 +91,8 @@ class HashTrie:
         self._predictions = Predictions(max_predicted_blocks)
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._members = Members()
+        self._pool_owners: dict[int, ReplicaId] = {}  # second number -> whose
+        self._pool_members = 0  # these, as a bit set
         # Members that have left: waiting for a sweep, being swept (segments below the cursor are yet to be
         # visited), swept but perhaps predicted still.
         self._waiting = 0
@@ -100,7 +124,10 @@ class HashTrie:
             return
         self._latest = None
         self._members.remove(replica.member)
-        self._waiting |= 1 << replica.member
+        self._waiting |= replica.members
+        if replica.pool_member is not None:
+            del self._pool_owners[replica.pool_member]
+            self._pool_members ^= 1 << replica.pool_member
         self._predictions.forget(replica.member)
         self._sweep(SWEEP_AT_ONCE)
 
@@ -115,29 +142,81 @@ class HashTrie:
         successor.replica_id = replica_id
         self._replicas[replica_id] = successor
         self._members.rename(successor.member, replica_id)
+        if successor.pool_member is not None:
+            self._pool_owners[successor.pool_member] = replica_id
 
     # --- exact entries ------------------------------------------------------------------------
 
     def store(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
-        """The replica has cached these blocks. Known ones are ignored; predictions they complete end.
+        """The replica has these blocks in its pool. Known ones are ignored; predictions they complete end.
 
         O(hints): a thousand in less than half a millisecond.
         """
         replica = self._replicas[replica_id]
-        self._latest = None
         hints = _sequence(hints)
+        self._hold(replica, hints)
+        if replica.pool_member is not None:
+            self._pool(replica, hints)
+        self._complete(replica.member, hints)
+        self._sweep(SWEEP_PER_CALL)
+
+    def host(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
+        """The replica has these blocks in host memory and not in its pool. O(hints), and the first time
+        O(blocks) to tell the two apart."""
+        replica = self._replicas[replica_id]
+        hints = _sequence(hints)
+        if not hints:
+            return
+        if replica.pool_member is None:
+            self._tell_apart(replica)
+        assert replica.pool_member is not None
+        self._hold(replica, hints)
+        self._unpool(replica, hints)
+        self._sweep(SWEEP_PER_CALL)
+
+    def _hold(self, replica: _Replica, hints: Sequence[HashHint]) -> None:
+        """It has these, wherever."""
+        self._latest = None
         added, refused = self._table.add(hints, replica.member)
         replica.count += added.num_hints + refused.num_hints
         replica.xor ^= added.xor ^ refused.xor
         replica.num_refused += refused.num_hints
-        self._complete(replica.member, hints)
-        self._sweep(SWEEP_PER_CALL)
+
+    def _tell_apart(self, replica: _Replica) -> None:
+        """Give it a number for its pool, where everything that it holds lies until now."""
+        member = self._members.add_unnamed()
+        replica.pool_member, replica.pool_digest = member, Digest(replica.count, replica.xor)
+        self._pool_owners[member] = replica.replica_id
+        self._pool_members |= 1 << member
+        replica.is_sure = not replica.num_refused
+        self._table.add(self._table.hints_of(replica.member), member)
+
+    def _pool(self, replica: _Replica, hints: Sequence[HashHint]) -> None:
+        """These, which it holds, lie in its pool now."""
+        assert replica.pool_member is not None
+        if replica.num_refused:
+            replica.is_sure = False
+            hints = [each for each in hints if self._table.get(each) >> replica.member & 1]
+        added, _ = self._table.add(hints, replica.pool_member)
+        old = replica.pool_digest
+        replica.pool_digest = Digest(old.count + added.num_hints, old.xor ^ added.xor)
+
+    def _unpool(self, replica: _Replica, hints: Sequence[HashHint]) -> None:
+        """These lie in its pool no more."""
+        assert replica.pool_member is not None
+        replica.is_sure &= not replica.num_refused
+        gone, _ = self._table.discard(hints, replica.pool_member)
+        old = replica.pool_digest
+        replica.pool_digest = Digest(old.count - gone.num_hints, old.xor ^ gone.xor)
 
     def remove(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
         """The replica has evicted these blocks. Unknown ones are ignored. O(hints)."""
         replica = self._replicas[replica_id]
         self._latest = None
-        gone, unknown = self._table.discard(_sequence(hints), replica.member)
+        hints = _sequence(hints)
+        if replica.pool_member is not None:
+            self._unpool(replica, hints)
+        gone, unknown = self._table.discard(hints, replica.member)
         replica.count -= gone.num_hints
         replica.xor ^= gone.xor
         if replica.num_refused:  # then what is not here was refused
@@ -146,8 +225,12 @@ class HashTrie:
             replica.num_refused = max(0, replica.num_refused - unknown.num_hints)
         self._sweep(SWEEP_PER_CALL)
 
-    def replace(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
-        """The replica's cache holds these blocks and no others (a snapshot). Predictions stay.
+    def replace(
+        self, replica_id: ReplicaId, hints: Iterable[HashHint], hosted: Sequence[HashHint] = ()
+    ) -> None:
+        """The replica holds these blocks and no others (a snapshot). Predictions stay.
+
+        hosted: of these, those that are in host memory and not in its pool.
 
         O(blocks) if the replica has entries, else O(hints): about 5 ms for a million blocks.
         """
@@ -161,6 +244,11 @@ class HashTrie:
         _, refused = self._table.add(hints, replica.member)
         digest = digest_of(hints)
         replica.count, replica.xor, replica.num_refused = digest.count, digest.xor, refused.num_hints
+        if replica.pool_member is not None:
+            self._table.discard(self._table.hints_of(replica.pool_member), replica.pool_member)
+            replica.pool_digest, replica.is_sure = Digest(), True
+            self._pool(replica, hints)
+        self.host(replica_id, hosted)
         self._complete(replica.member, hints)
 
     # --- predicted entries --------------------------------------------------------------------
@@ -205,16 +293,41 @@ class HashTrie:
         parting, num_new = self._partings.get(beginning, (0, 0))
         new_at = len(hints) - num_new
         guesses = (parting - 1, parting, new_at - 1, new_at, new_at - num_new)
-        groups = self._table.depths(hints, self._members.live, guesses)
+        groups = self._table.depths(hints, self._members.live | self._pool_members, guesses)
         self._latest = hints, groups
         if groups:
             if len(self._partings) >= MAX_PARTINGS:
                 self._partings.clear()
             self._partings[beginning] = groups[0][0], len(hints) - groups[-1][0]
+        if self._pool_members:
+            groups = _among(groups, self._members.live)
         predicted = self._predictions.match(hints, self._members.live)
         if predicted:
             groups = sorted(groups + _deeper(predicted, groups))
         return self._members.depths(groups)
+
+    def match_pools(self, hints: Sequence[HashHint]) -> dict[ReplicaId, int]:
+        """Of each replica that has told of host memory, the leading blocks that lie in its pool, or will as
+        predicted; 0 for none. What `match` finds beyond that has to be copied back.
+
+        O(1) while there is none; else O(those replicas) right after these hints were matched.
+        """
+        if not self._pool_members or not hints:
+            return {}
+        if self._latest is None or self._latest[0] is not hints:
+            self.match(hints)
+        assert self._latest is not None
+        found = dict.fromkeys(self._pool_owners.values(), 0)
+        for depth, members in _among(self._latest[1], self._pool_members):
+            for member in numbers(members):
+                found[self._pool_owners[member]] = depth
+        owners = 0
+        for replica_id in found:
+            owners |= 1 << self._replicas[replica_id].member
+        for depth, members in self._predictions.match(hints, owners):
+            for replica_id in self._members.names(members):
+                found[replica_id] = max(found[replica_id], depth)
+        return found
 
     def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
         """Leading blocks that the replica itself has said it holds, predictions left out.
@@ -234,6 +347,15 @@ class HashTrie:
         """Of what the replica has announced, to compare with what it says of its cache. O(1)."""
         replica = self._replicas[replica_id]
         return Digest(replica.count, replica.xor)
+
+    def host_digest(self, replica_id: ReplicaId) -> Digest | None:
+        """Of what the replica has told to be in host memory alone; None: the index had no room for some
+        blocks, and cannot tell. O(1)."""
+        replica = self._replicas[replica_id]
+        if replica.pool_member is None:
+            return Digest()
+        pool = replica.pool_digest
+        return Digest(replica.count - pool.count, replica.xor ^ pool.xor) if replica.is_sure else None
 
     def num_blocks(self, replica_id: ReplicaId) -> int:
         """Exact entries of one replica. O(1)."""
@@ -339,6 +461,11 @@ def _deeper(predicted: list[tuple[int, int]], exact: list[tuple[int, int]]) -> l
         if members:
             found.append((depth, members))
     return found
+
+
+def _among(groups: list[tuple[int, int]], wanted: int) -> list[tuple[int, int]]:
+    """Of (depth, members) groups, those of some members."""
+    return [(depth, members & wanted) for depth, members in groups if members & wanted]
 
 
 def _sequence(hints: Iterable[HashHint]) -> Sequence[HashHint]:

@@ -32,14 +32,19 @@ class Members:
 
     def add(self, replica_id: ReplicaId) -> int:
         """A number for it."""
+        member = self.add_unnamed()
+        self._names[member] = replica_id
+        self.live |= 1 << member
+        self._forget_names()
+        return member
+
+    def add_unnamed(self) -> int:
+        """A number that is no replica's, and not among the live ones."""
         if not self._free:
             self._free.append(self.num_numbers)
             self.num_numbers += 1
         member = min(self._free)  # low ones first, so that the high ones can be withdrawn
         self._free.remove(member)
-        self._names[member] = replica_id
-        self.live |= 1 << member
-        self._forget_names()
         return member
 
     def remove(self, member: int) -> None:

@@ -94,10 +94,12 @@ class PrefixIndex:
         """
         if replica_id in self._followed:
             if isinstance(events, Snapshot):
-                self._exact.replace(replica_id, events.hashes)
+                self._exact.replace(replica_id, events.hashes, events.hosted)
             else:
                 self._exact.remove(replica_id, events.removed)
+                self._exact.host(replica_id, events.hosted)
                 self._exact.store(replica_id, events.stored)
+                self._check_host(replica_id, events.host_digest)
         return self.digest(replica_id)
 
     def apply_in_slices(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, None]:
@@ -110,6 +112,13 @@ class PrefixIndex:
         self.remove_replica(replica_id)
         self.add_replica(replica_id, info)
 
+    def _check_host(self, replica_id: ReplicaId, told: Digest) -> None:
+        """Of a replica whose tiers have drifted nothing is known: its digest is then another than it told."""
+        known = self._exact.host_digest(replica_id)
+        if known is not None and known != told:
+            self._exact.remove_replica(replica_id)
+            self._exact.add_replica(replica_id)
+
     # --- questions ----------------------------------------------------------------------------
 
     def match(self, hints: Sequence[HashHint]) -> dict[ReplicaId, int]:
@@ -121,6 +130,10 @@ class PrefixIndex:
         if self._approximate.num_replicas:
             held.update(self._approximate.match(hints))
         return held
+
+    def match_pools(self, hints: Sequence[HashHint]) -> dict[ReplicaId, int]:
+        """Of each replica with host memory, the leading blocks that need no copying. See `HashTrie`."""
+        return self._exact.match_pools(hints)
 
     def num_exact(self, replica_id: ReplicaId, hints: Sequence[HashHint]) -> int:
         """Leading blocks that the replica itself has said it holds; 0 for one that tells nothing."""

@@ -11,10 +11,10 @@ Knows the index; knows neither sockets nor event loops: whoever steps the genera
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 from cache.events import Snapshot
-from cache.types import HashHint, ReplicaId
+from cache.types import ReplicaId
 from router.index.hash_trie import HashTrie
 
 SLICE_BLOCKS = 512  # about a quarter of a millisecond of the event loop, two where the table grows
@@ -32,20 +32,25 @@ def replace_in_slices(
     """
     is_small = len(snapshot.hashes) <= SLICE_BLOCKS
     if not trie.num_blocks(replica_id):
-        yield from _store(trie, replica_id, snapshot.hashes)
+        yield from _store(trie, replica_id, snapshot)
     elif is_small and trie.num_entries <= SMALL_INDEX_BLOCKS:
-        trie.replace(replica_id, snapshot.hashes)  # predictions stay
+        trie.replace(replica_id, snapshot.hashes, snapshot.hosted)  # predictions stay
     else:
         aside = ReplicaId(f"{replica_id}, snapshot {next(_numbers)}")
         trie.add_replica(aside)
         try:
-            yield from _store(trie, aside, snapshot.hashes)
+            yield from _store(trie, aside, snapshot)
             trie.succeed(aside, replica_id)
         finally:
             trie.remove_replica(aside)
 
 
-def _store(trie: HashTrie, replica_id: ReplicaId, hashes: Sequence[HashHint]) -> Generator[None, None, None]:
+def _store(trie: HashTrie, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, None]:
+    hashes, hosted = snapshot.hashes, snapshot.hosted
     for start in range(0, len(hashes), SLICE_BLOCKS):
         trie.store(replica_id, hashes[start : start + SLICE_BLOCKS])
+        yield
+    # Children first: what is left in the pool is closed under parents after each slice.
+    for end in range(len(hosted), 0, -SLICE_BLOCKS):
+        trie.host(replica_id, hosted[max(0, end - SLICE_BLOCKS) : end])
         yield

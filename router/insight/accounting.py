@@ -41,7 +41,8 @@ class UncachedReason(StrEnum):
     """Why a prompt token had to be computed."""
 
     COLD = "cold"  # nobody is known to have computed it
-    EVICTED = "evicted"  # held once, by nobody now
+    # Held once, by nobody now; or in host memory alone, from where copying would have taken longer.
+    EVICTED = "evicted"
     ELSEWHERE = "elsewhere"  # another replica holds it and did not get the request
     STALE = "stale_index"  # expected in this replica's cache, and not there
     OTHER_SALT = "other_salt"  # computed under another salt or adapter only
@@ -180,8 +181,8 @@ class Accounting(SilentObserver):
         self._open.pop(request_id, None)
 
     def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
-        if isinstance(events, EventBatch) and events.removed:
-            self._held.record(as_words(events.removed))
+        if isinstance(events, EventBatch) and (gone := (*events.removed, *events.hosted)):
+            self._held.record(as_words(gone))
 
     # --- one request --------------------------------------------------------------------------
 

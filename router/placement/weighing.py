@@ -25,6 +25,7 @@ from router.policies import Policy, PolicyRequest
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import prefill_s
 from router.pricing.fleet_load import FleetLoad
+from router.pricing.host_copies import with_copies
 from router.pricing.replica_load import ReplicaState
 from router.pricing.waiting import level_s, start_s
 
@@ -81,6 +82,8 @@ class Weighing:
         states = _behind(self._admissible(query, now), ahead, now)
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
+        if pools := self._index.match_pools(hints):
+            states, cached = with_copies(states, cached, pools, block_size=self._block_size, now=now)
         is_settling = self._inheritance.is_open(now)
         shape = self._shaper.shape(
             hints,

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from cache.block_hash import BlockHasher
 from cache.fingerprint import Fingerprint, HashAlgorithm
-from cache.kv_cache_manager import BlockEventSink
+from cache.host_tier import TierEventSink
 from cache.messages import GenerateRequest, PinLease, SamplingParams
 from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig, SimConfig
@@ -80,7 +80,7 @@ def sim_core(
     *,
     clock: VirtualClock | None = None,
     decoder: TokenDecoder | None = None,
-    sink: BlockEventSink | None = None,
+    sink: TierEventSink | None = None,
     runner: SimRunner | None = None,
     sim: SimConfig | None = None,
     eos_token_ids: frozenset[int] = frozenset(),
@@ -90,7 +90,11 @@ def sim_core(
     clock = clock or VirtualClock()
     config = sim_config(num_blocks, sim=sim, **settings)
     runner = runner or SimRunner(
-        config.sim, block_size=config.block_size, sleep=clock.sleep, eos_token_ids=eos_token_ids
+        config.sim,
+        block_size=config.block_size,
+        sleep=clock.sleep,
+        eos_token_ids=eos_token_ids,
+        host_cache_gib=config.host_cache_gib,
     )
     hasher = BlockHasher(fingerprint(config.block_size))
     return EngineCore(runner, config, hasher, decoder=decoder, sink=sink, clock=clock)

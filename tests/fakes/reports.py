@@ -16,6 +16,8 @@ def an_engine_report(**changes: Any) -> EngineReport:
         *("pinned_blocks", "max_pinned_blocks"),
         *("preemptions", "steps", "failed_steps", "computed_tokens"),
         *("decode_tokens", "mixed_steps", "cut_steps", "out_of_memory_steps", "step_budget"),
+        *("host_blocks", "max_host_blocks", "swapped_blocks", "swapped"),
+        *("host_hits", "host_declined", "host_saves", "host_loads"),
         *("compiled_structures", "refused_structures"),
     )
     fields: dict[str, Any] = {

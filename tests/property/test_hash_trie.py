@@ -41,6 +41,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.trie = HashTrie()
         self.now = 0.0
         self.exact: dict[ReplicaId, set[HashHint]] = {}
+        self.hosted: dict[ReplicaId, set[HashHint]] = {}  # of those, in host memory alone
         self.children: dict[HashHint, set[HashHint]] = {}
         self.predictions: dict[ReplicaId, dict[HashHint, tuple[list[HashHint], float]]] = {}
         self.asked: list[list[HashHint]] = []
@@ -49,6 +50,7 @@ class IndexMachine(RuleBasedStateMachine):
     def join(self, replica: ReplicaId) -> None:
         self.trie.add_replica(replica)
         self.exact.setdefault(replica, set())
+        self.hosted.setdefault(replica, set())
         self.predictions.setdefault(replica, {})
 
     @precondition(lambda self: self.exact)
@@ -56,7 +58,7 @@ class IndexMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         replica = data.draw(st.sampled_from(sorted(self.exact)))
         self.trie.remove_replica(replica)
-        del self.exact[replica], self.predictions[replica]
+        del self.exact[replica], self.hosted[replica], self.predictions[replica]
 
     @precondition(lambda self: self.exact)
     @rule(data=st.data(), path=PATHS, backwards=st.booleans())
@@ -66,7 +68,18 @@ class IndexMachine(RuleBasedStateMachine):
         hints = self._learn(path)
         self.trie.store(replica, reversed(hints) if backwards else hints)
         self.exact[replica].update(hints)
+        self.hosted[replica] -= set(hints)
         self._confirm(replica)
+
+    @precondition(lambda self: any(self.exact.values()))
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def demote(self, data: st.DataObject, share: float) -> None:
+        """A batch says that a block and all behind it are in host memory, some of them again."""
+        replica = data.draw(st.sampled_from(sorted(r for r in self.exact if self.exact[r])))
+        held = sorted(self.exact[replica])
+        moved = self._with_descendants(held[int(share * (len(held) - 1))]) & self.exact[replica]
+        self.trie.host(replica, data.draw(st.permutations(sorted(moved))))
+        self.hosted[replica] |= moved
 
     @precondition(lambda self: any(self.exact.values()))
     @rule(data=st.data(), share=st.floats(0, 1))
@@ -78,14 +91,19 @@ class IndexMachine(RuleBasedStateMachine):
         self.trie.remove(replica, data.draw(st.permutations(sorted(gone))))
         self.trie.remove(replica, [HashHint(12345)])  # never stored: ignored
         self.exact[replica] -= gone
+        self.hosted[replica] -= gone
 
     @precondition(lambda self: self.exact)
     @rule(data=st.data(), paths=st.lists(PATHS, max_size=4))
     def snapshot(self, data: st.DataObject, paths: list[tuple[int, ...]]) -> None:
         replica = data.draw(st.sampled_from(sorted(self.exact)))
         hashes = {hint for path in paths for hint in self._learn(path)}
-        self.trie.replace(replica, hashes)
-        self.exact[replica] = hashes
+        cut = data.draw(st.sampled_from(sorted(hashes))) if hashes else None
+        hosted = (
+            self._with_descendants(cut) & hashes if cut is not None and data.draw(st.booleans()) else set()
+        )
+        self.trie.replace(replica, hashes, sorted(hosted))
+        self.exact[replica], self.hosted[replica] = hashes, hosted
         self._confirm(replica)
 
     @precondition(lambda self: self.exact)
@@ -114,6 +132,21 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.trie.match(hints) == self._walk(hints)
             for replica in self.exact:
                 assert self.trie.num_exact(replica, hints) == self._depth(self.exact[replica], hints)
+
+    @invariant()
+    def what_lies_in_pools_is_found_too(self) -> None:
+        for hints in self.asked:
+            found = self.trie.match_pools(hints)
+            for replica, hosted in self.hosted.items():
+                assert self.trie.host_digest(replica) == digest_of(hosted)
+                in_pool = self._depth(self.exact[replica] - hosted, hints)
+                predicted = [
+                    self._depth(set(chain), hints) for chain, _ in self.predictions[replica].values()
+                ]
+                if replica in found:
+                    assert found[replica] == max([in_pool, *predicted])
+                else:
+                    assert not hosted
 
     @invariant()
     def digests_and_sizes_are_exact(self) -> None:

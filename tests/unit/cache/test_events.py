@@ -38,19 +38,19 @@ def hints(*names: int) -> tuple[HashHint, ...]:
 
 def a_batch(**changes: Any) -> EventBatch:
     fields: dict[str, Any] = {
-        "version": 3, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
+        "version": 4, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
         "digest": Digest(2, 1), "load": LOAD,
     }  # fmt: skip
     return EventBatch(**{**fields, **changes})
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
-    fields: dict[str, Any] = {"version": 3, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
+    fields: dict[str, Any] = {"version": 4, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
     return Snapshot(**{**fields, **changes})
 
 
 def an_update(**changes: Any) -> LoadUpdate:
-    fields: dict[str, Any] = {"version": 3, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
+    fields: dict[str, Any] = {"version": 4, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
     return LoadUpdate(**{**fields, **changes})
 
 
@@ -77,8 +77,8 @@ def spoilt(wire: bytes, spoil: Callable[[dict[str, Any]], object]) -> bytes:
         (lambda value: value.update(stored=[7, 7]), "listed twice"),
         (lambda value: value.update(removed=[7, 7]), "listed twice"),
         (lambda value: value.update(sent_s=math.inf), "sent_s is not finite"),
-        (lambda value: value.update(version=4), "event batch of format version 4, not 3"),
-        (lambda value: value.update(version=4, news=[]), "event batch of format version 4, not 3"),
+        (lambda value: value.update(version=3), "event batch of format version 3, not 4"),
+        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 4"),
         (lambda value: value.update(type="snapshot"), "type"),
     ],
 )
@@ -92,22 +92,26 @@ def test_a_malformed_batch_is_refused_by_name(spoil: Callable[[dict[str, Any]], 
     [
         (lambda value: value.update(digest=[3, 1]), "malformed snapshot: 16 bytes for 3 hashes"),
         (lambda value: value.pop("digest"), "digest"),
-        (lambda value: value.update(version=0), "snapshot of format version 0, not 3"),
+        (lambda value: value.update(version=0), "snapshot of format version 0, not 4"),
         (lambda value: value["load"].update(admitted=["r"] * 65_537), "admitted"),
     ],
 )
 def test_a_malformed_snapshot_is_refused_by_name(
     spoil: Callable[[dict[str, Any]], object], named: str
 ) -> None:
-    head, hashes = encode_snapshot(a_snapshot())
+    head, hashes, hosted = encode_snapshot(a_snapshot())
     with pytest.raises(WireError, match=named):
-        decode_snapshot([spoilt(head, spoil), hashes])
+        decode_snapshot([spoilt(head, spoil), hashes, hosted])
 
 
-def test_a_snapshot_is_two_frames_of_whole_hashes() -> None:
-    head, hashes = encode_snapshot(a_snapshot())
+def test_a_snapshot_is_three_frames_of_whole_hashes() -> None:
+    head, hashes, hosted = encode_snapshot(a_snapshot(hosted=hints(5)))
+    assert hosted == (5).to_bytes(8, "little")
     assert hashes == (4).to_bytes(8, "little") + (5).to_bytes(8, "little")
-    for frames in ([], [head], [head, hashes, b""], [head, hashes[:-1]], [head, hashes + bytes(8)]):
+    for frames in (
+        *([], [head], [head, hashes], [head, hashes, b""], [head, hashes, hosted, b""]),
+        *([head, hashes[:-1], hosted], [head, hashes + bytes(8), hosted], [head, hashes, hosted + bytes(8)]),
+    ):
         with pytest.raises(WireError, match="snapshot"):
             decode_snapshot(frames)
 
@@ -117,7 +121,7 @@ def test_a_snapshot_is_two_frames_of_whole_hashes() -> None:
     [
         (lambda value: value.update(number=-1), r"\$\.number"),
         (lambda value: value.update(stored=[]), "stored"),
-        (lambda value: value.update(version=4), "load update of format version 4, not 3"),
+        (lambda value: value.update(version=3), "load update of format version 3, not 4"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
     ],
 )
@@ -194,7 +198,7 @@ def test_batches_are_net_and_numbered() -> None:
         log.stored(a_hash(name))
     log.removed(a_hash(3))
     first = log.flush(LOAD)
-    assert first == EventBatch(3, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
+    assert first == EventBatch(4, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
     log.removed(a_hash(2))
     log.stored(a_hash(2))
     assert not log.has_changes
@@ -208,11 +212,11 @@ def test_batches_are_net_and_numbered() -> None:
 def test_a_snapshot_shows_what_was_flushed() -> None:
     log = EventLog(epoch=9)
     log.stored(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(3, 9, 0, array("Q"), LOAD, Digest())
+    assert log.snapshot(LOAD) == Snapshot(4, 9, 0, array("Q"), LOAD, Digest(), array("Q"))
     log.flush(LOAD)
     log.stored(a_hash(2))
     log.removed(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(3, 9, 1, array("Q", [1]), LOAD, Digest(1, 1))
+    assert log.snapshot(LOAD) == Snapshot(4, 9, 1, array("Q", [1]), LOAD, Digest(1, 1), array("Q"))
     batch = log.flush(LOAD)
     assert (batch.stored, batch.removed) == (hints(2), hints(1))
 

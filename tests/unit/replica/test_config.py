@@ -9,7 +9,7 @@ import pytest
 
 from cache.errors import ConfigError
 from replica import config
-from replica.config import BLOCK_SIZES, ReplicaConfig, SimConfig
+from replica.config import BLOCK_SIZES, ReplicaConfig, SimConfig, num_host_blocks
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,16 @@ def test_left_to_choose_it_is_any_backends_block_size(monkeypatch: pytest.Monkey
 def test_config_survives_pickling() -> None:
     config = ReplicaConfig(runner="simulated", num_blocks=9)
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_swapping_needs_host_memory() -> None:
+    with pytest.raises(ConfigError, match="preemption = 'swap': needs host memory: set host_cache_gib"):
+        ReplicaConfig(preemption="swap")
+    assert ReplicaConfig(preemption="swap", host_cache_gib=1.0).host_cache_gib == 1.0
+
+
+def test_host_memory_holds_whole_blocks() -> None:
+    assert num_host_blocks(0.0, 1 << 20) == 0
+    assert num_host_blocks(1.0, 3 << 20) == 341
+    with pytest.raises(ConfigError, match="must hold a block, 1048576 bytes, or be 0"):
+        num_host_blocks(1e-6, 1 << 20)

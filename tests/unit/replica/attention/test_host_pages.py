@@ -1,0 +1,56 @@
+"""Blocks' bytes come back from host memory as they went, whatever the layers' shapes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from cache.host_tier import BlockMoves
+from replica.attention import host_pages
+from replica.attention.host_pages import HostPages
+from replica.attention.kv_pages import KVPages
+
+NUM_BLOCKS, NUM_SLOTS = 6, 4
+
+
+def layer(*shape: int) -> Any:
+    keys = torch.randn(NUM_BLOCKS, *shape)
+    return SimpleNamespace(keys=keys, values=torch.randn(NUM_BLOCKS, *shape[:-1], shape[-1] + 1))
+
+
+@pytest.mark.parametrize("staging_bytes", [1, 1 << 20])
+def test_what_was_saved_is_what_is_loaded(staging_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces of one row, and all at once; into blocks that were overwritten in between."""
+    monkeypatch.setattr(host_pages, "STAGING_BYTES", staging_bytes)
+    layers = [layer(4, 2, 8), layer(4, 1, 3)]
+    before = [(each.keys.clone(), each.values.clone()) for each in layers]
+    pages = HostPages(cast("KVPages", SimpleNamespace(layers=lambda: layers)), NUM_SLOTS)
+    [saved] = pages.copy(BlockMoves(saves=((5, 0), (1, 3), (2, 1))))
+    assert (saved.is_load, saved.num_blocks) == (False, 3)
+    for each in layers:
+        each.keys.zero_()
+        each.values.zero_()
+    [loaded] = pages.copy(BlockMoves(loads=((3, 0), (0, 4))))
+    assert (loaded.is_load, loaded.num_blocks) == (True, 2)
+    for each, (keys, values) in zip(layers, before, strict=True):
+        for now, then in ((each.keys, keys), (each.values, values)):
+            assert torch.equal(now[0], then[1])
+            assert torch.equal(now[4], then[5])
+            assert not now[[1, 2, 3, 5]].any(), "a block that nobody asked for"
+
+
+def test_a_slot_that_is_saved_and_loaded_at_once_is_saved_first() -> None:
+    layers = [layer(4, 2, 8)]
+    wanted = layers[0].keys[3].clone()
+    pages = HostPages(cast("KVPages", SimpleNamespace(layers=lambda: layers)), NUM_SLOTS)
+    pages.copy(BlockMoves(saves=((3, 2),), loads=((2, 0),)))
+    assert torch.equal(layers[0].keys[0], wanted)
+
+
+def test_nothing_is_left_after_closing() -> None:
+    pages = HostPages(cast("KVPages", SimpleNamespace(layers=lambda: [layer(4, 2, 8)])), NUM_SLOTS)
+    pages.close()
+    pages.close()

@@ -1,0 +1,86 @@
+"""Blocks in a replica's host memory: told apart from its pool, and priced by what copying them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from cache.block_hash import hints as to_hints
+from cache.events import FORMAT_VERSION, Digest, EventBatch, digest_of
+from cache.types import BlockHash, ReplicaId
+from router.placement.routing import RouteReason
+from tests.fakes.router import BLOCK_SIZE, chain, load, query, replica_id
+from tests.fakes.routing import RoutingBench
+
+A, B = replica_id(0), replica_id(1)
+QUICK_S, SLOW_S = 1e-6, 10.0  # to copy a block: next to nothing, and longer than any prefill here
+
+
+def tell(
+    bench: RoutingBench,
+    replica: ReplicaId,
+    hosted: Sequence[BlockHash],
+    copy_block_s: float | None,
+    host_digest: Digest | None = None,
+) -> Digest | None:
+    names = tuple(to_hints(hosted))
+    bench.seq += 1
+    said = load(copy_block_s=copy_block_s)
+    digest = digest_of(names)
+    return bench.routing.on_events(
+        replica,
+        EventBatch(FORMAT_VERSION, 1, bench.seq, (), (), digest, said, 0.0, names, host_digest or digest),
+    )
+
+
+@pytest.fixture
+def bench() -> RoutingBench:
+    return RoutingBench()
+
+
+@pytest.mark.parametrize("copy_block_s", [QUICK_S, None])
+def test_a_hit_in_host_memory_is_a_hit(bench: RoutingBench, copy_block_s: float | None) -> None:
+    """Who has not measured its copies yet copies whatever it finds."""
+    tell(bench, B, chain("q", 8), copy_block_s)
+    placement = bench.routing.choose(query("q"))
+    assert (placement.replica_id, placement.overlap_blocks) == (B, 8)
+    assert placement.reason is RouteReason.PREFIX
+
+
+def test_what_is_cheaper_to_compute_does_not_count(bench: RoutingBench) -> None:
+    tell(bench, B, chain("q", 8), SLOW_S)
+    bench.routing.choose(query("q"))
+    [record] = bench.routing.records()
+    assert all(ranked.candidate.cached_tokens == 0 for ranked in record.ranked)
+
+
+def test_the_pool_is_nearer_than_host_memory(bench: RoutingBench) -> None:
+    """Copying is work before the request: of two that hold a prompt, the one that need not copy it."""
+    prompt = chain("q", 8)
+    for hosting, other in ((A, B), (B, A)):
+        bench = RoutingBench()
+        tell(bench, hosting, prompt, 1e-4)
+        bench.say(other, stored=prompt)
+        placement = bench.routing.choose(query("q"))
+        assert placement.replica_id == other
+        [record] = bench.routing.records()
+        assert [ranked.candidate.cached_tokens for ranked in record.ranked] == [8 * BLOCK_SIZE] * 2
+
+
+def test_only_what_lies_behind_the_pool_is_copied(bench: RoutingBench) -> None:
+    prompt = chain("q", 8)
+    bench.say(B, stored=prompt)
+    tell(bench, B, prompt[6:], SLOW_S, digest_of(to_hints(prompt[6:])))
+    bench.routing.choose(query("q"))
+    [record] = bench.routing.records()
+    held = {ranked.candidate.replica_id: ranked.candidate.cached_tokens for ranked in record.ranked}
+    assert held == {A: 0, B: 6 * BLOCK_SIZE}
+
+
+def test_tiers_that_have_drifted_are_not_believed(bench: RoutingBench) -> None:
+    """The digest that is answered differs from what was told, so that a snapshot is fetched."""
+    told = digest_of(to_hints(chain("q", 8)))
+    assert tell(bench, B, chain("q", 8), QUICK_S) == told
+    assert tell(bench, B, (), QUICK_S, Digest(3, 1)) != told
+    assert bench.routing.choose(query("q")).reason is RouteReason.COLD
