@@ -47,7 +47,7 @@ def load(folder: Path, recorder: Any = None) -> ModelRunner:
         model = model_runner.load_model(resolved, torch.device("cpu"), torch.float32)
         runner = ModelRunner.over(model, config, "family", max_model_len=256, recorder=recorder)
     for module in runner._pages._modules:
-        # Replayed steps zero no block they open, and the fake's gather reads what it masks: let that be finite.
+        # Replayed steps zero no block they open, and the fake's gather reads what it masks.
         pages = module.__dict__[ATTRIBUTE]
         pages.keys.zero_()
         pages.values.zero_()
