@@ -105,7 +105,7 @@ clean: ## remove the environments and every cache
 	  fi; \
 	done; \
 	echo "Warmpath needs Python 3.11, 3.12 or 3.13 with venv (on Debian: apt install python3-venv)." >&2; \
-	echo "Found: $$(python3 --version 2>&1 || echo 'no python3')." >&2; exit 1
+	echo "Found: $$({ command -v python3 >/dev/null && python3 --version 2>&1; } || echo 'no python3')." >&2; exit 1
 
 # One stamp per set of packages: a second start installs nothing.
 .venv/serve.installed: pyproject.toml constraints.txt | .venv/bin/python

@@ -5,6 +5,7 @@ Knows processes and `/health`; imports neither Ray nor the deployment's code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -92,10 +93,11 @@ class Deployment:
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.send_signal(signal.SIGINT)
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(STOP_LIMIT_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(self._process.pid, signal.SIGKILL)  # its own group, made at its start
+            # Its own group, made at its start: what a launcher that died or hangs has left there.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 

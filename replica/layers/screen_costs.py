@@ -9,13 +9,17 @@ Knows seconds and rows; knows neither weights nor requests.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 # Measured at: the fewest rows there are, and what a busy replica decodes in a step.
 FEW_ROWS, MANY_ROWS = 1, 32
-REPEATS = 3
+# Turns of all that is compared: small layers, whose calls the clock barely tells apart, get more of them.
+FEWEST_TURNS, MOST_TURNS, ENOUGH_S = 3, 20, 0.5
+
+Clock = Callable[[], float]
 
 # Newest step's weight in the share of rows handed back; and what is left of that share after a step that
 # did not screen: a screen that was left alone is tried again after some hundreds of steps.
@@ -67,18 +71,29 @@ class ScreenCosts:
         self._handed_back *= _FORGETTING
 
 
-def measure(product: Callable[[int], object], clock: Callable[[], float] = time.perf_counter) -> ProductCost:
-    """The line through the best of a few calls with few rows and with many. product: given its rows."""
-    few_s, many_s = (_shortest_s(product, rows, clock) for rows in (FEW_ROWS, MANY_ROWS))
+def compare(*products: Callable[[int], object], clock: Clock = time.process_time) -> list[ProductCost]:
+    """Of each product (called with its rows), the line through the shortest of its calls with few rows and
+    with many.
+
+    The choice is for the life of the process, and the machine may be busy while a replica starts. So waiting
+    for a core is not counted (CPU time; a kernel's threads wait for each other awake, in both ways alike),
+    and the products take turns: a slow spell counts only if it lasts through all of them, and then for all.
+    """
+    shortest_s = [{FEW_ROWS: math.inf, MANY_ROWS: math.inf} for _ in products]
+    for product in products:
+        for rows in (FEW_ROWS, MANY_ROWS):
+            product(rows)  # the first call of a shape compiles its kernel
+    began_s, turns = clock(), 0
+    while turns < FEWEST_TURNS or (turns < MOST_TURNS and clock() - began_s < ENOUGH_S):
+        for product, best_s in zip(products, shortest_s, strict=True):
+            for rows in (FEW_ROWS, MANY_ROWS):
+                called_s = clock()
+                product(rows)
+                best_s[rows] = min(best_s[rows], clock() - called_s)
+        turns += 1
+    return [_line(best_s[FEW_ROWS], best_s[MANY_ROWS]) for best_s in shortest_s]
+
+
+def _line(few_s: float, many_s: float) -> ProductCost:
     per_row_s = max(0.0, (many_s - few_s) / (MANY_ROWS - FEW_ROWS))
     return ProductCost(max(0.0, few_s - FEW_ROWS * per_row_s), per_row_s)
-
-
-def _shortest_s(product: Callable[[int], object], rows: int, clock: Callable[[], float]) -> float:
-    product(rows)  # the first call of a shape compiles its kernel
-    times = []
-    for _ in range(REPEATS):
-        began_s = clock()
-        product(rows)
-        times.append(clock() - began_s)
-    return min(times)

@@ -26,7 +26,7 @@ from torch import nn
 from replica.layers.coarse_product import MakeProduct, find_bfloat16, find_int8
 from replica.layers.greedy_screen import GreedyScreen, narrowed
 from replica.layers.packed_linear import PackedLinear
-from replica.layers.screen_costs import FEW_ROWS, MANY_ROWS, ScreenCosts, measure
+from replica.layers.screen_costs import FEW_ROWS, MANY_ROWS, ScreenCosts, compare
 
 logger = logging.getLogger(__name__)
 
@@ -250,6 +250,6 @@ def _measured(whole: PackedLinear, screen: GreedyScreen, rows: torch.Tensor) -> 
         return screen.exact(many[:num_rows], screen.contenders(many[:num_rows]))
 
     with torch.inference_mode():
-        of_whole = measure(lambda num_rows: whole(many[None, :num_rows]))
         handed_back = screen.contenders(many).counts.count(0) / MANY_ROWS
-        return ScreenCosts(of_whole, measure(screened), handed_back)
+        of_whole, of_screened = compare(lambda num_rows: whole(many[None, :num_rows]), screened)
+        return ScreenCosts(of_whole, of_screened, handed_back)

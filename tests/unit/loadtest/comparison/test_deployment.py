@@ -1,0 +1,40 @@
+"""Starting a contender and stopping it, with a launcher that only pretends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loadtest.comparison.contender import Changes, of_policies
+from loadtest.comparison.deployment import Deployment
+from loadtest.comparison.errors import DeploymentFailed
+
+ROOT = Path(__file__).parents[4]
+
+
+def is_running(pid: int) -> bool:
+    """A zombie that nobody has asked for is not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_launcher_leaves_behind_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/pid\necho out of luck\nexit 1\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", os.fspath(launcher))
+    (contender,) = of_policies(ROOT / "deploy.yaml", ["round_robin"], Changes())
+    with pytest.raises(DeploymentFailed, match="out of luck"), Deployment(contender):
+        pass
+    left = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 30
+    while is_running(left) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(left)

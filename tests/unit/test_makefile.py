@@ -1,0 +1,58 @@
+"""What `make` says before there is anything to run it with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+
+
+def make_environment(folder: Path, pythons: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`make .venv/bin/python` in a copy of what it reads, with these interpreters and no others."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(PROJECT / name, folder)
+    (commands := folder / "bin").mkdir()
+    for tool in ("make", "sh"):
+        found = shutil.which(tool)
+        assert found, f"{tool} is not installed"
+        (commands / tool).symlink_to(found)
+    for name, script in pythons.items():
+        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
+        (commands / name).chmod(0o755)
+    return subprocess.run(
+        ["make", ".venv/bin/python"],
+        cwd=folder,
+        env={
+            **{key: os.environ[key] for key in ("LANG", "LC_ALL") if key in os.environ},
+            "PATH": str(commands),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_older_python_is_named_beside_what_is_needed(tmp_path: Path) -> None:
+    old = 'case "$1" in --version) echo "Python 3.9.2";; *) exit 1;; esac'
+    made = make_environment(tmp_path, {"python3": old})
+    assert made.returncode != 0
+    assert "Warmpath needs Python 3.11, 3.12 or 3.13 with venv" in made.stderr
+    assert "Found: Python 3.9.2." in made.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_no_python_at_all_is_said(tmp_path: Path) -> None:
+    made = make_environment(tmp_path, {})
+    assert made.returncode != 0
+    assert "Found: no python3." in made.stderr
+
+
+def test_the_first_interpreter_that_serves_is_taken(tmp_path: Path) -> None:
+    makes = 'case "$1" in --version) echo "Python 3.12.1";; -m) echo "made $3" > made;; esac'
+    made = make_environment(tmp_path, {"python3": "exit 1", "python3.12": makes})
+    assert made.returncode == 0, made.stderr
+    assert "Creating .venv with Python 3.12.1" in made.stdout
+    assert (tmp_path / "made").read_text() == "made .venv\n"
