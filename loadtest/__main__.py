@@ -13,7 +13,17 @@ from types import ModuleType
 from rich.console import Console
 
 from loadtest.client.errors import ClientError
-from loadtest.commands import bench_fleet, bench_placement, compare, plan, replay, simulate, sweep, tune
+from loadtest.commands import (
+    bench_fleet,
+    bench_placement,
+    bench_routers,
+    compare,
+    plan,
+    replay,
+    simulate,
+    sweep,
+    tune,
+)
 from loadtest.comparison.errors import BadDeployment, ComparisonError
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
 from loadtest.workloads.errors import WorkloadError
@@ -34,6 +44,7 @@ production and a model's step time instead of a model. See docs/design/008-simul
 COMMANDS: Mapping[str, ModuleType] = {
     "simulate": simulate,
     "bench-placement": bench_placement,
+    "bench-routers": bench_routers,
     "tune": tune,
     "plan": plan,
     "replay": replay,

@@ -1,7 +1,8 @@
-"""Real replicas behind a real router, in real time: what the simulation is held against.
+"""Real replicas behind real routers, in real time: what the simulation is held against.
 
-Each replica is a process (`real_replica.py`); the router is this process: production's `Routing`, listening
-to the replicas' sockets. Requests come by the clock, whatever has become of earlier ones.
+Each replica is a process (`real_replica.py`); the routers are in this process: each production's `Routing`,
+listening to the replicas' sockets by itself, and knowing of the others what the replicas tell. Requests come
+by the clock, whatever has become of earlier ones, to one of the routers at random.
 Knows processes, sockets and time; knows nothing of the simulation's clock.
 """
 
@@ -13,6 +14,7 @@ import random
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -36,7 +38,9 @@ from loadtest.workloads.request import Workload, WorkRequest
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.events.subscriber import SubscriberGroup
-from router.placement.routing import RouteQuery, Routing
+from router.placement.decision import Placement, RouteQuery
+from router.placement.placing import PromptPlacer, make_placer
+from router.placement.routing import Routing
 
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 300.0  # from the last arrival to the last token
@@ -84,15 +88,30 @@ class RealFleet:
         for replica in self._replicas:
             await replica.aclose()
 
-    async def run(self, workload: Workload, *, policy: str, seed: int, salt: str) -> RealRun:
+    async def run(
+        self,
+        workload: Workload,
+        *,
+        policy: str,
+        seed: int,
+        salt: str,
+        binding: str = "at_once",
+        num_routers: int = 1,
+    ) -> RealRun:
         """Send the workload by the clock; until the last token. salt: another one finds no cached block.
 
         Raises FleetFailed if a request ends otherwise than with its last token.
         """
-        router = _Router({replica.replica_id: replica for replica in self._replicas}, policy, seed, salt)
-        async with router:
+        replicas = {replica.replica_id: replica for replica in self._replicas}
+        async with AsyncExitStack() as stack:
+            routers = [
+                await stack.enter_async_context(
+                    _Router(replicas, policy, seed, salt, binding, (rank, num_routers))
+                )
+                for rank in range(num_routers)
+            ]
             await self._steps()  # those of what was before
-            calls = await router.send(workload)
+            calls = await _send(workload, routers, random.Random(f"{seed} routers"))
             steps = await self._steps()
         index = {replica.replica_id: number for number, replica in enumerate(self._replicas)}
         return RealRun(
@@ -207,12 +226,12 @@ class _Call:
         self.cached_tokens = 0
         self.replica_id = ReplicaId("")
         self._routing = routing
-        self._work = work
-        self._due_s = due_s
+        self.work = work
+        self.due_s = due_s
         self._hashes = hashes
 
     def first_token(self, message: FirstToken) -> None:
-        self.ttft_s = time.monotonic() - self._due_s
+        self.ttft_s = time.monotonic() - self.due_s
         self.cached_tokens = message.cached_tokens
         self._routing.first_token(message.request_id, self.replica_id, message.cached_tokens)
 
@@ -220,25 +239,42 @@ class _Call:
         self._routing.finish(
             message.request_id, block_hashes=self._hashes, num_output_tokens=message.num_tokens
         )
-        if message.error or message.num_tokens != self._work.output_tokens:
-            cause = message.error or f"{message.num_tokens} tokens instead of {self._work.output_tokens}"
+        if message.error or message.num_tokens != self.work.output_tokens:
+            cause = message.error or f"{message.num_tokens} tokens instead of {self.work.output_tokens}"
             self.ended.set_exception(FleetFailed(f"request {message.request_id}: {cause}"))
         else:
             self.ended.set_result(None)
 
 
 class _Router:
-    def __init__(self, replicas: Mapping[ReplicaId, _Replica], policy: str, seed: int, salt: str) -> None:
+    def __init__(
+        self,
+        replicas: Mapping[ReplicaId, _Replica],
+        policy: str,
+        seed: int,
+        salt: str,
+        binding: str,
+        place: tuple[int, int],
+    ) -> None:
+        """place: its rank among the routers, and their number."""
         some = next(iter(replicas.values()))
         config = RouterConfig(
-            model_name="tiny", tokenizer="tiny", fingerprint=some.info.fingerprint, policy=policy
+            model_name="tiny",
+            tokenizer="tiny",
+            fingerprint=some.info.fingerprint,
+            policy=policy,
+            binding=binding,
+            max_wait_s=None,  # every request is to be measured
         )
         self._replicas = replicas
-        self._vocab_size = some.vocab_size
+        self.vocab_size = some.vocab_size
         self._salt = salt
         self._hasher = BlockHasher(some.info.fingerprint)
         # The simulated router's draws, so that both worlds draw alike.
-        self._routing = Routing(config, rng=random.Random(f"{seed} router 0"))
+        rng = random.Random(f"{seed} router {place[0]}")
+        self._routing = Routing(config, rng=rng, peers=lambda: place)
+        self._placer = make_placer(config, self._routing, time.monotonic)
+        self._waiting: set[asyncio.Task[None]] = set()
         self._events = SubscriberGroup(self._routing)
         self._routing.watch_membership(self._events.update)
 
@@ -249,26 +285,35 @@ class _Router:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+        self._placer.close()
         await self._events.aclose()
 
-    async def send(self, workload: Workload) -> list[_Call]:
-        prompts = [token_ids(work, workload.block_tokens, self._vocab_size) for work in workload.requests]
-        calls: list[_Call] = []
-        began_s = time.monotonic() + 0.1
-        for number, (work, prompt) in enumerate(zip(workload.requests, prompts, strict=True)):
-            due_s = began_s + work.arrival_s
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            calls.append(self._place(number, work, prompt, due_s))
-        await asyncio.wait_for(asyncio.gather(*(call.ended for call in calls)), END_TIMEOUT_S)
-        return calls
-
-    def _place(self, number: int, work: WorkRequest, prompt: array[int], due_s: float) -> _Call:
+    def take(self, number: int, work: WorkRequest, prompt: array[int], due_s: float) -> _Call:
+        """A request that came at `due_s`."""
         request_id = RequestId(f"{self._salt} {number}")
         hashes = self._hasher.chain(self._hasher.root(salt=self._salt), prompt)
-        placement = self._routing.choose(
-            RouteQuery(request_id, hashes, len(prompt), max_tokens=work.output_tokens)
-        )
+        query = RouteQuery(request_id, hashes, len(prompt), max_tokens=work.output_tokens)
         call = _Call(self._routing, work, due_s, hashes)
+        if isinstance(self._placer, PromptPlacer):
+            self._send(self._placer.place_now(query), call, prompt)
+        else:
+            task = asyncio.get_running_loop().create_task(self._place(query, call, prompt))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        return call
+
+    async def _place(self, query: RouteQuery, call: _Call, prompt: array[int]) -> None:
+        try:
+            placement = await self._placer.place(query, since=call.due_s, deadline=None)
+            self._send(placement, call, prompt)
+        except Exception as error:  # nobody awaits this task: who waits for the call is told
+            call.ended.set_exception(FleetFailed(f"request {query.request_id}: {error}"))
+
+    def _send(self, placement: Placement, call: _Call, prompt: array[int]) -> None:
+        work, request_id = call.work, placement.request_id
         call.replica_id = placement.replica_id
         request = GenerateRequest(
             request_id=request_id,
@@ -281,7 +326,20 @@ class _Router:
         )
         self._replicas[placement.replica_id].send(request, call)
         self._routing.routed(request_id, placement.replica_id)
-        return call
+
+
+async def _send(workload: Workload, routers: Sequence[_Router], rng: random.Random) -> list[_Call]:
+    """Each request when it is due, to a router at random; until the last token of all."""
+    vocab_size = routers[0].vocab_size
+    prompts = [token_ids(work, workload.block_tokens, vocab_size) for work in workload.requests]
+    calls: list[_Call] = []
+    began_s = time.monotonic() + 0.1
+    for number, (work, prompt) in enumerate(zip(workload.requests, prompts, strict=True)):
+        due_s = began_s + work.arrival_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        calls.append(rng.choice(routers).take(number, work, prompt, due_s))
+    await asyncio.wait_for(asyncio.gather(*(call.ended for call in calls)), END_TIMEOUT_S)
+    return calls
 
 
 def token_ids(work: WorkRequest, block_tokens: int, vocab_size: int) -> array[int]:

@@ -111,7 +111,7 @@ async def compare(
     num_cores = len(os.sched_getaffinity(0))
     console.print(f"Starting {num_replicas} real replicas on {num_cores} cores ...")
     async with RealFleet(config, num_replicas) as fleet:
-        stretch = await _fitting_stretch(fleet, num_replicas)
+        stretch = await fitting_stretch(fleet, num_replicas)
         way_s = await fleet.way_s()
         for attempt in range(1, MAX_TRIES + 1):
             console.print(
@@ -124,7 +124,7 @@ async def compare(
                 console.print(f"{policy}: {num_requests} requests in {workload.duration_s:.0f} s ...")
                 salt = f"{policy} {attempt}"
                 runs.append(await fleet.run(workload, policy=policy, seed=0, salt=salt))
-                if _stolen(runs[-1], stretch) > MAX_STOLEN and attempt < MAX_TRIES:
+                if stolen_share(runs[-1], stretch) > MAX_STOLEN and attempt < MAX_TRIES:
                     break
             if len(runs) == len(policies):
                 break
@@ -136,13 +136,13 @@ async def compare(
     ]
 
 
-def _stolen(run: RealRun, stretch: float) -> float:
+def stolen_share(run: RealRun, stretch: float) -> float:
     """Share of the steps' time in which they waited for a core beyond the stretch."""
     elapsed_s = sum(step.elapsed_s for step in run.steps)
     return 1.0 - stretch * sum(step.used_s for step in run.steps) / elapsed_s
 
 
-async def _fitting_stretch(fleet: RealFleet, num_replicas: int) -> float:
+async def fitting_stretch(fleet: RealFleet, num_replicas: int) -> float:
     """Twice as long as steps take over their processor time with every replica busy; 1 with cores enough.
 
     Also what warms the replicas up: with it they have measured themselves, as the simulation's have.
@@ -191,7 +191,7 @@ def _compared(workload: Workload, policy: str, run: RealRun, spec: CellSpec, str
         real_cached_tokens=np.array(run.cached_tokens),
         simulated_cached_tokens=result.cached_tokens,
         num_input_tokens=num_tokens,
-        stolen=_stolen(run, stretch),
+        stolen=stolen_share(run, stretch),
         busy=elapsed_s / spec.num_replicas / workload.duration_s,
     )
 

@@ -53,7 +53,8 @@ class Expectations:
         if not hints:
             return
         expectation = self._open[request_id] = _Expectation(replica_id, hints)
-        self._num_behind[expectation.key] = self._num_behind.get(expectation.key, 0) + 1
+        key = expectation.key
+        self._num_behind[key] = self._num_behind.get(key, 0) + 1
         self._index.predict(replica_id, hints, now + self._ttl_s)
 
     def keep(self, request_id: RequestId) -> None:

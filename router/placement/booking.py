@@ -175,8 +175,8 @@ class Bookings:
 
     def _note_missed(self, hints: Sequence[HashHint], available_tokens: int) -> None:
         """Of a prompt's blocks, those that were asked for lately and that nobody holds any more."""
-        num_missed = self._shaper.num_known_blocks(hints) - available_tokens // self._block_size
-        if num_missed > 0:
+        num_missed = self._shaper.num_missed_blocks(hints, available_tokens)
+        if num_missed:
             # Requests come to the routers alike, and evictions are told to all of them.
             self._loads.evictions.missed(num_missed * self._peers()[1])
 
@@ -185,12 +185,12 @@ class Bookings:
         # Anybody may end up with the request, so all of them must be able to read the hashes.
         shares_hashes = self._fleet.unmatched <= query.excluded
         return Placement(
-            request_id=query.request_id,
-            ranks=ranking.replica_ids(MAX_RANKS),
-            overlap_blocks=ranking.best_cached // self._block_size,
-            block_hashes=query.block_hashes if shares_hashes else (),
-            reason=reason,
-            policy=decision.policy.name,
+            query.request_id,
+            ranking.replica_ids(MAX_RANKS),
+            ranking.best_cached // self._block_size,
+            query.block_hashes if shares_hashes else (),
+            reason,
+            decision.policy.name,
         )
 
     def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:

@@ -60,6 +60,15 @@ class HotPrefixes:
                 middle = (low + high) // 2
         return low * stride
 
+    def num_used_after(self, hints: Sequence[HashHint], num_blocks: int) -> int:
+        """Blocks behind the first so many that some prompt had, as far as they were counted. Mostly O(1)."""
+        stride = self._stride
+        counted = (num_blocks // stride + 1) * stride  # blocks up to the next one that is counted
+        # Counts fall along a chain: without that one there is none behind it.
+        if counted > len(hints) or not self.num_uses(hints, counted):
+            return 0
+        return self.num_hot_blocks(hints, 1.0) - num_blocks
+
     def num_uses(self, hints: Sequence[HashHint], num_blocks: int) -> int:
         """How often the first so many blocks were used, a multiple of the stride. O(1)."""
         hint = hints[num_blocks - 1]

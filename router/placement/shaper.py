@@ -58,7 +58,7 @@ class Shaper:
         hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
         if hot_blocks and (hot_tokens := usable_tokens(hot_blocks, num_prompt_tokens, self._block_size)):
             # Each copy gets its part of the uses: with one more, would each still be used enough?
-            num_copies = sum([held >= hot_tokens for held in cached]) + 1
+            num_copies = len([held for held in cached if held >= hot_tokens]) + 1
             share = num_copies / self._hot.num_uses(hints, hot_blocks)
             if share * least_uses <= 1.0 and num_copies > least_copies:
                 return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
@@ -74,6 +74,6 @@ class Shaper:
         """A prompt of these full blocks was sent somewhere."""
         self._hot.record(hints, num_prompt_tokens, now)
 
-    def num_known_blocks(self, hints: Sequence[HashHint]) -> int:
-        """Leading blocks that some prompt had in the last minute or two, as far as they were counted."""
-        return self._hot.num_hot_blocks(hints, 1.0)
+    def num_missed_blocks(self, hints: Sequence[HashHint], available_tokens: int) -> int:
+        """Blocks behind those tokens that some prompt had in the last minute or two, as far as counted."""
+        return self._hot.num_used_after(hints, available_tokens // self._block_size)

@@ -207,13 +207,12 @@ class Weighing:
         if not held:
             return [0] * len(states)
         size = self._block_size
-        usable = max(0, (num_prompt_tokens - 1) // size)
-        if max(held.values()) > usable:
-            held = {replica_id: min(overlap, usable) for replica_id, overlap in held.items()}
         everybody = len(states) == len(self._loads)
         names = self._loads.names() if everybody else [state.replica_id for state in states]
         overlap_of = held.get
-        return [overlap_of(name, 0) * size for name in names]
+        cached = [overlap_of(name, 0) * size for name in names]
+        usable = max(0, (num_prompt_tokens - 1) // size) * size
+        return cached if max(cached) <= usable else [min(tokens, usable) for tokens in cached]
 
     def _heir(
         self,

@@ -33,8 +33,7 @@ class PromptView(Protocol):
         """What the client says its requests have in common; None if it says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRequest:
+class PolicyRequest(NamedTuple):
     """One request as a policy sees it."""
 
     request_id: RequestId

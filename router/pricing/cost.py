@@ -106,7 +106,11 @@ def expected_times(
     square, before = total * total, -1
     uncached = num_chunks = 0
     pairs = prefill_s = charged_s = 0.0
+    cold, cold_pairs = total - hot, (square - hot * hot) / 2.0
+    cold_s = again_s = 0.0
     model: StepTimeModel | None = None
+    cold_model: StepTimeModel | None = None
+    cold_room = 0
     found = []
     for price, held in zip(prices, cached, strict=True):
         busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time, regret = price
@@ -130,12 +134,13 @@ def expected_times(
             wait_s = step_left_s
         other_s = wait_s + chunks * decode_s + memory_pressure_s * pressure
         if hot > held:
-            cold, cold_pairs = total - hot, (square - hot * hot) / 2.0
-            cold_s = again_s = _alone_s(step_time, room, cold, cold_pairs)
-            if fleet_time is not step_time:
-                again_s = _alone_s(fleet_time, room, cold, cold_pairs)
-            again_s = surcharge * again_s + regret * cold_s
-            found.append(other_s + prefill_s + again_s - invested * (prefill_s - cold_s))
+            if step_time is not cold_model or (room != cold_room and cold > min(room, cold_room)):
+                cold_model, cold_room = step_time, room
+                cold_s = again_s = _alone_s(step_time, room, cold, cold_pairs)
+                if fleet_time is not step_time:
+                    again_s = _alone_s(fleet_time, room, cold, cold_pairs)
+            charge_s = surcharge * again_s + regret * cold_s
+            found.append(other_s + prefill_s + charge_s - invested * (prefill_s - cold_s))
         else:
             found.append(other_s + charged_s + regret * prefill_s)
     return found

@@ -111,4 +111,4 @@ def request(shape: RequestShape, name: str = "r") -> PolicyRequest:
 def query(name: str, num_blocks: int = 8, **changes: Any) -> RouteQuery:
     """A prompt of full blocks and one token more, so that all of its blocks are usable."""
     base = RouteQuery(RequestId(name), chain(name, num_blocks), num_blocks * BLOCK_SIZE + 1)
-    return replace(base, **changes)
+    return base._replace(**changes)

@@ -31,3 +31,13 @@ def test_hot_blocks_are_those_that_so_many_prompts_begin_with(
     assert hot.num_hot_blocks(_chain(asked), min_uses) == expected
     if expected:
         assert hot.num_uses(_chain(asked), expected) == uses[expected // STRIDE - 1]
+
+
+@given(prompts=st.lists(PATHS, max_size=12), asked=PATHS, num_held=st.integers(0, 12))
+def test_what_was_used_behind_a_held_prefix_is_what_counts_say_beyond_it(
+    prompts: list[list[int]], asked: list[int], num_held: int
+) -> None:
+    hot, chain = HotPrefixes(BLOCK_SIZE), _chain(asked)
+    for number, path in enumerate(prompts):
+        hot.record(_chain(path), number, now=4.0 * number)
+    assert hot.num_used_after(chain, num_held) == max(0, hot.num_hot_blocks(chain, 1) - num_held)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +49,7 @@ class Fleet:
         self.num_asked += 1
         name = f"q{self.num_asked}"
         hashes = chain(name, 1, parent=chain(prefix, PREFIX_BLOCKS))
-        asked = replace(query(name), block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1)
+        asked = query(name)._replace(block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1)
         routing = self.routers[router]
         chosen = routing.choose(asked).replica_id
         routing.routed(asked.request_id, chosen)

@@ -111,3 +111,30 @@ def test_costs_are_finite_and_positive_and_heat_never_adds_to_them(
     assert math.isfinite(cold_cost)
     assert cold_cost > 0
     assert not_less(cold_cost, hot_cost)
+
+
+FEW_MODELS = st.lists(MODELS, min_size=1, max_size=2)
+
+
+@given(st.data(), FEW_MODELS)
+def test_a_cost_is_the_same_whoever_else_is_weighed(data: st.DataObject, models: list[StepTimeModel]) -> None:
+    """Replicas of one speed share what their prefill takes: worked out once for all of them."""
+    model = st.sampled_from(models)
+    typical = data.draw(st.none() | model)  # of the fleet: one
+    loads = data.draw(st.lists(st.builds(_with_models, LOADS, model, st.just(typical)), max_size=6))
+    length = data.draw(st.integers(1, 40_000))
+    shape = RequestShape(
+        length,
+        data.draw(st.integers(0, length - 1)),
+        data.draw(st.floats(2, 100)),
+        data.draw(st.floats(0.01, 1)),
+    )
+    held = st.sampled_from([0, length // 2, length - 1])
+    candidates = [
+        Candidate(ReplicaId(f"r{index}"), each, data.draw(held), True) for index, each in enumerate(loads)
+    ]
+    assert costs(candidates, shape) == [costs([candidate], shape)[0] for candidate in candidates]
+
+
+def _with_models(load: LoadView, model: StepTimeModel, fleet_time: StepTimeModel | None) -> LoadView:
+    return load._replace(step_time=model, fleet_time=fleet_time)

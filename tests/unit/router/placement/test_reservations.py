@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cache.types import RequestId
 from tests.fakes.router import chain, query, replica_id
 from tests.fakes.routing import RoutingBench
@@ -30,7 +28,7 @@ def test_the_booking_follows_who_accepted(bench: RoutingBench) -> None:
     # Its prefix is there now: the next twin follows it.
     bench.routing.first_token(placement.request_id, second, 0)
     bench.routing.release(placement.request_id)
-    twin = bench.routing.choose(replace(query("q"), request_id=RequestId("twin")))
+    twin = bench.routing.choose(query("q")._replace(request_id=RequestId("twin")))
     assert (twin.replica_id, twin.overlap_blocks) == (second, 8)
     bench.routing.routed(RequestId("never chosen"), A)
     assert bench.routing.statistics().in_flight == 1

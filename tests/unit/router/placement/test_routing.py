@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cache.block_hash import hints as to_hints
@@ -33,7 +31,7 @@ def test_one_prompt_ten_times_stays_on_one_replica_before_any_event(bench: Routi
     first = bench.routing.choose(query("q", 64))
     assert first.reason is RouteReason.COLD
     for index in range(9):
-        twin = bench.routing.choose(replace(query("q", 64), request_id=RequestId(f"twin{index}")))
+        twin = bench.routing.choose(query("q", 64)._replace(request_id=RequestId(f"twin{index}")))
         assert twin.replica_id == first.replica_id
         assert twin.reason is RouteReason.PREFIX
 
@@ -111,7 +109,7 @@ def test_one_request_may_ask_for_another_policy(bench: RoutingBench) -> None:
     bench.say(A, stored=chain("q", 8))
     picks = []
     for index in range(4):
-        turn = replace(query("q"), request_id=RequestId(f"turn{index}"), policy="round_robin")
+        turn = query("q")._replace(request_id=RequestId(f"turn{index}"), policy="round_robin")
         placement = bench.routing.choose(turn)
         assert placement.policy == "round_robin"
         assert placement.reason is RouteReason.TURN
