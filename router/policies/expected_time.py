@@ -39,9 +39,7 @@ HEIR_SHARE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTimeOptions:
-    # Costs within this share of the best are as good: the less loaded of two drawn. A long prompt's cost is
-    # seconds, the same for all but for who waits: one per cent of it was time given away for nothing.
-    near_tie: float = 0.001
+    near_tie: float = 0.01  # costs within this share of the best are as good: less loaded of two drawn
     recompute_idle: float = 2.0  # w on a fleet where nobody is queued
     recompute_per_queued: float = 1.0  # more of it per q * (2 + q), q queued requests per replica
     recompute_most: float = 100.0  # reached with nine queued: overload lasts, but not for ever
