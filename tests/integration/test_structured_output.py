@@ -87,9 +87,7 @@ class _Decoder:
 
 
 def _engine(runners: Runners, structures: Structures, setting: Setting) -> EngineCore:
-    engine = runners.engine(setting)
-    engine.structures = structures
-    return engine
+    return runners.engine(setting, structures)
 
 
 def _requests(
@@ -126,7 +124,7 @@ def test_nothing_but_the_structure_changes_what_is_said(
         monkeypatch.setattr(AnswerLengths, "expected", lambda _self, so_far, _at_most: so_far)
     for _ in range(2):  # cold, then warm
         assert _tokens(engine.complete(_requests(sampling))) == alone
-    if not setting.is_roomy:
+    if setting.preempts:
         assert engine.stats().preemptions > 0
 
 

@@ -93,9 +93,9 @@ MISTAKES: dict[str, tuple[Break, str]] = {
         "must be between 1 and 1024 for triton attention",
     ),
     "backend that is not there": (
-        lambda c: args(c, "replica").update(attention_backend="flash_attn"),
-        "ConfigError in FILE: args.replica.attention_backend = 'flash_attn': "
-        "must be one of auto, gather_sdpa, triton",
+        lambda c: args(c, "replica").update(attention_backend="paged"),
+        "ConfigError in FILE: args.replica.attention_backend = 'paged': "
+        "must be one of auto, gather_sdpa, triton, flash_attn",
     ),
     "Router and replicas: heartbeats": (
         lambda c: args(c, "router").update(silent_after_s=0.1),

@@ -30,8 +30,8 @@ def test_a_greedy_tenant_is_told_from_its_neighbour(monkeypatch: pytest.MonkeyPa
     """In a short run: told apart, the neighbour is served, and at once."""
     monkeypatch.setattr(tenants, "SECONDS", 20.0)
     monkeypatch.setattr(tenants, "EDGE_S", 5.0)
-    apart = tenants._neighbour(7.5, 10.0, True, seed=0)
-    together = tenants._neighbour(7.5, 10.0, False, seed=0)
+    apart = tenants._neighbour(run, 7.5, 10.0, are_known=True, seed=0)
+    together = tenants._neighbour(run, 7.5, 10.0, are_known=False, seed=0)
     assert apart.num_refused == 0
     assert apart.p99_s < together.p99_s / 4
 

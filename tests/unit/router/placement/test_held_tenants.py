@@ -152,7 +152,7 @@ def test_every_order_has_everybody_once(
     """And of each tenant, nobody who has aged stands behind somebody who has not."""
     queue, helds = HeldQueue(), list[HeldRequest]()
     for number, ((tenant, num_tokens, priority), since) in enumerate(all_of):
-        asks = replace(query(str(number)), tenant=tenant, priority=priority, num_prompt_tokens=num_tokens)
+        asks = query(str(number))._replace(tenant=tenant, priority=priority, num_prompt_tokens=num_tokens)
         held = HeldRequest(asks, since, number, float("inf"), order=0.1 * since)
         queue.add(held)
         helds.append(held)
@@ -174,7 +174,7 @@ def test_two_that_always_wait_differ_by_a_request_and_the_credit(sizes: list[tup
     """Tokens that have left, of tenants that both have somebody left."""
     queue, had = HeldQueue(), {"a": 0, "b": 0}
     for number, (tenant, num_tokens) in enumerate(sizes):
-        asks = replace(query(str(number)), tenant=tenant, num_prompt_tokens=num_tokens)
+        asks = query(str(number))._replace(tenant=tenant, num_prompt_tokens=num_tokens)
         queue.add(HeldRequest(asks, 0.0, number, float("inf"), order=0.0))
     while queue.num_tenants == 2:
         assert abs(had["a"] - had["b"]) <= 5000 + CREDIT_TOKENS
