@@ -254,10 +254,16 @@ class KVCacheManager:
         Raises NoFreeBlocks and changes nothing when they do not fit.
         """
         assert num_tokens <= len(sequence.token_ids), "no such tokens to compute"
+        self.reserve(sequence, num_tokens)
+        self._register_full(sequence, num_tokens)
+
+    def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        """Room for `num_tokens` tokens in all, the last of which nobody knows yet: the `grow` that comes when
+        they are known takes no more blocks, and registers them. Raises NoFreeBlocks and changes nothing.
+        """
         num_new = self.new_blocks(num_tokens) - len(sequence.block_table)
         if num_new > 0:
             sequence.block_table.extend(block.block_id for block in self.pool.allocate(num_new))
-        self._register_full(sequence, num_tokens)
 
     def num_own(self, sequence: SequenceBlocks) -> int:
         """Blocks of it that nobody else holds, as far as halving its table finds them: shared ones lead it,

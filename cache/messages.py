@@ -44,6 +44,11 @@ class SamplingParams:
     logprobs: int | None = None  # of the tokens drawn, and so many most probable ones; None = of none
     prompt_logprobs: int | None = None  # of the prompt's tokens; then its whole prompt is computed
 
+    @property
+    def is_penalised(self) -> bool:
+        """Whether the logits depend on which tokens there are already."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:

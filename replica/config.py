@@ -84,6 +84,9 @@ class ReplicaConfig:
     # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length when
     # one of that shape comes for the second time, and replayed. Tested on CPU by a recorder, never on a card.
     cuda_graphs: bool = True
+    # The next step is begun while the present one is computed, where nobody has to see its tokens first: a
+    # card then does not wait for the schedule. auto: on CUDA; on a CPU nothing would be gained.
+    async_scheduling: bool | str = "auto"  # true | false | "auto"
     # Greedy tokens by a coarse product and exact sums of the few it leaves open: the same tokens (CPU,
     # float32). auto: where that is measured to be faster and takes at most a quarter of free memory while it
     # is tried: three quarters of the output layer, and all of it again where the embedding does not share it.
@@ -141,6 +144,8 @@ class ReplicaConfig:
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         _check_one_of("attention_backend", self.attention_backend, ("auto", *BLOCK_SIZES))
+        if self.async_scheduling not in (True, False, "auto"):
+            raise ConfigError("async_scheduling", self.async_scheduling, "must be true, false or auto")
         _check_one_of("greedy_screen", self.greedy_screen, ("auto", "on", "off"))
         _check_one_of("cache_discipline", self.cache_discipline, tuple(kind.value for kind in PAGED))
         _check_block_size(self.attention_backend, self.block_size)

@@ -22,7 +22,7 @@ import torch
 from replica.attention.backend import AttentionCall
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
-from replica.attention.transfer import to_device
+from replica.transfer import to_device
 from replica.config import BLOCK_SIZES
 
 OLDEST_CAPABILITY = (8, 0)

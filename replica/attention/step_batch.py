@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from cache.types import RequestId
-from replica.attention.transfer import to_device
+from replica.transfer import to_device
 from replica.scheduling.runner import ScheduledSequence
 
 # A group's gathered K/V per layer stays around the size of a cache-friendly scratch buffer.

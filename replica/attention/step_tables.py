@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from replica.attention.step_batch import PlacedSequence, StepBatch
-from replica.attention.transfer import to_device
+from replica.transfer import to_device
 
 NUMBERS_PER_SPAN = 4
 

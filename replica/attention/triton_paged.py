@@ -20,7 +20,7 @@ from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.attention.step_tables import StepTables
 from replica.attention.tiling import Card, Launch, LayerKind, Span
-from replica.attention.transfer import to_device
+from replica.transfer import to_device
 
 # Triton compiles for no older card.
 OLDEST_CAPABILITY = (8, 0)

@@ -26,6 +26,7 @@ from replica.config import ReplicaConfig
 from replica.engine.completion import Completion
 from replica.engine.engine_meter import Ending, EngineMeter
 from replica.engine.intake import Intake
+from replica.engine.pipeline import pipeline
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed, StepOutOfMemory
@@ -69,6 +70,8 @@ class EngineStats:
     output_tokens: int
     preemptions: int
     prompt_s: float  # seconds of the steps that computed prompts
+    steps_ahead: int = 0  # of all steps, begun while the one before was computed
+    wasted_tokens: int = 0  # computed in those for answers that had ended by then
 
 
 class EngineCore:
@@ -135,6 +138,7 @@ class EngineCore:
             swaps=config.preemption == "swap",
             copy_block_s=self._copy_pace.block_s,
         )
+        self._steps = pipeline(config.async_scheduling, self._scheduler, self._cache, runner)
         self._intake = Intake(
             info,
             self._cache,
@@ -222,20 +226,23 @@ class EngineCore:
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
         progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
-        sequences = self._scheduler.schedule()
+        sequences = self._steps.next()
         if not sequences:
             return progress
         if not self._copy_blocks():
+            self._steps.drop()
             return progress
         try:
-            result = self._runner.execute(sequences)
+            result = self._steps.compute()
             self._check(result, sequences)
         except StepOutOfMemory as error:
+            self._steps.drop()
             if self._scheduler.retreat():
                 self._note_retreat(error)
                 return progress
             return progress + self._fail_step(error, len(sequences))
         except Exception as error:
+            self._steps.drop()
             return progress + self._fail_step(error, len(sequences))
         self._measure(sequences, result)
         _keep_logprobs(sequences, result)
@@ -276,6 +283,8 @@ class EngineCore:
             output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
             prompt_s=self._prompt_s,
+            steps_ahead=self._steps.num_begun_ahead,
+            wasted_tokens=self._steps.num_wasted,
         )
 
     def report(self, *, epoch: int, number: int) -> EngineReport:

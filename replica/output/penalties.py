@@ -27,12 +27,6 @@ from cache.messages import SamplingParams
 SPARE_PLACES = 64
 
 
-def is_penalised(sampling: SamplingParams) -> bool:
-    return (
-        sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class PenalisedRow:
     """One row of logits with penalties. Its array of tokens is what knows it from step to step."""

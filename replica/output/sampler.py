@@ -28,7 +28,7 @@ from cache.messages import Logprobs, SamplingParams
 from replica.output.filters import Filters
 from replica.output.logprobs import token_logprobs
 from replica.output.noise import draw_keys, gumbel_noise, seed_keys
-from replica.output.penalties import PenalisedRow, PenaltyTable, is_penalised
+from replica.output.penalties import PenalisedRow, PenaltyTable
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is a maximum in float32
 
@@ -116,7 +116,7 @@ def takes_largest(row: DrawRow, eos_token_ids: frozenset[int]) -> bool:
         sampling.temperature < GREEDY_TEMPERATURE
         and sampling.logprobs is None
         and not sampling.logit_bias
-        and not is_penalised(sampling)
+        and not sampling.is_penalised
         and not _held_back(row, eos_token_ids)
     )
 
@@ -253,7 +253,7 @@ class _Plan:
     ) -> PenaltyTable | None:
         penalised = []
         for index, row in rows:
-            if is_penalised(row.sampling):
+            if row.sampling.is_penalised:
                 assert row.token_ids, "penalties are over tokens, and none were given"
                 num_prompt_tokens = row.position - row.num_output_tokens
                 penalised.append(PenalisedRow(index, row.sampling, row.token_ids, num_prompt_tokens))

@@ -28,7 +28,7 @@ from cache.types import RequestId
 from replica.attention.backend import HoldingBackend
 from replica.attention.step_batch import PlacedSequence, StepBatch
 from replica.attention.step_tables import StepTables
-from replica.attention.transfer import to_device
+from replica.transfer import to_device
 from replica.scheduling.runner import ScheduledSequence
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import numpy as np
 from cache.host_tier import BlockMoves
 from cache.messages import SamplingParams
 from replica.config import SimConfig, num_host_blocks
-from replica.scheduling.runner import CopyTime, RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult
 from replica.scheduling.step_time import step_work
 from replica.structures.matcher import StructureMatcher
 
@@ -56,6 +56,9 @@ class SimRunner:
         self._clock = clock if clock is not None else _never_late
         self._step_time = config.step_time
         self._num_steps = 0
+        self._tells_time = clock is not None
+        self._slept_s = 0.0  # a clock of its own, where it was given none
+        self._free_s = 0.0  # when the last step that was launched is done, by `_now`
         self._pages = array("Q", bytes(8 * config.num_blocks * block_size))
         num_slots = num_host_blocks(host_cache_gib, 8 * block_size)
         self._host_pages = array("Q", bytes(8 * num_slots * block_size))
@@ -81,12 +84,37 @@ class SimRunner:
         self._num_steps += 1
         modelled_s, began_s = self._step_time.step_s(*step_work(sequences)), self._clock()
         self._sleep(modelled_s)
-        self._inject_faults()
-        for sequence in sequences:
-            self._copy_block(sequence)
-        # In the order given: a sequence may read blocks that an earlier one fills in this very step.
-        tokens = tuple(self._compute(sequence) for sequence in sequences)
+        self._inject_faults(self._num_steps)
+        tokens = self._draw_all(sequences)
         return StepResult(next_tokens=tokens, elapsed_s=max(modelled_s, self._clock() - began_s))
+
+    def launch(
+        self, sequences: Sequence[ScheduledSequence], before: LaunchedStep | None = None
+    ) -> LaunchedStep:
+        """The machine takes its time while the program goes on; its tokens are there at once, and told when
+        they would be."""
+        assert before is None or isinstance(before, _SimStep)
+        self._num_steps += 1
+        modelled_s = self._step_time.step_s(*step_work(sequences))
+        began_s = max(self._now(), self._free_s)
+        self._free_s = began_s + modelled_s
+        step = _SimStep(self, self._num_steps, began_s, self._free_s)
+        if before is not None and before.failure is not None:
+            step.failure = before.failure
+            return step
+        try:
+            step.tokens = self._draw_all(sequences, before.tokens if before is not None else ())
+        except Exception as error:
+            step.failure = error
+        return step
+
+    def finish(self, step: _SimStep) -> StepResult:
+        """Wait for a step that was launched. Raises what it failed with."""
+        self._sleep_until(step.done_s)
+        self._inject_faults(step.number)
+        if step.failure is not None:
+            raise step.failure
+        return StepResult(step.tokens, elapsed_s=max(step.done_s, self._now()) - step.began_s)
 
     def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
         """All copies of one direction at once; they take what the configuration says."""
@@ -110,12 +138,30 @@ class SimRunner:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _inject_faults(self) -> None:
+    def _now(self) -> float:
+        return self._clock() if self._tells_time else self._slept_s
+
+    def _sleep_until(self, time_s: float) -> None:
+        wait_s = time_s - self._now()
+        if wait_s > 0:
+            self._slept_s += wait_s
+            self._sleep(wait_s)
+
+    def _inject_faults(self, number: int) -> None:
         config = self._config
-        if config.hang_after_steps is not None and self._num_steps > config.hang_after_steps:
+        if config.hang_after_steps is not None and number > config.hang_after_steps:
             self._hang()
-        if config.raise_every_steps is not None and self._num_steps % config.raise_every_steps == 0:
-            raise SimulatedFault(f"step {self._num_steps} was told to fail")
+        if config.raise_every_steps is not None and number % config.raise_every_steps == 0:
+            raise SimulatedFault(f"step {number} was told to fail")
+
+    def _draw_all(
+        self, sequences: Sequence[ScheduledSequence], drawn: Sequence[int | None] = ()
+    ) -> tuple[int | None, ...]:
+        """drawn: the tokens of the step before, for those that wait for one of them."""
+        for sequence in sequences:
+            self._copy_block(sequence)
+        # In the order given: a sequence may read blocks that an earlier one fills in this very step.
+        return tuple([self._compute(sequence, drawn) for sequence in sequences])
 
     def _copy_block(self, sequence: ScheduledSequence) -> None:
         """Nothing but what lies before `start`: the rest of the source is somebody else's."""
@@ -124,13 +170,18 @@ class SimRunner:
             source, target = sequence.copy_source * size, sequence.block_table[sequence.start // size] * size
             self._pages[target : target + count] = self._pages[source : source + count]
 
-    def _compute(self, sequence: ScheduledSequence) -> int | None:
+    def _compute(self, sequence: ScheduledSequence, drawn: Sequence[int | None]) -> int | None:
         """Write the new tokens' pages; the next token if the step reaches the last one."""
         pages, size, table = self._pages, self._block_size, sequence.block_table
         start, end = sequence.start, sequence.start + sequence.num_new_tokens
         state = pages[table[(start - 1) // size] * size + (start - 1) % size] if start else _START
-        for position in range(start, end):
-            state = _mix(state ^ sequence.token_ids[position])
+        tokens = sequence.token_ids[start:end]
+        if sequence.drawn_by is not None:
+            newest = drawn[sequence.drawn_by]
+            assert newest is not None, "it waits for a token that is not drawn"
+            tokens.append(newest)
+        for position, token in zip(range(start, end), tokens, strict=True):
+            state = _mix(state ^ token)
             pages[table[position // size] * size + position % size] = state
         if not sequence.samples:
             return None
@@ -138,6 +189,20 @@ class SimRunner:
         if sequence.structure is not None:
             return _allowed(sequence.structure, drawn, self._config.vocab_size)
         return drawn % self._config.vocab_size
+
+
+class _SimStep:
+    """A step that the machine has been given."""
+
+    def __init__(self, runner: SimRunner, number: int, began_s: float, done_s: float) -> None:
+        self._runner = runner
+        self.number = number
+        self.began_s, self.done_s = began_s, done_s  # by the runner's clock
+        self.tokens: tuple[int | None, ...] = ()
+        self.failure: Exception | None = None
+
+    def result(self) -> StepResult:
+        return self._runner.finish(self)
 
 
 def _mix(value: int) -> int:

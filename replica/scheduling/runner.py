@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cache.host_tier import BlockMoves
 from cache.messages import Logprobs, SamplingParams
@@ -53,15 +53,23 @@ class ScheduledSequence:
     copy_source: int | None = None
     logprobs: LogprobLog | None = None  # where the engine puts what was asked for of them; None = nothing
     structure: StructureMatcher | None = None  # says what its next token may be
+    # Which sequence of the step before draws its last token, which is then its only new one and not among
+    # `token_ids` yet (`LaunchingRunner`). None = every token is there.
+    drawn_by: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Its tokens when the step begins: the position of the one it draws, if it draws one."""
+        return len(self.token_ids) + (self.drawn_by is not None)
 
     @property
     def samples(self) -> bool:
         """Whether this step reaches the sequence's last token and so draws the next one.
 
-        The draw's position is `len(token_ids)`: same seed and position, same draw, whatever the
+        The draw's position is `num_tokens`: same seed and position, same draw, whatever the
         batch, the chunks, a preemption, or the replica.
         """
-        return self.start + self.num_new_tokens == len(self.token_ids)
+        return self.start + self.num_new_tokens == self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +126,31 @@ class Runner(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+class LaunchedStep(Protocol):
+    """A step that is being computed."""
+
+    def result(self) -> StepResult:
+        """Wait until it is done, and for nothing that was launched after it. Call it once.
+
+        Raises what `Runner.execute` raises. `elapsed_s` is the device's own: what it spent on the step before
+        is not counted.
+        """
+
+
+@runtime_checkable
+class LaunchingRunner(Runner, Protocol):
+    """Takes a step while it still computes the one before; both then wait for nothing but each other.
+
+    Steps and `copy_blocks` are computed in the order in which they are given.
+    """
+
+    def launch(
+        self, sequences: Sequence[ScheduledSequence], before: LaunchedStep | None = None
+    ) -> LaunchedStep:
+        """Begin a step; `execute` is this and its result. May block where the device does not queue.
+
+        before: the step launched right before it, whose sequences `drawn_by` counts; its result need not have
+        been taken. Where that one failed, this one does. Raises nothing: the result does.
+        """

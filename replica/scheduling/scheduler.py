@@ -11,6 +11,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from cache.events import Load, StepTimeModel
 from cache.prefix_cache import PrefixCache
@@ -28,6 +29,7 @@ from replica.scheduling.load_account import (
     queued_by_tenant,
     queued_uncached_tokens,
 )
+from replica.scheduling.going_on import MOST_UNSEEN, going_on
 from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.promises import Promises
 from replica.scheduling.request import Request, RequestState
@@ -168,6 +170,7 @@ class Scheduler:
             each.starts_by_s = starts_by_s
         self._by_id[request.request_id] = request
         self._waiting.add(request)
+        self._step.is_settled = False
         self._following.follow(request, followers)
         self._by_id.update({follower.request_id: follower for follower in followers})
 
@@ -196,6 +199,7 @@ class Scheduler:
         if request.followers:
             self._waiting.add(self._following.hand_on(request))
         self._promises.forget(request)
+        self._step.is_settled = False
         self._cache.release(request.blocks)
         request.state = RequestState.FINISHED
         del self._by_id[request.request_id]
@@ -230,6 +234,32 @@ class Scheduler:
         self._step.compose()
         self.num_cut_steps += self._step.is_cut_short
         return self._step.entries
+
+    def going_on(self, *, unseen: int) -> list[Request]:
+        """Who would compute one more token after the planned step, as far as that can be said before it is
+        done (`going_on.py`). unseen: steps in a row that were begun so. O(running).
+        """
+        if len(self._step.entries) < len(self._running):  # the next one may have blocks for who was left out
+            return []
+        if not self._waiting:
+            return going_on(self._step.entries)
+        if not self._step.is_settled or unseen >= MOST_UNSEEN:
+            return []
+        found = going_on(self._step.entries)
+        return found if len(found) == len(self._step.entries) else []  # else a place will be free
+
+    def go_on(self, requests: Sequence[Request]) -> list[ScheduledSequence]:
+        """`schedule` the step that was begun while the last one was computed, of those who are still here.
+
+        requests: from `going_on`, in any part, with room for their tokens.
+        """
+        self._step.go_on(requests)
+        return [_scheduled(request, 1) for request in requests]
+
+    def ahead_of(self, request: Request, drawn_by: int) -> ScheduledSequence:
+        """The token after the planned step, of one who is `going_on`. drawn_by: its place in that step."""
+        ahead = _scheduled(request, 1)
+        return replace(ahead, start=len(request.token_ids), copy_source=None, drawn_by=drawn_by)
 
     def quiet_steps(self) -> int:
         """How many steps would follow the planned one that only decode and leave the cache alone.

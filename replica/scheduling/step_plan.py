@@ -8,7 +8,7 @@ Knows token counts and blocks; knows neither how a step ends nor who is taken in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cache.events import StepTimeModel
 from cache.kv_cache_manager import PrefixHit
@@ -52,14 +52,28 @@ class StepPlan:
         self.started: list[Request] = []  # of those, who was admitted to it
         self.has_preempted = False
         self.is_cut_short = False  # it could have held more of a prompt, but for the decodes' sake
+        # Whoever waits was refused a place or blocks, and nothing has come free since. Of no meaning while
+        # nobody waits.
+        self.is_settled = False
 
     def compose(self) -> None:
         """Fill it. Empty exactly when nobody can move forward."""
         assert not self.entries, "the last step was neither updated nor failed"
-        self.has_preempted = self.is_cut_short = False
+        self.has_preempted = self.is_cut_short = self.is_settled = False
         self.started.clear()
         self._schedule_decodes()
         self._schedule_prompts()
+
+    def go_on(self, requests: Sequence[Request]) -> None:
+        """Fill it with a token for each of these, who decode and have their blocks; nobody else moves forward."""
+        assert not self.entries, "the last step was neither updated nor failed"
+        self.has_preempted = self.is_cut_short = False
+        self.started.clear()
+        for request in requests:
+            self._cache.grow(request.blocks, len(request.token_ids))
+            self.entries.append((request, 1))
+            if request.num_computed % self._block_size == 0:  # it has opened a block
+                self._turns.charge(request, len(request.token_ids))
 
     def take(self) -> list[tuple[Request, int]]:
         """It is over, well or not: what it was."""
@@ -121,6 +135,7 @@ class StepPlan:
             may_start = admits and not self.has_preempted
             request = self._turns.next(begun, admits=may_start, without=without)
             if request is None:
+                self.is_settled = not self.has_preempted
                 return
             if request.state is RequestState.RUNNING:
                 begun.remove(request)
