@@ -187,6 +187,7 @@ class Setting:
     max_running: int = 64
     host_cache_gib: float = 0.0
     preemption: str = "recompute"
+    async_scheduling: bool | str = "auto"
     greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
 
     @property
@@ -345,6 +346,7 @@ def engine_over(runner: ModelRunner, setting: Setting, structures: Structures | 
         preemption=setting.preemption,
         max_batched_tokens=setting.max_batched_tokens,
         max_running=setting.max_running,
+        async_scheduling=setting.async_scheduling,
     )
     mark = Fingerprint("family", "saved", "float32", "", setting.block_size, HashAlgorithm.XXH3_128)
     return EngineCore(runner, config, BlockHasher(mark), structures=structures)

@@ -22,8 +22,8 @@ import torch
 from replica.attention.backend import AttentionCall
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import StepBatch
-from replica.transfer import to_device
 from replica.config import BLOCK_SIZES
+from replica.transfer import to_device
 
 OLDEST_CAPABILITY = (8, 0)
 DTYPES = (torch.float16, torch.bfloat16)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from cache.types import RequestId
-from replica.transfer import to_device
 from replica.scheduling.runner import ScheduledSequence
+from replica.transfer import to_device
 
 # A group's gathered K/V per layer stays around the size of a cache-friendly scratch buffer.
 MAX_GROUP_TOKENS = 1 << 15
@@ -131,6 +131,10 @@ class StepBatch:
         self._prefill_pieces: dict[int | None, list[PrefillPiece]] = {}
         self._causal_biases: dict[tuple[int, int], torch.Tensor] = {}
 
+    def put_tokens(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
+        """Token ids of some rows, known on the device alone: (rows,) int64."""
+        self._packed[0].index_copy_(0, to_device(np.array(rows, dtype=np.int64), self._device), tokens)
+
     def refill(self, packed: torch.Tensor) -> None:
         """In place: other token ids, positions and slots of as many rows, (3, tokens) int64 on the device.
 
@@ -145,7 +149,9 @@ class StepBatch:
         size, decodes = self.block_size, self.num_decodes
         if decodes:
             starts = [item.start for item in ordered[:decodes]]
-            packed[0, :decodes] = [item.token_ids[item.start] for item in ordered[:decodes]]
+            packed[0, :decodes] = [
+                item.token_ids[item.start] if item.drawn_by is None else 0 for item in ordered[:decodes]
+            ]
             packed[1, :decodes] = starts
             packed[2, :decodes] = [
                 item.block_table[item.start // size] * size + item.start % size for item in ordered[:decodes]
@@ -252,9 +258,7 @@ class StepBatch:
             places=to_device(high[:, 0] - 1, self._device),
             sequences=tuple(members),
             block_ids=to_device(np.array(padded, dtype=np.int64), self._device),
-            bias=None
-            if everything
-            else self._as_bias(torch.from_numpy(keep)[:, None, None, :].to(self._device)),
+            bias=None if everything else self._as_bias(to_device(keep, self._device)[:, None, None, :]),
         )
 
     # -- prefills ---------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from replica.config import ReplicaConfig
 from replica.engine.completion import Completion
 from replica.engine.engine_meter import Ending, EngineMeter
 from replica.engine.intake import Intake
-from replica.engine.pipeline import pipeline
 from replica.engine.pins import EnginePins, pin_limit
+from replica.engine.pipeline import pipeline
 from replica.engine.request_watch import RequestWatcher
 from replica.errors import ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder

@@ -41,10 +41,12 @@ class Pipeline(Protocol):
 def pipeline(
     wanted: bool | str, scheduler: Scheduler, cache: KVCacheManager, runner: Runner
 ) -> OneByOne | OneAhead:
-    """wanted: `ReplicaConfig.async_scheduling`. Raises ConfigError where the runner cannot do what is wanted."""
+    """wanted: `ReplicaConfig.async_scheduling`. Raises ConfigError where the runner cannot do it."""
     launches = isinstance(runner, LaunchingRunner)
     if wanted is True and not launches:
-        raise ConfigError("async_scheduling", wanted, "must be false or auto: this runner takes no step ahead")
+        raise ConfigError(
+            "async_scheduling", wanted, "must be false or auto: this runner takes no step ahead"
+        )
     is_card = runner.info.device.startswith("cuda")
     if isinstance(runner, LaunchingRunner) and (wanted is True or (wanted == "auto" and is_card)):
         return OneAhead(scheduler, cache, runner)
@@ -140,7 +142,7 @@ class OneAhead:
         return self._scheduler.go_on(here)
 
     def _with_room(self, requests: list[Request]) -> list[Request]:
-        """All of them, with blocks for the token after the one they are drawing; none, if these do not fit."""
+        """All of them, with blocks for the token after the one they draw; none, if these do not fit."""
         sizes = [(request.blocks, len(request.token_ids) + 1) for request in requests]
         needed = sum(max(0, self._cache.new_blocks(size) - len(blocks.block_table)) for blocks, size in sizes)
         if needed > self._cache.num_free:

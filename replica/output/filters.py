@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from cache.messages import SamplingParams
+from replica.transfer import to_device
 
 # top-p looks at this many of the largest logits first; only flat distributions need the full sort.
 NUCLEUS_CANDIDATES = 1024
@@ -35,7 +36,7 @@ class Filters:
         top_p = [each.top_p for each in sampling]
 
         def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+            return to_device(torch.tensor(values, dtype=dtype).numpy(), device)[:, None]
 
         return cls(
             least_share=column(least, torch.float32) if max(least) > -math.inf else None,

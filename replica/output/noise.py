@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from replica.transfer import to_device
+
 _MASK_64 = (1 << 64) - 1
 
 
@@ -42,7 +44,7 @@ def gumbel_noise(keys: torch.Tensor, vocabulary: int, device: torch.device) -> t
 
     keys: from `draw_keys`. A 32-bit integer hash of the token id, keyed before and between its rounds.
     """
-    keys = keys.to(device, non_blocking=True)
+    keys = to_device(keys.numpy(), device)
     first, second = keys[:, :1], keys[:, 1:]
     bits = torch.arange(vocabulary, dtype=torch.int32, device=device)[None] * _signed(0x9E3779B9) ^ first
     _mix(bits, 16, 0x7FEB352D)

@@ -18,7 +18,7 @@ every one of the vocabulary's boundaries could tip, and a swap of two equal prob
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from replica.output.filters import Filters
 from replica.output.logprobs import token_logprobs
 from replica.output.noise import draw_keys, gumbel_noise, seed_keys
 from replica.output.penalties import PenalisedRow, PenaltyTable
+from replica.transfer import ToHost, to_device
 
 GREEDY_TEMPERATURE = 1e-5  # below this a softmax is a maximum in float32
 
@@ -62,6 +63,20 @@ class Drawn:
     logprobs: dict[int, Logprobs]  # by row, where they were asked for
 
 
+class Drawing:
+    """A batch of rows whose tokens the device is drawing."""
+
+    def __init__(self, tokens: torch.Tensor, take: Callable[[], Drawn]) -> None:
+        self.tokens = tokens  # (rows,) int64, on the device; anything where a row draws nothing
+        self.take = take  # blocks until it is done; raises InvalidLogits for NaN
+
+    @classmethod
+    def done(cls, drawn: Drawn, device: torch.device) -> Drawing:
+        """Of rows that are drawn already."""
+        tokens = torch.tensor([token or 0 for token in drawn.tokens], dtype=torch.int64, device=device)
+        return cls(tokens, lambda: drawn)
+
+
 class InvalidLogits(RuntimeError):
     """The model returned NaN: the step's requests fail instead of answering noise."""
 
@@ -80,24 +95,41 @@ class Sampler:
         *,
         masks: Mapping[int, torch.Tensor] = _NO_MASKS,
     ) -> Drawn:
+        """`begin`, and what comes of it. Blocks until the device has finished."""
+        return self.begin(logits, rows, masks=masks).take()
+
+    def begin(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[DrawRow | None],
+        *,
+        masks: Mapping[int, torch.Tensor] = _NO_MASKS,
+    ) -> Drawing:
         """One token per row. logits: (rows, vocabulary), any float type; not changed.
 
         A row that is None draws nothing and is only checked: the chunk it ends is about to be cached.
         masks: by row, the only tokens it may draw, as bits: ((vocabulary + 31) // 32,) int32, lowest first.
-        Raises InvalidLogits for NaN. Blocks until the device has finished.
+        logits must stay as they are until the tokens are taken where somebody asks for log probabilities.
+        Waits for a card only to look how flat a row with `top_p` is.
         """
         assert logits.shape[0] == len(rows)
         if not rows:
-            return Drawn([], {})
+            return Drawing.done(Drawn([], {}), logits.device)
         plan = self._planned(rows, logits)
         own, logits = logits, plan.shaped(logits, masks)
         best, tokens = _largest(logits)  # the maximum also carries NaN, so it is checked without another pass
         tokens = plan.drawn(logits, tokens, rows)
-        results = torch.stack([tokens, torch.isnan(best).to(tokens.dtype)]).tolist()  # one transfer for both
-        if any(results[1]):
-            raise InvalidLogits(f"NaN in the logits of {sum(results[1])} of {len(rows)} sequences")
-        found = [None if row is None else token for row, token in zip(rows, results[0], strict=True)]
-        return Drawn(found, plan.logprobs(own, tokens))
+        # One transfer for both, asked for before the device is given anything else.
+        results = ToHost(torch.stack([tokens, torch.isnan(best).to(tokens.dtype)]))
+
+        def take() -> Drawn:
+            found, is_invalid = results.take().tolist()
+            if any(is_invalid):
+                raise InvalidLogits(f"NaN in the logits of {sum(is_invalid)} of {len(rows)} sequences")
+            drawn = [None if row is None else token for row, token in zip(rows, found, strict=True)]
+            return Drawn(drawn, plan.logprobs(own, tokens))
+
+        return Drawing(tokens, take)
 
     def _planned(self, rows: Sequence[DrawRow | None], logits: torch.Tensor) -> _Plan:
         """The last step's plan where it has the same rows to draw in the same way; else one of its own."""
@@ -263,7 +295,8 @@ class _Plan:
         return PenaltyTable(penalised, self.vocabulary, self._device, before)
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        # A plan is made while the card computes the step before: it must not be waited for.
+        return to_device(torch.tensor(values, dtype=dtype).numpy(), self._device)
 
 
 def _held_back(row: DrawRow, eos: frozenset[int]) -> set[int]:

@@ -28,8 +28,8 @@ from cache.types import RequestId
 from replica.attention.backend import HoldingBackend
 from replica.attention.step_batch import PlacedSequence, StepBatch
 from replica.attention.step_tables import StepTables
-from replica.transfer import to_device
 from replica.scheduling.runner import ScheduledSequence
+from replica.transfer import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ PADDING = RequestId("padding")
 
 Forward = Callable[[StepBatch], torch.Tensor]
 Replay = Callable[[], None]
+Drawn = tuple[list[int], torch.Tensor]
 
 
 class Recorder(Protocol):
@@ -115,9 +116,12 @@ class DecodeGraphs:
         self._seen.add(shape)
         return has_come
 
-    def logits(self, sequences: Sequence[ScheduledSequence]) -> torch.Tensor | None:
+    def logits(
+        self, sequences: Sequence[ScheduledSequence], drawn: Drawn | None = None
+    ) -> torch.Tensor | None:
         """(sequences, vocabulary), in the order given; good until the next call. Only after `suits`.
 
+        drawn: rows whose tokens only the device knows yet, and those tokens.
         None, and never again anything else, where the forward turned out not to be one that can be recorded.
         """
         shape = self._shape_of(sequences)
@@ -135,6 +139,8 @@ class DecodeGraphs:
                 return None
         self._recordings.move_to_end(shape)
         self._fill(recording, sequences)
+        if drawn is not None:
+            recording.batch.put_tokens(*drawn)
         recording.replay()
         self.num_replays += 1
         assert self._logits is not None
@@ -192,7 +198,7 @@ class DecodeGraphs:
             PlacedSequence(each.request_id, each.start, 1, row, each.block_table)
             for row, each in enumerate(sequences)
         ]
-        tokens = [each.token_ids[each.start] for each in sequences]
+        tokens = [each.token_ids[each.start] if each.drawn_by is None else 0 for each in sequences]
         missing = recording.batch.num_tokens - len(placed)
         placed += [self._padding(len(sequences) + index) for index in range(missing)]
         self._fill_all(recording.batch, recording.tables, placed, tokens + [0] * missing)

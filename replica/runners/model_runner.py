@@ -11,13 +11,14 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from cache.host_tier import BlockMoves
-from cache.messages import Logprobs, SamplingParams
+from cache.messages import SamplingParams
 from cache.types import RequestId
 from replica.attention import kv_pages
 from replica.attention.backend import HoldingBackend, choose_backend
@@ -32,11 +33,12 @@ from replica.layers.packed_linear import pack_linears
 from replica.layers.screened_head import RowsAsked, ScreenedHead
 from replica.models import model_probe
 from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config, load_model
-from replica.output.sampler import Drawn, DrawRow, Sampler, takes_largest
+from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler, takes_largest
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
 from replica.runners.prompt_scoring import PromptScorer, wanted
-from replica.scheduling.runner import CopyTime, RunnerInfo, ScheduledSequence, StepResult
+from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn_tokens
+from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult
 from replica.structures.matcher import StructureMatcher
 
 _Result = TypeVar("_Result")
@@ -64,6 +66,7 @@ class ModelRunner:
         self._torch_threads = torch_threads
         self._max_batched_tokens = max_batched_tokens
         self._clock = clock
+        self._done_s = -float("inf")  # when the last result was there
         self._thread_id: int | None = None  # the thread whose torch thread count was set
         self._device = torch.device(info.device)
         self._dtype: torch.dtype = model.dtype
@@ -190,8 +193,26 @@ class ModelRunner:
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         """Compute one step. Raises StepOutOfMemory, InvalidLogits, or whatever the model raises; usable again
         after any of them."""
-        num_tokens = sum(sequence.num_new_tokens for sequence in sequences)
-        return self._within_memory(num_tokens, lambda: self._execute(sequences))
+        return self.launch(sequences).result()
+
+    def launch(
+        self, sequences: Sequence[ScheduledSequence], before: LaunchedStep | None = None
+    ) -> LaunchedStep:
+        """Queue a step. On a CPU it is done then, as is whatever asks the card for an answer on its way."""
+        began_s = self._clock()
+        num_tokens = sum([sequence.num_new_tokens for sequence in sequences])
+        if isinstance(before, FailedStep):
+            return before
+        assert before is None or isinstance(before, ModelStep)
+        earlier = None if before is None else before.queued
+        try:
+            queued = self._within_memory(num_tokens, lambda: self._queue(sequences, earlier))
+        except Exception as error:
+            return FailedStep(error)
+        return ModelStep(
+            queued,
+            lambda queued: self._within_memory(num_tokens, lambda: self._finish(queued, began_s)),
+        )
 
     def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
         host_pages = self._host_pages
@@ -212,30 +233,32 @@ class ModelRunner:
             torch.cuda.empty_cache()
         raise StepOutOfMemory(num_tokens, cause)
 
-    def _execute(self, sequences: list[ScheduledSequence]) -> StepResult:
-        started_s = self._clock()
+    def _queue(self, sequences: Sequence[ScheduledSequence], before: QueuedStep | None) -> QueuedStep:
         self._set_torch_threads()
         with torch.inference_mode():
             self._pages.copy_blocks(_copies(sequences, self._info.block_size))
-            replayed = self._replay(sequences)
+            replayed = self._replay(sequences, before)
             if replayed is not None:
-                return StepResult(tuple(replayed.tokens), self._clock() - started_s, replayed.logprobs)
+                return QueuedStep(range(len(sequences)), replayed)
             batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
             ordered = [sequences[i] for i in batch.order]
+            if (drawn := drawn_tokens(ordered, before)) is not None:
+                batch.put_tokens(*drawn)  # decodes, which come first and have a row each
             rows, structures = [_draw_row(sequence) for sequence in ordered], _structures(ordered)
-            prompt_logprobs: dict[int, Logprobs] = {}
-            if chunks := wanted(sequences, batch.order):
-                scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
-                with scorer.keeping():
-                    drawn = self._draw(batch, rows, structures)
-                prompt_logprobs = scorer.score(batch, chunks)
-            else:
-                drawn = self._draw(batch, rows, structures)
-        next_tokens: list[int | None] = [None] * len(sequences)
-        for index, token_id in zip(batch.order, drawn.tokens, strict=True):
-            next_tokens[index] = token_id
-        logprobs = {batch.order[row]: found for row, found in drawn.logprobs.items()}
-        return StepResult(tuple(next_tokens), self._clock() - started_s, logprobs, prompt_logprobs)
+            if not (chunks := wanted(sequences, batch.order)):
+                return QueuedStep(batch.order, self._draw(batch, rows, structures))
+            scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
+            with scorer.keeping():
+                drawing = self._draw(batch, rows, structures)
+            done = Drawing.done(drawing.take(), self._device)  # first: it raises where there are no numbers
+            return QueuedStep(batch.order, done, scorer.score(batch, chunks))
+
+    def _finish(self, queued: QueuedStep, began_s: float) -> StepResult:
+        with torch.inference_mode():
+            result = queued.result()
+        # The device began with it when it was done with the step before, if that was later.
+        began_s, self._done_s = max(began_s, self._done_s), self._clock()
+        return replace(result, elapsed_s=self._done_s - began_s)
 
     def warm_up(self) -> float:
         """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""
@@ -261,7 +284,7 @@ class ModelRunner:
 
     def _draw(
         self, batch: StepBatch, rows: list[DrawRow | None], structures: Mapping[int, StructureMatcher]
-    ) -> Drawn:
+    ) -> Drawing:
         """Run the forward and draw from it, in the order of the batch. structures: by row."""
         if self._head is not None:
             asked = _rows_asked(rows, self._info.eos_token_ids, structures)
@@ -277,21 +300,22 @@ class ModelRunner:
                 )
                 tokens = answered.tokens | dict(zip(answered.computed, in_full.tokens, strict=True))
                 logprobs = {answered.computed[place]: found for place, found in in_full.logprobs.items()}
-                return Drawn([tokens.get(row) for row in range(len(rows))], logprobs)
+                drawn = Drawn([tokens.get(row) for row in range(len(rows))], logprobs)
+                return Drawing.done(drawn, self._device)
         logits = self._forward(batch)
         # Now: on a GPU the forward has only been queued, and is computed meanwhile.
-        return self._sampler.sample(logits, rows, masks=_masks(structures))
+        return self._sampler.begin(logits, rows, masks=_masks(structures))
 
-    def _replay(self, sequences: list[ScheduledSequence]) -> Drawn | None:
+    def _replay(self, sequences: Sequence[ScheduledSequence], before: QueuedStep | None) -> Drawing | None:
         """The step from a recording, in the order given; None where there is none of its shape."""
         graphs = self._graphs
         if graphs is None or not graphs.suits(sequences) or wanted(sequences, range(len(sequences))):
             return None
-        logits = graphs.logits(sequences)
+        logits = graphs.logits(sequences, drawn_tokens(sequences, before))
         if logits is None:
             return None
         rows = [_draw_row(sequence) for sequence in sequences]
-        return self._sampler.sample(logits, rows, masks=_masks(_structures(sequences)))
+        return self._sampler.begin(logits, rows, masks=_masks(_structures(sequences)))
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch.
@@ -363,7 +387,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:
     if not sequence.samples:
         return None
-    position = len(sequence.token_ids)
+    position = sequence.num_tokens
     num_output_tokens = position - sequence.num_prompt_tokens
     return DrawRow(sequence.sampling, sequence.seed, position, num_output_tokens, sequence.token_ids)
 

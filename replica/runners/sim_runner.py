@@ -185,10 +185,10 @@ class SimRunner:
             pages[table[position // size] * size + position % size] = state
         if not sequence.samples:
             return None
-        drawn = _draw(state, sequence.sampling, sequence.seed)
+        draw = _draw(state, sequence.sampling, sequence.seed)
         if sequence.structure is not None:
-            return _allowed(sequence.structure, drawn, self._config.vocab_size)
-        return drawn % self._config.vocab_size
+            return _allowed(sequence.structure, draw, self._config.vocab_size)
+        return draw % self._config.vocab_size
 
 
 class _SimStep:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from replica.scheduling.request import Request
 
-# Steps begun unseen in a row while somebody waits: one that is planned may see room that came without anybody's
-# end, by a merged block or by what answers are expected to grow to.
+# Steps begun unseen in a row while somebody waits: one that is planned may see room that came without
+# anybody's end, by a merged block or by what answers are expected to grow to.
 MOST_UNSEEN = 8
 
 

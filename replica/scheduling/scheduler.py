@@ -23,13 +23,13 @@ from replica.errors import (
 from replica.scheduling.admission import Admission
 from replica.scheduling.entrance import Entrance
 from replica.scheduling.followers import Followers
+from replica.scheduling.going_on import MOST_UNSEEN, going_on
 from replica.scheduling.load_account import (
     context_tokens,
     queued_attention,
     queued_by_tenant,
     queued_uncached_tokens,
 )
-from replica.scheduling.going_on import MOST_UNSEEN, going_on
 from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.promises import Promises
 from replica.scheduling.request import Request, RequestState

@@ -65,7 +65,7 @@ class StepPlan:
         self._schedule_prompts()
 
     def go_on(self, requests: Sequence[Request]) -> None:
-        """Fill it with a token for each of these, who decode and have their blocks; nobody else moves forward."""
+        """Fill it with a token for each of these, who decode and have their blocks; nobody else moves."""
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = False
         self.started.clear()

@@ -1,6 +1,6 @@
-"""Laws of steps that are begun while the one before is computed: nobody's answer changes, and no block is lost.
+"""Laws of steps that are begun while the one before is computed: no answer changes, and no block is lost.
 
-Over the simulated runner, whose pages betray any block that was handed out and never computed, or was computed
+Over the simulated runner, whose pages betray any block that was handed out and never computed, or computed
 from a token that was not the one drawn.
 """
 
@@ -131,7 +131,7 @@ def workloads(draw: st.DrawFn, *, num_blocks: int, harm: bool) -> Workload:
 
 @dataclass
 class Ended:
-    """How requests ended: the answer and its reason, the error, or None for one that was cancelled in time."""
+    """How requests ended: answer and reason, the error, or None for one that was cancelled in time."""
 
     by_id: dict[str, tuple[tuple[int, ...], str, FinishReason | None] | Exception | None]
     cached: set[BlockHash]
@@ -269,11 +269,13 @@ def make_quiet(request: GenerateRequest) -> GenerateRequest:
 
 
 def crowd(num: int, **options: Any) -> list[GenerateRequest]:
-    return [make_request(f"r{i}", [i % 4, 1, 2], max_tokens=30, ignore_eos=True, **options) for i in range(num)]
+    return [
+        make_request(f"r{i}", [i % 4, 1, 2], max_tokens=30, ignore_eos=True, **options) for i in range(num)
+    ]
 
 
 def test_every_decode_step_is_begun_ahead() -> None:
-    """But for the first one; blocks are opened and filled on the way. The last tokens are known to be the last."""
+    """But for the first one; blocks are opened and filled on the way. The last tokens are known as such."""
     workload = Workload(crowd(4), [0] * 4, settings={"max_wait_s": None})
     ended, core = run(workload, ROOMY, ahead=True)
     stats = core.stats()
