@@ -88,14 +88,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(file: Path, num_gpus: int | None) -> int:
-    from deploy.preflight import check_gpus, check_models
+    from deploy.preflight import check_gpus, check_models, missing_here
     from deploy.serve_file import ServeFile
 
     checked = ServeFile.read(file)
     model = check_models(checked)
     if num_gpus is not None:
         check_gpus(checked, num_gpus)
-    Console(highlight=False).print(f"{file}: fine ({checked.num_replicas} replicas of {model})")
+    console = Console(highlight=False)
+    console.print(f"{file}: fine ({checked.num_replicas} replicas of {model})", soft_wrap=True)
+    if num_gpus is None:  # else it is about another machine
+        for missing in missing_here(checked):
+            console.print(f"not on this machine: {missing}", soft_wrap=True)
     return 0
 
 

@@ -129,6 +129,14 @@ def _on_node(config: ReplicaConfig) -> ReplicaConfig:
     if config.num_blocks is None and config.device == "cpu":
         # Replicas that start together all see the same free memory. On GPUs each sees its own card.
         config = replace(config, kv_memory_fraction=max(0.01, config.kv_memory_fraction / replicas_here))
+    if config.device == "cuda" and (part := _part_of_card()) is not None:
+        config = replace(config, device_share=min(config.device_share, part))
     if config.event_host == "node":
         config = replace(config, event_host=ray.util.get_node_ip_address())
     return config
+
+
+def _part_of_card() -> float | None:
+    """What of its card this replica has, where Ray gives others the rest; None where it has all of it."""
+    num_gpus = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0))
+    return num_gpus if 0 < num_gpus < 1 else None

@@ -5,12 +5,18 @@ Reads files and this machine's memory; imports neither Ray nor torch.
 
 from __future__ import annotations
 
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+
 from cache.errors import ConfigError
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
 from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
+
+NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
 
 
 def check_models(file: ServeFile) -> str:
@@ -40,6 +46,49 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
         key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
         accepted = f"must be at most {fitting}: each takes {each:g} GPUs, and there are {num_gpus:g}"
         raise ConfigError(f"applications.deployments.Replica.{key}", most, accepted)
+
+
+def missing_here(file: ServeFile, cards: int | None = None) -> list[str]:
+    """What this machine lacks of what the file's replicas ask of theirs. Not refused: they may run elsewhere.
+
+    cards: NVIDIA cards here; None = as many as its driver tells of.
+    """
+    config = file.app.replica
+    if config.runner == "simulated" or config.device != "cuda":
+        return []
+    actor = file.options("Replica").get("ray_actor_options") or {"num_gpus": 1}
+    each, most = float(actor.get("num_gpus") or 0), replica_bounds(file.options("Replica"))[1]
+    cards = num_cards() if cards is None else cards
+    missing = []
+    if most * each > cards:
+        lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
+        asked = f"{most} replicas take {each:g} GPUs each, {most * each:g} in all"
+        missing.append(f"{lacking}: {asked}, and there are {cards}")
+    if (version := _torch_for_cpus()) is not None:
+        missing.append(f"a torch that computes on cards: {version} is built for CPUs alone")
+    if config.attention_backend == "triton" and not _is_installed("triton"):
+        missing.append("the package triton, for attention_backend: triton (it comes with torch for CUDA)")
+    if config.attention_backend == "flash_attn" and not _is_installed("flash_attn"):
+        missing.append("the package flash-attn, for attention_backend: flash_attn (pip install .[gpu])")
+    return missing
+
+
+def num_cards() -> int:
+    """NVIDIA cards that the driver of this machine tells of."""
+    try:
+        return sum(1 for _ in NVIDIA_CARDS.iterdir())
+    except OSError:
+        return 0
+
+
+def _torch_for_cpus() -> str | None:
+    """The torch that is installed, if it is one of those that know no card."""
+    version = metadata.version("torch")
+    return f"torch {version}" if version.endswith("+cpu") else None
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def check_keys(file: ServeFile) -> None:

@@ -76,6 +76,9 @@ class ReplicaConfig:
     runner: str = "model"  # "model" | "simulated"
     sim: SimConfig = field(default_factory=SimConfig)
     device: str = "auto"  # "cpu" | "cuda" | "auto"
+    # Of a CUDA card's memory, what is this replica's where others have their part of it, whoever starts
+    # first; deploy takes it from `num_gpus`, where that is less than one.
+    device_share: float = 1.0
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
     # auto: gather_sdpa, which runs anywhere. "triton" reads pages in place on CUDA cards; it was compiled for
     # them and run in Triton's interpreter, never timed on one. "flash_attn", where that package is installed,
@@ -143,6 +146,7 @@ class ReplicaConfig:
         _check_one_of("runner", self.runner, ("model", "simulated"))
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
+        _check_range("device_share", self.device_share, 0.01, 1.0)
         _check_one_of("attention_backend", self.attention_backend, ("auto", *BLOCK_SIZES))
         if self.async_scheduling not in (True, False, "auto"):
             raise ConfigError("async_scheduling", self.async_scheduling, "must be true, false or auto")

@@ -150,6 +150,19 @@ def free_bytes(device: torch.device) -> int:
     return free_host_bytes()
 
 
+def free_share_bytes(device: torch.device, share: float) -> int:
+    """Memory still to be had on `device` by a process that may have `share` of a card with others, bytes.
+
+    A card's free memory depends on who started first. What a process may have of it does not, as long as the
+    others keep to theirs.
+    """
+    free = free_bytes(device)
+    if device.type != "cuda" or share >= 1:
+        return free
+    _free, total = torch.cuda.mem_get_info(device)
+    return max(0, min(free, int(total * share) - torch.cuda.memory_reserved(device)))
+
+
 def blocks_from_memory(free: int, fraction: float, block_bytes: int, device: torch.device) -> int:
     """How many blocks `fraction` of `free` bytes holds; at least 1 is not promised."""
     fitting = int(free * fraction) // block_bytes

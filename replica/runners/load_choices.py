@@ -61,10 +61,12 @@ def choose_length(config: ReplicaConfig, resolved: ResolvedModel, model_config: 
     return config.max_model_len
 
 
-def check_memory_for_weights(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype) -> None:
+def check_memory_for_weights(
+    config: ReplicaConfig, resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
+) -> None:
     """Before loading: the weights must fit. What is left for pages is checked when their shape is known."""
     needed = weight_bytes(resolved, str(dtype).removeprefix("torch."))
-    free = kv_pages.free_bytes(device)
+    free = kv_pages.free_share_bytes(device, config.device_share)
     if needed > free:
         raise NotEnoughMemory(resolved.source, needed, free, str(device), "its weights")
 
@@ -149,7 +151,7 @@ def choose_num_blocks(
     block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
     step_tokens = min(config.max_batched_tokens, max_model_len)
     needed_by_steps = step_bytes(model, step_tokens, min(config.max_running, step_tokens))
-    free = max(0, kv_pages.free_bytes(device) - needed_by_steps)
+    free = max(0, kv_pages.free_share_bytes(device, config.device_share) - needed_by_steps)
     if config.num_blocks is not None:
         needed = config.num_blocks * block_bytes
         if needed > free:

@@ -98,7 +98,7 @@ class ModelRunner:
         # Before gigabytes are fetched and loaded.
         load_choices.check_backend(config, device, dtype, model_config)
         fetch_weights(resolved)
-        load_choices.check_memory_for_weights(resolved, device, dtype)
+        load_choices.check_memory_for_weights(config, resolved, device, dtype)
         model = load_model(resolved, device, dtype)
         return cls.over(model, config, resolved.source, max_model_len=max_model_len, clock=clock)
 

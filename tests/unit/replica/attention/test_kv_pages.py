@@ -93,3 +93,29 @@ def test_blocks_are_the_share_of_memory_that_was_allowed(
 def test_free_bytes_on_cpu_are_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_pages, "free_host_bytes", lambda: 12345)
     assert kv_pages.free_bytes(CPU) == 12345
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "share", "left"),
+    [
+        (78, 0, 1.0, 78),
+        (78, 0, 0.5, 40),  # whoever starts first leaves the other's half alone
+        (70, 10, 0.5, 30),  # its own weights are part of its half
+        (12, 10, 0.5, 12),  # somebody takes more than is his: no more than there is
+        (60, 50, 0.5, 0),
+    ],
+)
+def test_a_part_of_a_card_does_not_depend_on_who_starts_first(
+    free: int, reserved: int, share: float, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: reserved * GIB)
+    assert kv_pages.free_share_bytes(torch.device("cuda", 0), share) == left * GIB
+
+
+def test_a_cpu_has_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_pages, "free_host_bytes", lambda: 12345)
+    assert kv_pages.free_share_bytes(CPU, 0.5) == 12345
