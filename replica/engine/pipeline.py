@@ -17,7 +17,8 @@ from typing import Protocol
 from cache.errors import ConfigError
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import RequestId
-from replica.scheduling.request import Request, RequestState
+from replica.scheduling.going_on import NextPart
+from replica.scheduling.request import RequestState
 from replica.scheduling.runner import LaunchedStep, LaunchingRunner, Runner, ScheduledSequence, StepResult
 from replica.scheduling.scheduler import Scheduler
 
@@ -84,10 +85,10 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """One that the runner has before it is open, and whom it is of."""
+    """One that the runner has before it is open, and what it is of."""
 
     begun: _Begun
-    requests: list[Request]
+    parts: list[NextPart]
 
 
 class OneAhead:
@@ -100,7 +101,7 @@ class OneAhead:
         self._runner = runner
         self._open: list[ScheduledSequence] = []
         self._begun: _Begun | None = None  # the open step, where the runner has it
-        self._following: list[Request] = []  # who goes on after it, with room for that
+        self._following: list[NextPart] = []  # the step after it, with room for its tokens
         self._ahead: _Ahead | None = None
         self._num_unseen = 0  # steps in a row that were begun ahead
         self.num_begun_ahead = self.num_wasted = 0
@@ -111,7 +112,7 @@ class OneAhead:
         if self._begun is None:
             self._num_unseen = 0
             self._open = self._scheduler.schedule()
-        self._following = self._with_room(self._scheduler.going_on(unseen=self._num_unseen))
+        self._following = self._with_room(self._scheduler.parts_after(unseen=self._num_unseen))
         return self._open
 
     def compute(self) -> StepResult:
@@ -133,23 +134,23 @@ class OneAhead:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return []
-        here = [request for request in ahead.requests if request.state is RequestState.RUNNING]
-        self.num_wasted += len(ahead.requests) - len(here)
+        here = [part for part in ahead.parts if part.request.state is RequestState.RUNNING]
+        self.num_wasted += sum([part.num_tokens for part in ahead.parts if part not in here])
         if not here:
             return []
         self._begun = ahead.begun
         self._num_unseen += 1
         return self._scheduler.go_on(here)
 
-    def _with_room(self, requests: list[Request]) -> list[Request]:
-        """All of them, with blocks for the token after the one they draw; none, if these do not fit."""
-        sizes = [(request.blocks, len(request.token_ids) + 1) for request in requests]
-        needed = sum(max(0, self._cache.new_blocks(size) - len(blocks.block_table)) for blocks, size in sizes)
+    def _with_room(self, parts: list[NextPart]) -> list[NextPart]:
+        """All of them, with blocks for their tokens; none, if these do not fit."""
+        sizes = [(part.request.blocks, part.start + part.num_tokens) for part in parts]
+        needed = sum([max(0, self._cache.new_blocks(size) - len(held.block_table)) for held, size in sizes])
         if needed > self._cache.num_free:
             return []
-        for blocks, size in sizes:
-            self._cache.reserve(blocks, size)
-        return requests
+        for held, size in sizes:
+            self._cache.reserve(held, size)
+        return parts
 
     def _launch(self, sequences: list[ScheduledSequence], before: LaunchedStep | None = None) -> _Begun:
         places = {each.request_id: place for place, each in enumerate(sequences)}
@@ -157,8 +158,18 @@ class OneAhead:
 
     def _launch_ahead(self, begun: _Begun) -> _Ahead:
         sequences = [
-            self._scheduler.ahead_of(request, begun.place_by_id[request.request_id])
-            for request in self._following
+            ScheduledSequence(
+                request_id=part.request.request_id,
+                token_ids=part.request.token_ids,
+                block_table=part.request.blocks.block_table,
+                start=part.start,
+                num_new_tokens=part.num_tokens,
+                num_prompt_tokens=part.request.num_prompt_tokens,
+                sampling=part.request.sampling,
+                seed=part.request.seed,
+                drawn_by=begun.place_by_id[part.request.request_id] if part.is_drawn else None,
+            )
+            for part in self._following
         ]
         self.num_begun_ahead += 1
         return _Ahead(self._launch(sequences, begun.launched), self._following)

@@ -11,7 +11,6 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from cache.events import Load, StepTimeModel
 from cache.prefix_cache import PrefixCache
@@ -23,7 +22,7 @@ from replica.errors import (
 from replica.scheduling.admission import Admission
 from replica.scheduling.entrance import Entrance
 from replica.scheduling.followers import Followers
-from replica.scheduling.going_on import MOST_UNSEEN, going_on
+from replica.scheduling.going_on import NextPart
 from replica.scheduling.load_account import (
     context_tokens,
     queued_attention,
@@ -235,31 +234,20 @@ class Scheduler:
         self.num_cut_steps += self._step.is_cut_short
         return self._step.entries
 
-    def going_on(self, *, unseen: int) -> list[Request]:
-        """Who would compute one more token after the planned step, as far as that can be said before it is
-        done (`going_on.py`). unseen: steps in a row that were begun so. O(running).
+    def parts_after(self, *, unseen: int) -> list[NextPart]:
+        """The step after the planned one, as far as it can be said before that is done (`going_on.py`).
+
+        unseen: steps in a row that were begun so. O(running).
         """
-        if len(self._step.entries) < len(self._running):  # the next one may have blocks for who was left out
-            return []
-        if not self._waiting:
-            return going_on(self._step.entries)
-        if not self._step.is_settled or unseen >= MOST_UNSEEN:
-            return []
-        found = going_on(self._step.entries)
-        return found if len(found) == len(self._step.entries) else []  # else a place will be free
+        return self._step.parts_after(unseen=unseen)
 
-    def go_on(self, requests: Sequence[Request]) -> list[ScheduledSequence]:
-        """`schedule` the step that was begun while the last one was computed, of those who are still here.
+    def go_on(self, parts: Sequence[NextPart]) -> list[ScheduledSequence]:
+        """`schedule` the step that was begun while the last one was computed.
 
-        requests: from `going_on`, in any part, with room for their tokens.
+        parts: from `parts_after`, of those who are still here, with room for their tokens.
         """
-        self._step.go_on(requests)
-        return [_scheduled(request, 1) for request in requests]
-
-    def ahead_of(self, request: Request, drawn_by: int) -> ScheduledSequence:
-        """The token after the planned step, of one who is `going_on`. drawn_by: its place in that step."""
-        ahead = _scheduled(request, 1)
-        return replace(ahead, start=len(request.token_ids), copy_source=None, drawn_by=drawn_by)
+        self._step.go_on(parts)
+        return [_scheduled(part.request, part.num_tokens) for part in parts]
 
     def quiet_steps(self) -> int:
         """How many steps would follow the planned one that only decode and leave the cache alone.

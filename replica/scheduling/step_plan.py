@@ -14,6 +14,7 @@ from cache.events import StepTimeModel
 from cache.kv_cache_manager import PrefixHit
 from cache.prefix_cache import PrefixCache
 from replica.scheduling.admission import Admission
+from replica.scheduling.going_on import MOST_UNSEEN, NextPart, going_on
 from replica.scheduling.load_account import context_tokens
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.running import Running
@@ -64,16 +65,47 @@ class StepPlan:
         self._schedule_decodes()
         self._schedule_prompts()
 
-    def go_on(self, requests: Sequence[Request]) -> None:
-        """Fill it with a token for each of these, who decode and have their blocks; nobody else moves."""
+    def parts_after(self, *, unseen: int) -> list[NextPart]:
+        """The step after this one, as far as it can be said before this one is done; empty if it cannot.
+
+        unseen: steps in a row that were begun so. O(running).
+        """
+        if len(self.entries) < len(self._running):  # the next one may have blocks for who was left out
+            return []
+        going = going_on(self.entries)
+        if going is None or len(going.prompts) > 1:
+            return []
+        if self._waiting and len(going.decodes) + len(going.prompts) < len(self.entries):
+            return []  # there will be a place
+        parts = [NextPart(each, len(each.token_ids), 1, is_drawn=True) for each in going.decodes]
+        if going.prompts:
+            [(prompt, start)] = going.prompts
+            num_tokens = self._part_after(prompt, start, going.decodes)
+            return [*parts, NextPart(prompt, start, num_tokens, is_drawn=False)] if num_tokens else []
+        return parts if not self._waiting or (self.is_settled and unseen < MOST_UNSEEN) else []
+
+    def _part_after(self, prompt: Request, start: int, decodes: Sequence[Request]) -> int:
+        """Tokens of the only prompt that has begun; 0 where somebody else's turn might come, too."""
+        left, budget = len(prompt.token_ids) - start, self._budget.tokens - len(decodes)
+        if budget <= 0:
+            return 0
+        if self._waiting and (left < budget or self._turns.next([prompt], admits=True) is not prompt):
+            return 0
+        return self._room(decodes, 1 + len(self._waiting)).fits(start, min(left, budget))
+
+    def go_on(self, parts: Sequence[NextPart]) -> None:
+        """Fill it with these, which have their blocks: `parts_after` the step that is done now, without those
+        who have left since."""
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = False
         self.started.clear()
-        for request in requests:
-            self._cache.grow(request.blocks, len(request.token_ids))
-            self.entries.append((request, 1))
-            if request.num_computed % self._block_size == 0:  # it has opened a block
-                self._turns.charge(request, len(request.token_ids))
+        for part in parts:
+            request, end = part.request, part.start + part.num_tokens
+            assert request.num_computed == part.start, "it is not where it was to be"
+            self._cache.grow(request.blocks, end)
+            self.entries.append((request, part.num_tokens))
+            if not part.is_drawn or part.start % self._block_size == 0:  # a decode: where it opens a block
+                self._turns.charge(request, end)
 
     def take(self) -> list[tuple[Request, int]]:
         """It is over, well or not: what it was."""
@@ -128,7 +160,8 @@ class StepPlan:
         if not begun and not self._waiting:
             return
         budget = self._budget.tokens - len(self.entries)
-        room, places = self._room(len(begun) + len(self._waiting)), self._budget.places
+        decodes = [request for request, _ in self.entries]
+        room, places = self._room(decodes, len(begun) + len(self._waiting)), self._budget.places
         admits, without = True, set[str]()
         while budget > 0 and not room.is_full:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
@@ -180,9 +213,8 @@ class StepPlan:
         self._turns.charge(request, request.num_computed + num_tokens)
         room.take(request.num_computed, num_tokens)
 
-    def _room(self, num_prompts: int) -> StepRoom:
-        """What the decodes of this step leave to so many prompts, budget and blocks aside."""
-        decodes = [request for request, _ in self.entries]
+    def _room(self, decodes: Sequence[Request], num_prompts: int) -> StepRoom:
+        """What these decodes leave to so many prompts, budget and blocks aside."""
         return StepRoom.beside(
             self._pace() if decodes else None,
             num_decodes=len(decodes),

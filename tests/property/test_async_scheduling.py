@@ -283,6 +283,16 @@ def test_every_decode_step_is_begun_ahead() -> None:
     assert (stats.num_steps, stats.steps_ahead, stats.wasted_tokens) == (30, 29, 0)
 
 
+def test_a_prompt_goes_on_beside_decodes() -> None:
+    """Long ones in parts, each begun before the one before it is done; whoever waits gets what they leave."""
+    requests = [make_request(f"r{i}", [i, 1] * 30, max_tokens=20, ignore_eos=True) for i in range(3)]
+    workload = Workload(requests, [0, 3, 3], settings={"max_wait_s": None, "max_batched_tokens": 10})
+    _, core = run(workload, ROOMY, ahead=True)
+    stats = core.stats()
+    assert stats.computed_tokens == 3 * (60 + 19)
+    assert stats.steps_ahead > 0.8 * stats.num_steps
+
+
 def test_whoever_waits_keeps_nobody_from_it() -> None:
     """Two of six run at a time: only a step after which a place is free is waited for."""
     workload = Workload(crowd(6), [0] * 6, settings={"max_wait_s": None, "max_running": 2})
