@@ -23,7 +23,15 @@ from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
 from replica.output.detokenizer import TokenDecoder
 from replica.scheduling.request import Request
-from replica.scheduling.runner import CopyTime, Runner, RunnerInfo, ScheduledSequence, StepResult
+from replica.scheduling.runner import (
+    CopyTime,
+    LaunchedStep,
+    LaunchingRunner,
+    Runner,
+    RunnerInfo,
+    ScheduledSequence,
+    StepResult,
+)
 
 OURS, GENERATE, CONTINUOUS = "warmpath", "generate", "continuous"
 NAMES = (OURS, GENERATE, CONTINUOUS)
@@ -158,6 +166,20 @@ class Warmpath:
         )
 
 
+class _TimedStep:
+    """A step that was begun; the time it is waited for counts as inside the runner."""
+
+    def __init__(self, runner: _TimedRunner, step: LaunchedStep) -> None:
+        self._runner = runner
+        self.step = step
+
+    def result(self) -> StepResult:
+        began = now()
+        result = self.step.result()
+        self._runner.inside += now() - began
+        return result
+
+
 class _TimedRunner:
     """A runner that adds up the time spent inside it, to tell the forward from everything around it."""
 
@@ -174,6 +196,16 @@ class _TimedRunner:
         result = self._runner.execute(sequences)
         self.inside += now() - began
         return result
+
+    def launch(
+        self, sequences: Sequence[ScheduledSequence], before: LaunchedStep | None = None
+    ) -> LaunchedStep:
+        assert isinstance(self._runner, LaunchingRunner)
+        assert before is None or isinstance(before, _TimedStep)
+        began = now()
+        step = self._runner.launch(sequences, before.step if before is not None else None)
+        self.inside += now() - began
+        return _TimedStep(self, step)
 
     def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
         return self._runner.copy_blocks(moves)

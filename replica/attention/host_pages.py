@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from cache.host_tier import BlockMoves
 from replica.attention.kv_pages import KVPages
 from replica.scheduling.runner import CopyTime
+from replica.transfer import to_device
 
 _cuda: Any = torch.cuda  # whose streams and events have no annotations
 
@@ -67,7 +69,7 @@ class HostPages:
     def _save(self, saves: Sequence[tuple[int, int]]) -> None:
         for blocks, slots in self._pieces(saves):
             self._wait_for_copies()  # they may still read the buffer
-            index = torch.tensor(blocks, dtype=torch.int64).to(self._device)
+            index = to_device(np.array(blocks, dtype=np.int64), self._device)
             staged = self._out[: len(blocks)]
             for tensor, columns in zip(self._tensors, self._columns, strict=True):
                 staged[:, columns] = tensor.index_select(0, index).view(len(blocks), -1)
@@ -78,7 +80,7 @@ class HostPages:
             staged = self._in[: len(slots)]
             self._copy_rows([(staged[row], self._rows[slot]) for row, slot in enumerate(slots)])
             self._wait_for_copies()
-            index = torch.tensor(blocks, dtype=torch.int64).to(self._device)
+            index = to_device(np.array(blocks, dtype=np.int64), self._device)
             for tensor, columns in zip(self._tensors, self._columns, strict=True):
                 part = staged[:, columns]
                 tensor.index_copy_(0, index, part.reshape(len(blocks), *tensor.shape[1:]))

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
 from replica.memory import free_host_bytes
+from replica.transfer import to_device
 
 if TYPE_CHECKING:
     from replica.attention.backend import AttentionBackend, AttentionCall
@@ -121,7 +123,7 @@ class KVPages:
         """Copy whole blocks in every layer, between steps. copies: (from, to); no block is among both."""
         if not copies:
             return
-        sources, targets = torch.tensor(copies, dtype=torch.int64).to(self._device).unbind(1)
+        sources, targets = to_device(np.array(copies, dtype=np.int64), self._device).unbind(1)
         for module in self._modules:
             module.__dict__[ATTRIBUTE].copy_blocks(sources, targets)
 

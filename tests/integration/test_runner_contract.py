@@ -18,7 +18,7 @@ from replica.config import ReplicaConfig, SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.models.model_source import resolve
 from replica.runners.sim_runner import SimRunner
-from replica.scheduling.runner import Runner, ScheduledSequence
+from replica.scheduling.runner import LaunchingRunner, Runner, ScheduledSequence
 from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request
 
 NUM_BLOCKS = 64
@@ -200,6 +200,39 @@ def test_a_step_that_raises_leaves_the_runner_usable(build: Callable[[], Runner]
     runner = build()
     with pytest.raises(Exception):  # noqa: B017, PT011 - the protocol says: anything
         runner.execute([piece(PROMPT, [0, 1])])  # a table too short for its tokens
+    assert token(runner, piece(PROMPT, [0, 1, 2, 3, 4])) == token(build(), piece(PROMPT, [0, 1, 2, 3, 4]))
+
+
+def test_a_step_is_begun_before_the_one_before_is_looked_at(build: Callable[[], Runner]) -> None:
+    """Its tokens are known to the device alone; another's prompt goes on beside it."""
+    table, other = [0, 1, 2, 3, 4], [20, 21, 22]
+    runner = build()
+    first = token(runner, piece(PROMPT, table, sampling=WARM, seed=3))
+    runner.execute([piece(OTHER, other, 0, 5, name="b")])
+    longer = piece([*PROMPT, first], table, len(PROMPT), sampling=WARM, seed=3)
+    wanted = runner.execute([piece(OTHER, other, 5, name="b"), longer]).next_tokens
+
+    launching = build()
+    assert isinstance(launching, LaunchingRunner)
+    before = launching.launch(
+        [piece(OTHER, other, 0, 5, name="b"), piece(PROMPT, table, sampling=WARM, seed=3)]
+    )
+    unseen = replace(longer, token_ids=array("i", PROMPT), drawn_by=1)
+    after = launching.launch([piece(OTHER, other, 5, name="b"), unseen], before)
+    assert before.result().next_tokens == (None, first)
+    result = after.result()
+    assert result.next_tokens == wanted
+    assert result.elapsed_s > 0
+
+
+def test_a_step_after_one_that_failed_fails(build: Callable[[], Runner]) -> None:
+    runner = build()
+    assert isinstance(runner, LaunchingRunner)
+    before = runner.launch([piece(PROMPT, [0, 1])])  # a table too short for its tokens
+    after = runner.launch([replace(piece(PROMPT, [0, 1, 2, 3, 4], 18, 19), drawn_by=0)], before)
+    for step in (before, after):
+        with pytest.raises(Exception):  # noqa: B017, PT011 - the protocol says: anything
+            step.result()
     assert token(runner, piece(PROMPT, [0, 1, 2, 3, 4])) == token(build(), piece(PROMPT, [0, 1, 2, 3, 4]))
 
 
