@@ -254,7 +254,8 @@ class KVCacheManager:
         Raises NoFreeBlocks and changes nothing when they do not fit.
         """
         assert num_tokens <= len(sequence.token_ids), "no such tokens to compute"
-        self.reserve(sequence, num_tokens)
+        if self.new_blocks(num_tokens) > len(sequence.block_table):
+            self.reserve(sequence, num_tokens)
         self._register_full(sequence, num_tokens)
 
     def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:

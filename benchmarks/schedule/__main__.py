@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import machine
 from benchmarks.arguments import positive
-from benchmarks.schedule import host_memory, orders, stall, tenants
+from benchmarks.schedule import host_memory, idle, orders, stall, tenants
 from benchmarks.schedule.rows import Section, missed, table
 from replica.scheduling.order import SchedulingOrder
 
@@ -29,6 +29,8 @@ Measure the engine's scheduler.
             virtual clock, alone and behind a Router. Target: p99 at most 1.5 times what it was
   host      host memory behind the pool, by a virtual clock: more conversations than the pool holds, and
             answers that outgrow it. Target: its bytes stay under their cap
+  idle      what a device waits for between two steps, one by one and begun ahead: simulated, by the real
+            clock. Target: at most half
   orders    first come; shortest uncached prefill first, aging; the same, standing back for shorter ones: on
             a simulated fleet behind production's Router, bound late and at once
 """
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sections.append(tenants.measure(advance, options.seeds))
         if "host" in options.only:
             sections += host_memory.measure(advance, options.seeds)
+        if "idle" in options.only:
+            sections.append(idle.measure(advance, options.repeats))
         if "orders" in options.only:
             sections.append(orders.measure(advance, options.seeds))
     for section in sections:
@@ -70,6 +74,7 @@ def _num_parts(repeats: int, only: Sequence[str]) -> int:
         "stall": 2 + 2 * repeats,
         "tenants": 7,
         "host": len(host_memory.HOST_BLOCKS) + 3,
+        "idle": len(idle.BATCHES),
         "orders": len(orders.BINDINGS) * len(orders.LOADS) * len(SchedulingOrder),
     }
     return sum(parts[name] for name in only)
@@ -81,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parts = ("stall", "tenants", "host", "orders")
+    parts = ("stall", "tenants", "host", "idle", "orders")
     parser.add_argument(
         "--only", nargs="+", choices=parts, default=parts, metavar="PART", help=f"of {', '.join(parts)}"
     )

@@ -135,7 +135,9 @@ class OneAhead:
         if ahead is None:
             return []
         here = [part for part in ahead.parts if part.request.state is RequestState.RUNNING]
-        self.num_wasted += sum([part.num_tokens for part in ahead.parts if part not in here])
+        if len(here) < len(ahead.parts):
+            begun, kept = (sum([part.num_tokens for part in parts]) for parts in (ahead.parts, here))
+            self.num_wasted += begun - kept
         if not here:
             return []
         self._begun = ahead.begun

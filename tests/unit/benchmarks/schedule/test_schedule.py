@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.schedule import orders, stall, tenants
+from benchmarks.schedule import idle, orders, stall, tenants
 from benchmarks.schedule.rows import Line, Section, missed
 from benchmarks.schedule.virtual_engine import Job, run
 from loadtest.simulation.machine import H100_8B
@@ -44,6 +44,15 @@ def test_orders_meet_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(section.lines) == len(SchedulingOrder)
     first_come = [line for line in section.lines if line.case.endswith("first_come")]
     assert [line.cells[2] for line in first_come] == ["1.000 ± 0.000"]
+
+
+def test_steps_are_begun_ahead_where_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times are the machine's; what is compared is not."""
+    monkeypatch.setattr(idle, "STEP_S", 0.0001)
+    monkeypatch.setattr(idle, "BATCHES", (4,))
+    monkeypatch.setattr(idle, "OUTPUT_TOKENS", 20)
+    section = idle.measure(silent, repeats=1)
+    assert [line.cells[0] for line in section.lines] == ["0%", "95%"]
 
 
 def test_jobs_that_find_no_room_have_no_first_token() -> None:
