@@ -305,6 +305,15 @@ def test_whoever_waits_keeps_nobody_from_it() -> None:
     assert stats.steps_ahead > 0.8 * stats.num_steps
 
 
+def test_a_place_that_is_known_to_be_free_is_taken_at_once() -> None:
+    """An answer's length ends it: whoever waits starts in the very next step, as if it went one by one."""
+    requests = [make_request(f"r{i}", [i % 4, 1], max_tokens=5 + 4 * i, ignore_eos=True) for i in range(5)]
+    workload = Workload(requests, [0] * 5, settings={"max_wait_s": None, "max_running": 2})
+    alone, ahead = (run(workload, ROOMY, ahead=ahead)[1].stats() for ahead in (False, True))
+    assert ahead.num_steps == alone.num_steps
+    assert ahead.steps_ahead > 0.5 * ahead.num_steps
+
+
 def test_a_stop_wastes_one_token() -> None:
     requests = [make_request(f"r{i}", [i, i], max_tokens=40, seed=i, temperature=1.0) for i in range(4)]
     workload = Workload(requests, [0] * 4, settings={"max_wait_s": None})
