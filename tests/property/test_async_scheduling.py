@@ -7,7 +7,7 @@ from a token that was not the one drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from cache.messages import FinishReason, GenerateRequest
 from cache.types import BlockHash, RequestId
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
-from replica.errors import StepOutOfMemory
+from replica.errors import StepOutOfMemory, WaitTooLong
 from replica.runners.sim_runner import SimRunner
 from replica.runners.virtual_clock import VirtualClock
 from replica.scheduling.request import RequestState
@@ -205,7 +205,10 @@ def run(workload: Workload, num_blocks: int, *, ahead: bool) -> tuple[Ended, Eng
 def harm(core: EngineCore, runner: SimRunner, workload: Workload, step: int, ended: Ended) -> None:
     for request, arrival in zip(workload.requests, workload.arrivals, strict=True):
         if arrival == step:
-            core.submit(request)
+            try:
+                core.submit(request)
+            except WaitTooLong as refused:  # by its deadline
+                ended.by_id[request.request_id] = refused
     for request_id, at in workload.cancels.items():
         if at == step and core.cancel(RequestId(request_id)) is not None:
             ended.by_id[request_id] = None
@@ -267,8 +270,6 @@ def test_whatever_happens_who_answers_answers_right(workload: Workload) -> None:
 
 
 def make_quiet(request: GenerateRequest) -> GenerateRequest:
-    from dataclasses import replace
-
     return replace(request, deadline_s=None)
 
 
