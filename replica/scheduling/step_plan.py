@@ -91,7 +91,7 @@ class StepPlan:
             return 0
         if self._waiting and (left < budget or self._turns.next([prompt], admits=True) is not prompt):
             return 0
-        return self._room(decodes, 1 + len(self._waiting)).fits(start, min(left, budget))
+        return self._room(1 + len(self._waiting), decodes).fits(start, min(left, budget))
 
     def go_on(self, parts: Sequence[NextPart]) -> None:
         """Fill it with these, which have their blocks: `parts_after` the step that is done now, without those
@@ -99,6 +99,7 @@ class StepPlan:
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = False
         self.started.clear()
+        self._turns.begin_step([part.request for part in parts if not part.is_drawn])
         for part in parts:
             request, end = part.request, part.start + part.num_tokens
             assert request.num_computed == part.start, "it is not where it was to be"
@@ -160,8 +161,7 @@ class StepPlan:
         if not begun and not self._waiting:
             return
         budget = self._budget.tokens - len(self.entries)
-        decodes = [request for request, _ in self.entries]
-        room, places = self._room(decodes, len(begun) + len(self._waiting)), self._budget.places
+        room, places = self._room(len(begun) + len(self._waiting)), self._budget.places
         admits, without = True, set[str]()
         while budget > 0 and not room.is_full:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
@@ -213,8 +213,10 @@ class StepPlan:
         self._turns.charge(request, request.num_computed + num_tokens)
         room.take(request.num_computed, num_tokens)
 
-    def _room(self, decodes: Sequence[Request], num_prompts: int) -> StepRoom:
-        """What these decodes leave to so many prompts, budget and blocks aside."""
+    def _room(self, num_prompts: int, decodes: Sequence[Request] | None = None) -> StepRoom:
+        """What the decodes of this step, or these, leave to so many prompts, budget and blocks aside."""
+        if decodes is None:
+            decodes = [request for request, _ in self.entries]
         return StepRoom.beside(
             self._pace() if decodes else None,
             num_decodes=len(decodes),

@@ -6,6 +6,7 @@ from a token that was not the one drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,7 @@ from replica.engine.engine_core import EngineCore
 from replica.errors import StepOutOfMemory, WaitTooLong
 from replica.runners.sim_runner import SimRunner
 from replica.runners.virtual_clock import VirtualClock
+from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import CopyTime, LaunchedStep, ScheduledSequence, StepResult
 from tests.fakes.engine import BLOCK_SIZE, make_request, sim_config, sim_core
@@ -93,21 +95,21 @@ def workloads(draw: st.DrawFn, *, num_blocks: int, harm: bool) -> Workload:
         prompt = [*shared[: draw(st.integers(0, 30))], *draw(st.lists(tokens, min_size=1, max_size=12))][:40]
         most = min(40, num_blocks * BLOCK_SIZE + 1 - len(prompt))
         max_tokens = draw(st.integers(1, most))
-        requests.append(
-            make_request(
-                f"r{index}",
-                prompt,
-                max_tokens=max_tokens,
-                temperature=draw(st.sampled_from([0.0, 1.0])),
-                seed=index,
-                salt=draw(st.sampled_from(["", "other"])),
-                stop=draw(st.sampled_from([(), (), ("ab",), ("ca", "bb")])),
-                min_tokens=min(max_tokens, draw(st.sampled_from([0, 0, 5]))),
-                ignore_eos=draw(st.booleans()),
-                top_p=draw(st.sampled_from([1.0, 1.0, 1.0, 0.5])),
-                deadline_s=draw(st.sampled_from([None, None, 0.02, 0.2])) if harm else None,
-            )
+        request = make_request(
+            f"r{index}",
+            prompt,
+            max_tokens=max_tokens,
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            seed=index,
+            salt=draw(st.sampled_from(["", "other"])),
+            stop=draw(st.sampled_from([(), (), ("ab",), ("ca", "bb")])),
+            min_tokens=min(max_tokens, draw(st.sampled_from([0, 0, 5]))),
+            ignore_eos=draw(st.booleans()),
+            top_p=draw(st.sampled_from([1.0, 1.0, 1.0, 0.5])),
+            deadline_s=draw(st.sampled_from([None, None, 0.02, 0.2])) if harm else None,
         )
+        tenant, priority = draw(st.sampled_from(["", "", "other"])), draw(st.sampled_from([0, 0, -5]))
+        requests.append(replace(request, tenant=tenant, priority=priority))
     host = draw(st.sampled_from([0.0, 40 * 8 * BLOCK_SIZE / (1 << 30)]))
     cancelled = draw(st.sets(st.sampled_from(requests).map(lambda r: r.request_id))) if harm else set()
     return Workload(
@@ -118,6 +120,8 @@ def workloads(draw: st.DrawFn, *, num_blocks: int, harm: bool) -> Workload:
             "max_wait_s": None,
             "max_batched_tokens": draw(st.integers(1, 40)),
             "max_running": draw(st.integers(1, 8)),
+            "scheduling_order": draw(st.sampled_from(list(SchedulingOrder))).value,
+            "itl_target_s": draw(st.sampled_from([math.inf, None, 0.003])),
             "prefix_caching": draw(st.booleans()),
             "cache_discipline": draw(st.sampled_from([kind.value for kind in PAGED])),
             "host_cache_gib": host,
