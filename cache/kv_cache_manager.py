@@ -19,75 +19,19 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from cache.block_hash import BlockHasher, ExtraKeys
 from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
+from cache.cache_stats import CacheStats
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
 from cache.host_tier import BlockMoves, HostTier, HostTotals
 from cache.pins import Pins
+from cache.sequence_blocks import PrefixHit, SequenceBlocks, SwappedBlocks
 from cache.types import BlockHash, PinId
 
 __all__ = ["BlockEventSink", "CacheStats", "KVCacheManager", "PrefixHit", "SequenceBlocks"]
 
 _NO_HASH = BlockHash(b"")
-
-
-@dataclass(slots=True, eq=False)
-class SequenceBlocks:
-    """One sequence's claim on the cache. Written by `KVCacheManager` alone; others read.
-
-    [0, hit) shared from the cache   [hit, full) ours, hashed   [full, end) ours, no hash yet
-    """
-
-    token_ids: array[int]  # prompt + output; shared with the request, which appends to it
-    root: BlockHash  # empty with prefix caching off
-    extra_keys: ExtraKeys = field(default_factory=dict)
-    block_table: list[int] = field(
-        default_factory=list
-    )  # block ids in token order; only a commit changes one
-    block_hashes: list[BlockHash] = field(default_factory=list)  # of full blocks hashed so far
-    num_offered: int = 0  # leading blocks of the table registered so far, or refused
-    # A fork's: the block whose tokens the coming step copies into the table's last one; held until it has.
-    copy_source: int | None = None
-    looks_up: bool = True  # False: everything of it is to be computed, whatever the cache holds
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """Leading blocks of a sequence that the cache holds, verified token by token."""
-
-    block_ids: tuple[int, ...]
-    num_tokens: int  # of those blocks, and of `slots`; at most len(token_ids) - 1
-    num_idle: int  # of the blocks, those waiting in the free queue: they stop being free when taken
-    removals: int = 0  # the pool's count at lookup: while it stands still, the hit holds unchecked
-    # Host memory's slots of what follows those blocks, to be copied back; the last one may be partly filled,
-    # if the sequence had been swapped out.
-    slots: tuple[int, ...] = ()
-    num_declined: int = 0  # blocks that host memory holds behind it, cheaper to compute
-
-
-@dataclass(frozen=True, slots=True)
-class _Swapped:
-    """What host memory holds for one sequence alone."""
-
-    slots: tuple[int, ...]  # of its first blocks
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """A snapshot for metrics and tests. free + used == total, always."""
-
-    total: int
-    free: int  # in the free queue, cached content included
-    used: int  # referenced by at least one sequence or pin
-    cached: int  # blocks with a registered hash, duplicates included
-    pinned: int  # of those in use, referenced by at least one pin
-    host_cached: int = 0  # blocks in host memory that a prompt may find
-    host_swapped: int = 0  # blocks there of sequences that were swapped out
-    host_used: int = 0  # slots taken, those of the step's own moves included
-    host_total: int = 0
 
 
 class KVCacheManager:
@@ -122,7 +66,7 @@ class KVCacheManager:
         self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
         self._hasher = hasher
         self._copying: list[SequenceBlocks] = []  # forks since the last commit
-        self._swapped: dict[SequenceBlocks, _Swapped] = {}
+        self._swapped: dict[SequenceBlocks, SwappedBlocks] = {}
         self._resumed: list[SequenceBlocks] = []  # of those, admitted since the last commit
 
     def begin(
@@ -318,7 +262,7 @@ class KVCacheManager:
         if slots is None:
             return False
         self.release(sequence)
-        self._swapped[sequence] = _Swapped(slots, num_tokens)
+        self._swapped[sequence] = SwappedBlocks(slots, num_tokens)
         return True
 
     def take_moves(self) -> BlockMoves:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
-from cache.kv_cache_manager import CacheStats, PrefixHit, SequenceBlocks
+from cache.cache_stats import CacheStats
+from cache.sequence_blocks import PrefixHit, SequenceBlocks
 
 
 class PrefixCache(Protocol):

@@ -15,9 +15,10 @@ from array import array
 from dataclasses import dataclass, field
 
 from cache.block_hash import BlockHasher
+from cache.cache_stats import CacheStats
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
-from cache.kv_cache_manager import CacheStats, PrefixHit, SequenceBlocks
 from cache.radix_tree import TOKEN_BYTES, Node, Place, RadixTree
+from cache.sequence_blocks import PrefixHit, SequenceBlocks
 from cache.types import little_endian_bytes
 
 

@@ -65,7 +65,10 @@ def run_routed(
     routing.on_load(REPLICA, engine.load())
     while engine.now_s < until_s and (index < len(jobs) or len(held) or engine.has_work):
         if engine.has_work:
-            for number in engine.step():
+            ended = engine.step()
+            for number in engine.answered:
+                routing.first_token(RequestId(str(number)), REPLICA, 0)
+            for number in ended:
                 held.served(jobs[number].tenant, jobs[number].num_output_tokens, 1.0)
                 routing.finish(RequestId(str(number)))
         else:  # nothing happens until somebody comes, or the Router looks again

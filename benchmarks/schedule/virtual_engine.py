@@ -76,6 +76,7 @@ class VirtualEngine:
         self._first_token_s = [math.inf] * len(jobs)
         self._num_ended = 0
         self._admitted: list[RequestId] = []  # since `load` was last asked
+        self.answered: list[int] = []  # jobs whose first token came with the last step
 
     @property
     def has_work(self) -> bool:
@@ -114,10 +115,12 @@ class VirtualEngine:
         self.now_s += self._model.step_s(sum([n for _, n in planned]), attention, len(planned))
         tokens = tuple([0 if r.num_uncomputed == n else None for r, n in planned])
         ended: list[int] = []
+        self.answered.clear()
         for request in self._scheduler.update(StepResult(tokens, elapsed_s=0.0)):
             number = int(request.request_id)
             if request.num_output_tokens == 1:
                 self._first_token_s[number] = self.now_s - self._jobs[number].arrival_s
+                self.answered.append(number)
             if request.num_output_tokens == request.max_output_tokens:
                 self._scheduler.finish(request)
                 ended.append(number)

@@ -468,6 +468,7 @@ class EngineCore:
             sequences=work.sequences,
             elapsed_s=result.elapsed_s,
         )
+        self._scheduler.took(result.elapsed_s)
 
 
 def _mask_s(sequences: list[ScheduledSequence]) -> float | None:

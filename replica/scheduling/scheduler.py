@@ -267,6 +267,10 @@ class Scheduler:
             request.token_ids.extend(more)
             request.num_computed += len(more)
 
+    def took(self, elapsed_s: float) -> None:
+        """The planned step was computed in so many seconds; for whoever has measured it, before `update`."""
+        self._step.took(elapsed_s)
+
     def update(self, result: StepResult) -> list[Request]:
         """The step was computed: record it; the requests that got a token, which is now their last.
 

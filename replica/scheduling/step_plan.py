@@ -8,6 +8,7 @@ Knows token counts and blocks; knows neither how a step ends nor who is taken in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from cache.events import StepTimeModel
@@ -19,8 +20,13 @@ from replica.scheduling.load_account import context_tokens
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.running import Running
 from replica.scheduling.step_budget import StepBudget
+from replica.scheduling.step_correction import StepCorrection
 from replica.scheduling.step_room import StepRoom
 from replica.scheduling.turns import Turns
+
+# Of a block: so much of a prompt is computed in a step at the least. After 4,000 tokens of context a whole
+# block of 16 takes a small model on a CPU longer than eight decodes.
+LEAST_PART = 1 / 4
 
 
 class StepPlan:
@@ -47,8 +53,11 @@ class StepPlan:
         self._budget = budget
         self._block_size = block_size
         self._itl_target_s = itl_target_s
+        self._is_limited = itl_target_s != math.inf
         self._pace = pace
         self._clock = clock
+        self._correction = StepCorrection()
+        self._composed: StepRoom | None = None  # what prompts had of the last one; None: no limit, or none
         self.entries: list[tuple[Request, int]] = []  # request, its tokens
         self.started: list[Request] = []  # of those, who was admitted to it
         self.has_preempted = False
@@ -62,6 +71,7 @@ class StepPlan:
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = self.is_settled = False
         self.started.clear()
+        self._composed = None
         self._schedule_decodes()
         self._schedule_prompts()
 
@@ -99,6 +109,7 @@ class StepPlan:
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = False
         self.started.clear()
+        self._composed = None
         self._turns.begin_step([part.request for part in parts if not part.is_drawn])
         for part in parts:
             request, end = part.request, part.start + part.num_tokens
@@ -112,6 +123,12 @@ class StepPlan:
         """It is over, well or not: what it was."""
         entries, self.entries = self.entries, []
         return entries
+
+    def took(self, elapsed_s: float) -> None:
+        """The last one was computed in so many seconds."""
+        room = self._composed
+        if room is not None and (self.is_cut_short or not room.prompts_s):
+            self._correction.observe(decodes_s=room.decodes_s, prompts_s=room.prompts_s, elapsed_s=elapsed_s)
 
     @property
     def num_tokens(self) -> int:
@@ -158,10 +175,13 @@ class StepPlan:
         running = self._running.requests
         begun = [r for r in running if not r.is_decoding]
         self._turns.begin_step(begun)
-        if not begun and not self._waiting:
+        num_prompts = len(begun) + len(self._waiting)
+        room = self._room(num_prompts) if num_prompts or self._is_limited else None
+        self._composed = room if self._is_limited else None
+        if room is None or not num_prompts:
             return
         budget = self._budget.tokens - len(self.entries)
-        room, places = self._room(len(begun) + len(self._waiting)), self._budget.places
+        places = self._budget.places
         admits, without = True, set[str]()
         while budget > 0 and not room.is_full:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
@@ -223,7 +243,8 @@ class StepPlan:
             context_tokens=context_tokens(decodes),
             num_prompts=num_prompts,
             itl_target_s=self._itl_target_s,
-            least=self._block_size,
+            least=max(1, int(LEAST_PART * self._block_size)),
+            correction=self._correction,
         )
 
     def _has_place(self, request: Request, places: int) -> bool:

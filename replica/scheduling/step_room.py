@@ -8,7 +8,8 @@ prompts as long as the decodes take themselves, once for each prompt that there 
 at most doubles the time between tokens, and where many wait, whom nobody answers yet, steps become as large
 as they may be: their fixed cost is then paid least often, and no capacity is given up for smooth answers
 (docs/design/019-scheduling-order.md). The scheme is Sarathi-Serve's (Agrawal et al., OSDI 2024), with a
-measured step time in place of a profiled budget.
+measured step time in place of a profiled budget, corrected by what the steps that it cut have taken
+(`step_correction.py`).
 Arithmetic alone: knows token counts and seconds; knows neither requests nor blocks.
 """
 
@@ -18,8 +19,9 @@ import math
 from dataclasses import dataclass
 
 from cache.events import StepTimeModel
+from replica.scheduling.step_correction import StepCorrection
 
-# Of the time that is allowed, what is planned: fits are some per cent off, and steps scatter.
+# Of the time that is allowed, what is planned: steps scatter.
 PLANNED = 0.9
 
 
@@ -41,6 +43,8 @@ class StepRoom:
     model: StepTimeModel | None  # None: not measured yet, so the time is not looked at
     left_s: float  # inf: nobody decodes beside it
     least: int  # tokens that the first prompt gets whatever they take, and none after it gets fewer
+    decodes_s: float = 0.0  # what the decodes alone take, by the model; 0: not asked
+    prompts_s: float = 0.0  # what prompts have taken of it, by the model
     is_empty: bool = True  # of prompts
     is_full: bool = False  # somebody has asked for room and got none
 
@@ -53,13 +57,15 @@ class StepRoom:
         num_prompts: int,
         itl_target_s: float | None,
         least: int,
+        correction: StepCorrection,
     ) -> StepRoom:
-        """context_tokens: of the sequences that decode."""
+        """context_tokens: of the sequences that decode. correction: of what the model says."""
         if model is None or not num_decodes or itl_target_s == math.inf:
             return cls(None, math.inf, 0)
         decodes_s = model.step_s(num_decodes, float(context_tokens), num_decodes)
-        allowed_s = limit_s(decodes_s, num_prompts, itl_target_s) - decodes_s
-        return cls(model, PLANNED * max(0.0, allowed_s), least)
+        take_s = correction.decodes * decodes_s
+        allowed_s = (limit_s(take_s, num_prompts, itl_target_s) - take_s) / correction.prompts
+        return cls(model, PLANNED * max(0.0, allowed_s), least, decodes_s)
 
     def fits(self, start: int, num_tokens: int) -> int:
         """Of a prompt's next tokens, after `start` computed ones, how many fit; with 0 it is full."""
@@ -92,4 +98,6 @@ class StepRoom:
         self.is_empty = False
         if model is not None:
             attention = num_tokens * (start + num_tokens / 2)
-            self.left_s -= model.step_s(num_tokens, attention, 1) - model.base_s
+            takes_s = model.step_s(num_tokens, attention, 1) - model.base_s
+            self.left_s -= takes_s
+            self.prompts_s += takes_s

@@ -15,7 +15,7 @@ from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.waiting_queue import WaitingQueue
 
-CREDIT_STEPS = 16  # full steps' tokens: a long prompt's, or a few of usual length
+CREDIT_STEPS = 32  # full steps' tokens: a burst of somewhat more than its part is served at once
 # Of all places, as many stay free for tenants that have less than their part, once there are several.
 KEPT_PLACES = 1 / 8
 
@@ -38,7 +38,7 @@ class Turns:
         Who has more than its part of them leaves some to others: a tenant that comes now and then would else
         wait for an answer of the other's to end. O(running) where there are several.
         """
-        num_tenants = len(self._shares)
+        num_tenants = self._shares.num_recent()
         if num_tenants < 2 or sum([r.tenant == tenant for r in running]) < places // num_tenants:
             return places
         return max(1, places - int(KEPT_PLACES * places))

@@ -6,7 +6,7 @@ Knows names and counts; decides nothing (`routing.py` does).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -64,6 +64,9 @@ class Placement(NamedTuple):
         return self.ranks[0]
 
 
+NO_COPIES: Mapping[ReplicaId, float] = {}
+
+
 class Decision(NamedTuple):
     """Where a request should go at one moment. Nothing is booked until it is acted on."""
 
@@ -73,6 +76,7 @@ class Decision(NamedTuple):
     ranking: Ranking
     available_tokens: int  # of the prompt, usable: the most any replica holds, draining and full ones too
     prefill_s: float  # of it on the best replica, alone there; 0 while speeds are unknown
+    copy_s: Mapping[ReplicaId, float] = NO_COPIES  # of what each of them first copies back from host memory
 
     @property
     def starts_now(self) -> bool:

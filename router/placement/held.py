@@ -48,6 +48,8 @@ from router.placement.decision import Decision, Placement, RouteQuery
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
+from router.placement.observer import RoutingObserver
+from router.placement.sent_prompts import SentPrompts
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
@@ -86,6 +88,9 @@ class Deciding(Protocol):
     def note_refused(self, error: AllBusy | NoReplica) -> None:
         """Somebody was not taken in, or let go without a replica, for that."""
 
+    def watch(self, observer: RoutingObserver) -> None:
+        """Tell it of every decision from now on, and of what comes of it."""
+
 
 class HeldRequests:
     """The requests one router holds back."""
@@ -98,6 +103,8 @@ class HeldRequests:
         self._numbers = itertools.count()
         self._queue = HeldQueue()
         self._demand = TenantDemand()
+        self._sent = SentPrompts()
+        routing.watch(self._sent)
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
@@ -154,8 +161,8 @@ class HeldRequests:
     def poll(self) -> list[Departure]:
         """Who leaves now, in the order of their decisions; each request leaves exactly once.
 
-        The placements are booked already. O(replicas) while no replica is free, else up to `window`
-        decisions beside those acted on.
+        The placements are booked already. O(replicas) while no replica is free and one tenant asks, else up
+        to `window` decisions beside those acted on.
         """
         now = self._clock()
         departures = self._overdue(now) + self._too_late(now)
@@ -164,7 +171,7 @@ class HeldRequests:
             num_replicas, free = self._routing.free_replicas(within_s)
             news = [state for state in free if state is not self._known_free.get(state.replica_id)]
             self._known_free = {state.replica_id: state for state in free}
-            if free or not num_replicas:
+            if free or not num_replicas or self._has_due(now):
                 departures += self._let_go(now, free, news)
         return departures
 
@@ -370,8 +377,21 @@ class HeldRequests:
             engine_s=decision.engine_s,
             order=decision.prefill_s + self._options.aging * (held.since + held.lag_s),
         )
-        held.free_at = now + decision.start_s - self._soon_s(held, now)
+        held.free_at = now + decision.start_s * self._part_before(held) - self._soon_s(held, now)
         return decision
+
+    def _part_before(self, held: HeldRequest) -> float:
+        """Of what its replica has queued, as much as goes before it: of other tenants' not all may."""
+        assert held.wants is not None, "it has just been weighed"
+        tokens, share = held.uncached_tokens, held.query.share
+        return self._sent.before(held.wants, held.tenant, tokens, share, self._queue.tag)
+
+    def _has_due(self, now: float) -> bool:
+        """Whether somebody may leave though no replica is free: only other tenants' prompts keep it busy."""
+        if not any(map(self._sent.is_of_others, self._queue.tenants)):
+            return False
+        due = [held for held in self._window(now) if held.wants and held.free_at <= now + ROUNDING_S]
+        return any([self._sent.is_of_others(held.tenant) for held in due])
 
     def _soon_s(self, held: HeldRequest, now: float) -> float:
         """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""

@@ -13,7 +13,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from cache.tenant_shares import TenantShares
@@ -21,7 +21,7 @@ from cache.types import RequestId
 from router.placement.held_request import HeldRequest
 
 # Tokens that a tenant may have kept of what it did not use: as many as an engine of 512 tokens a step allows.
-CREDIT_TOKENS = 16 * 512
+CREDIT_TOKENS = 32 * 512
 
 
 @dataclass(slots=True)
@@ -57,6 +57,11 @@ class HeldQueue:
     def engine_s(self) -> float:
         """Seconds of replicas' time that all of them will take; what is unknown counts as 0."""
         return max(0.0, sum([line.engine_s for line in self._lines.values()]))  # each a sum of differences
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """Of whom somebody is here."""
+        return self._lines.keys()
 
     @property
     def num_tenants(self) -> int:
@@ -117,9 +122,13 @@ class HeldQueue:
             insort(line.in_order, held, key=_place)
 
     def charge(self, tenant: str, num_tokens: int, share: float) -> None:
-        """Computed for it, or about to be. While nobody waits nobody has taken anything from anybody."""
-        if self._by_id:
-            self._shares.charge(tenant, num_tokens, share)
+        """Computed for it, or about to be; also while nobody waits, or whoever has had most is forgotten in
+        every moment that finds the queue empty."""
+        self._shares.charge(tenant, num_tokens, share)
+
+    def tag(self, tenant: str) -> float:
+        """Tokens that it has had, for its share: whoever has had least goes first."""
+        return self._shares.tag(tenant)
 
     # --- orders -------------------------------------------------------------------------------
 

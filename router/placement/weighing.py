@@ -15,7 +15,7 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.index.prefix_index import PrefixIndex
 from router.placement.admission import RETRY_AFTER_RANGE_S
-from router.placement.decision import Decision, RouteQuery
+from router.placement.decision import NO_COPIES, Decision, RouteQuery
 from router.placement.fleet import Fleet
 from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
 from router.placement.policy_set import PolicySet
@@ -82,8 +82,10 @@ class Weighing:
         states = _behind(self._admissible(query, now), ahead, now)
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
+        copy_s: Mapping[ReplicaId, float] = NO_COPIES
         if pools := self._index.match_pools(hints):
-            states, cached = with_copies(states, cached, pools, block_size=self._block_size, now=now)
+            counted = with_copies(states, cached, pools, block_size=self._block_size, now=now)
+            states, cached, copy_s = counted
         is_settling = self._inheritance.is_open(now)
         shape = self._shaper.shape(
             hints,
@@ -100,7 +102,7 @@ class Weighing:
         available = max(cached) if everybody else self._most_available(held, query.num_prompt_tokens)
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
-        return Decision(query, request, policy, ranking, available, own_s)
+        return Decision(query, request, policy, ranking, available, own_s, copy_s)
 
     def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
         """How many replicas may be chosen, now or in time; and those that would start so soon on new work.
@@ -127,7 +129,7 @@ class Weighing:
         if best.is_shut or any([state.replica_id == best_id for state in rivals]):
             return True
         now = self._clock()
-        states = _behind([best, *rivals], ahead, now)
+        states = _behind(_behind([best, *rivals], ahead, now), earlier.copy_s, now)
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
         return policy.is_beaten(states, cached, earlier.request, now)
 

@@ -8,10 +8,19 @@ Knows tokens and seconds; knows neither hashes nor policies. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cache.types import ReplicaId
 from router.pricing.cost import prefill_s
 from router.pricing.replica_load import ReplicaState
+
+
+class WithCopies(NamedTuple):
+    """What replicas count as for one request."""
+
+    states: list[ReplicaState]  # the copying as work before it
+    cached: list[int]  # tokens of it that need not be computed
+    copy_s: dict[ReplicaId, float]  # of that work, in `states`; none where nothing is copied
 
 
 def with_copies(
@@ -21,29 +30,28 @@ def with_copies(
     *,
     block_size: int,
     now: float,
-) -> tuple[list[ReplicaState], list[int]]:
+) -> WithCopies:
     """The states and the cached tokens as they count for a request that these hold so much of.
 
     cached: usable tokens of it that each holds, wherever. pools: of replicas with host memory, leading blocks
     that need no copying. O(states).
     """
-    found = [
-        _with_copy(state, tokens, pools[state.replica_id] * block_size, block_size, now)
-        if state.replica_id in pools
-        else (state, tokens)
-        for state, tokens in zip(states, cached, strict=True)
-    ]
-    return [state for state, _ in found], [tokens for _, tokens in found]
+    counted = WithCopies([], [], {})
+    for state, tokens in zip(states, cached, strict=True):
+        in_pool = pools[state.replica_id] * block_size if state.replica_id in pools else tokens
+        copy_s = _copy_s(state, tokens, in_pool, block_size)
+        if copy_s:
+            counted.copy_s[state.replica_id] = copy_s
+        counted.states.append(state.behind(copy_s, now) if copy_s else state)
+        counted.cached.append(tokens if copy_s is not None else in_pool)
+    return counted
 
 
-def _with_copy(
-    state: ReplicaState, cached: int, in_pool: int, block_size: int, now: float
-) -> tuple[ReplicaState, int]:
+def _copy_s(state: ReplicaState, cached: int, in_pool: int, block_size: int) -> float | None:
+    """Seconds that it copies blocks back for the request; None: it computes them instead."""
     copy_block_s, price = state.load.copy_block_s, state.price
     # Who has not measured copies, or steps, copies whatever it finds.
     if cached <= in_pool or copy_block_s is None or price is None:
-        return state, cached
+        return 0.0
     copy_s = (cached - in_pool) / block_size * copy_block_s
-    if copy_s < prefill_s(price, cached, in_pool):
-        return state.behind(copy_s, now), cached
-    return state, in_pool
+    return copy_s if copy_s < prefill_s(price, cached, in_pool) else None

@@ -369,15 +369,16 @@ def test_a_tenant_is_not_charged_for_what_is_cached_nor_twice() -> None:
     assert shares._charged == {"a": 40, "b": BLOCK_SIZE}
 
 
-def test_tenants_are_forgotten_when_nobody_waits() -> None:
-    """A thousand that come once each leave nothing behind."""
+def test_what_a_tenant_has_had_is_remembered_while_nobody_waits() -> None:
+    """Before an engine stands a Router, which lets few wait: its queue is empty between any two of them."""
     engine = Engine(SchedulingOrder.FIRST_COME)
-    for number in range(50):
-        engine.submit(number, Job(0.0, 9, tenant=str(number)))
-    while len(engine.scheduler):
-        engine.step()
-    engine.step()
-    assert len(engine.scheduler._turns._shares) == 0
+    for number in range(3):
+        engine.submit(number, Job(0.0, 40, tenant="much"))
+        while len(engine.scheduler):
+            engine.step()
+    engine.submit(3, Job(0.0, 2 * BUDGET, tenant="much"))
+    engine.submit(4, Job(0.0, 2 * BUDGET, tenant="little"))
+    assert [request.tenant for request, _ in engine.step()] == ["little"]
 
 
 # -- stalls ---------------------------------------------------------------------------------------

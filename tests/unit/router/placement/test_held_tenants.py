@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from cache.types import RequestId
 from router.errors import AllBusy
 from router.placement.held_queue import CREDIT_TOKENS, HeldQueue
 from router.placement.held_request import HeldRequest
+from router.placement.sent_prompts import SentPrompts
 from tests.fakes.held import OPTIONS, TOKEN_S, A, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, query
 
@@ -79,11 +81,70 @@ def test_what_was_generated_counts_too() -> None:
     assert all(name.startswith("b") for name in drain(router)[:20])
 
 
-def test_while_nobody_waits_nobody_is_charged() -> None:
+def test_what_was_had_while_nobody_waited_counts() -> None:
+    """Else whoever has taken nine tenths starts level with the other whenever the queue was empty."""
     router = HoldingRouter(options=ROOMY)
-    for number in range(10):
-        router.held.served(f"tenant {number}", 1000, 1.0)
-    assert len(router.held._queue._shares) == 0
+    for name, tenant, num_tokens in (("m", "much", 9000), ("l", "little", 1000)):
+        hold(router, name, 1, tenant=tenant)
+        assert router.poll() == [name]
+        router.routing.release(RequestId(name))
+        router.held.served(tenant, num_tokens, 1.0)
+    router.report(A, backlog_s=100.0)
+    hold(router, "much", 10, tenant="much")
+    hold(router, "little", 100, tenant="little")
+    assert drain(router) == ["little", "much"]
+
+
+def test_another_tenants_prompt_does_not_hold_back_who_goes_before_it() -> None:
+    """The engine takes turns: what one has queued there is not before the other's."""
+    router = HoldingRouter(options=ROOMY)
+    router.held.served("much", 9000, 1.0)
+    hold(router, "long", 500, tenant="much")
+    assert router.poll() == ["long"]
+    router.report(A, backlog_s=1.0)
+    hold(router, "its own", 10, tenant="much")
+    hold(router, "other", 10, tenant="other")
+    assert router.poll() == ["other"]
+    router.routing.first_token(RequestId("long"), A, 0)
+    hold(router, "after it", 10, tenant="other")
+    assert router.poll() == [], "what keeps the replica busy now is nobody's that is known"
+    for name in ("long", "other"):
+        router.routing.release(RequestId(name))
+    router.report(A)
+    assert set(router.poll()) == {"its own", "after it"}
+
+
+sent = st.tuples(st.sampled_from("abc"), st.integers(1, 5000), st.sampled_from([0.5, 1.0, 4.0]))
+
+
+@given(st.lists(sent, max_size=12), sent, st.dictionaries(st.sampled_from("abc"), st.integers(0, 5000)))
+@settings(max_examples=100)
+def test_what_goes_before_is_as_much_as_start_time_fair_queueing_serves(
+    prompts: list[tuple[str, int, float]], own: tuple[str, int, float], had: dict[str, int]
+) -> None:
+    """Of each other tenant's tokens there, those of which it is the turn until `own` is done."""
+    tenant, num_tokens, share = own
+    router, queue = HoldingRouter(options=ROOMY), SentPrompts()
+    router.routing.watch(queue)
+    shares = {name: share for name, _, share in [*prompts, own]}
+    left: Counter[str] = Counter()
+    for number, (name, num_sent, _) in enumerate(prompts):
+        asks = query(str(number))._replace(tenant=name, num_prompt_tokens=num_sent, share=shares[name])
+        router.routing.choose(asks)
+        left[name] += num_sent
+    part = queue.before(A, tenant, num_tokens, shares[tenant], lambda name: float(had.get(name, 0)))
+    done_at = had.get(tenant, 0) + num_tokens / shares[tenant]
+    before = sum(
+        n if name == tenant else min(n, max(0.0, (done_at - had.get(name, 0)) * shares[name]))
+        for name, n in left.items()
+    )
+    assert part == pytest.approx(before / left.total() if left else 1.0)
+    assert queue.is_of_others(tenant) == any(name != tenant for name in left)
+    for number in range(len(prompts)):
+        router.routing.finish(RequestId(str(number)))
+    assert len(queue) == 0
+    assert not queue.is_of_others(tenant)
+    assert queue.before(A, tenant, num_tokens, share, lambda _: 0.0) == 1.0
 
 
 def test_a_queue_that_another_tenant_has_filled_is_not_full() -> None:

@@ -15,6 +15,7 @@ from tests.fakes.routing import RoutingBench
 
 A, B = replica_id(0), replica_id(1)
 QUICK_S, SLOW_S = 1e-6, 10.0  # to copy a block: next to nothing, and longer than any prefill here
+COPY_S = 0.0018  # 64 of them take shorter than 64 blocks to compute, and longer than 24 and what comes of it
 
 
 def tell(
@@ -84,3 +85,17 @@ def test_tiers_that_have_drifted_are_not_believed(bench: RoutingBench) -> None:
     assert tell(bench, B, chain("q", 8), QUICK_S) == told
     assert tell(bench, B, (), QUICK_S, Digest(3, 1)) != told
     assert bench.routing.choose(query("q")).reason is RouteReason.COLD
+
+
+def test_who_would_copy_may_be_beaten_by_who_need_not(bench: RoutingBench) -> None:
+    """What was decided while another was busy is decided anew when that one falls idle: the seconds that
+    copying takes are a part of what it has to beat."""
+    prompt = chain("q", 64)
+    tell(bench, B, prompt, COPY_S)
+    bench.say(A, stored=prompt[:40], queued_uncached_tokens=100_000)
+    earlier = bench.routing.weigh(query("q", 64))
+    assert earlier.ranking.best.replica_id == B
+    bench.say(A)
+    free = [state for state in bench.routing.free_replicas(0.0)[1] if state.replica_id == A]
+    assert bench.routing.weigh(query("q", 64)).ranking.best.replica_id == A
+    assert bench.routing.could_win(earlier, free)

@@ -81,7 +81,7 @@ async def test_time_lets_it_go(router: Router) -> None:
 async def test_what_ends_elsewhere_frees_its_replica() -> None:
     router = Router()
     router.report(busy=False)
-    booked = router.routing.choose(query("ahead", 100))
+    booked = router.routing.choose(query("ahead", 1000))
     task = router.ask()
     await turns()
     assert not task.done()
