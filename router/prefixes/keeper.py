@@ -1,11 +1,11 @@
-"""The pins this Router was asked for: as many copies as were wanted, until their time is over.
+"""The pins this Router keeps: as many copies as were wanted, until their time is over.
 
     establish ──> held on `copies` replicas ──┬── its time is over, or somebody gave it back ──> forgotten
-                      ^                       │
-                      └── made again <────────┴── a replica died or drains
+    adopt ────────────^        ^              ├── another Router keeps it now ─────────────────────^
+                               └─ made again <┴── a replica died or drains
 
-Replicas hold by leases of their own, so a pin outlives the Router it came through; only what makes lost
-copies again is lost with it. What is listed comes from the replicas (`holdings.py`). A copy that vanishes
+Replicas hold by leases of their own, so a pin outlives the Router it came through, and another one adopts it
+then (`succession.py`). What is listed comes from the replicas (`holdings.py`). A copy that vanishes
 from a replica which lives on was given back, through whichever Router: then all of them are.
 Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the router's event loop.
 """
@@ -17,7 +17,7 @@ import contextvars
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,11 +62,14 @@ class _Pin:
     expires_at: float
     held: dict[ReplicaId, _Copy] = field(default_factory=dict)
     is_established: bool = False
+    is_handed_on: bool = False  # to another Router: nothing of it is this one's to give back
+    surplus: set[ReplicaId] = field(default_factory=set)  # whose copy was one too many, and ended
+    formerly: str = ""  # who kept it before, where it was adopted: replicas may name that one a while yet
     work: asyncio.Task[None] | None = None  # making lost copies again
     retry_at: float = 0.0
     retry_s: float = RETRY_S[0]
 
-    def told(self) -> PinnedPrefix:
+    def told(self, keeper: str) -> PinnedPrefix:
         return PinnedPrefix(
             self.pin_id,
             self.owner,
@@ -75,6 +78,7 @@ class _Pin:
             tuple(self.held),
             self.created_at,
             self.expires_at,
+            keeper,
         )
 
 
@@ -86,6 +90,7 @@ class KeeperStatistics:
     num_copies_made: int
     num_copies_restored: int  # of those, made because one was lost
     num_refused: int  # pins that did not fit
+    num_adopted: int  # pins of Routers that are gone
 
 
 class PrefixKeeper:
@@ -97,11 +102,14 @@ class PrefixKeeper:
         copies: Copies,
         engines: Callable[[], Engines],
         *,
+        name: str,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         timeout_s: float | None = None,
     ) -> None:
-        """engines: the replicas known here with their latest reports. timeout_s: of one copy."""
+        """engines: the replicas known here with their latest reports. timeout_s: of one copy.
+        name: this Router's, of this life of its process."""
+        self.name = name
         self._routing = routing
         self._copies = copies
         self._engines = engines
@@ -128,7 +136,13 @@ class PrefixKeeper:
 
     def statistics(self) -> KeeperStatistics:
         counts = self._counts
-        return KeeperStatistics(len(self._pins), counts["made"], counts["restored"], counts["refused"])
+        return KeeperStatistics(
+            len(self._pins), counts["made"], counts["restored"], counts["refused"], counts["adopted"]
+        )
+
+    def keeps(self, pin_id: PinId) -> bool:
+        """Whether this Router makes lost copies of it again."""
+        return pin_id in self._pins
 
     # --- acts ---------------------------------------------------------------------------------
 
@@ -154,7 +168,22 @@ class PrefixKeeper:
             self._drop(pin)
             raise
         pin.is_established = True
-        return pin.told(), cached_tokens
+        return pin.told(self.name), cached_tokens
+
+    def adopt(self, told: PinnedPrefix, prefix: Prefix) -> None:
+        """Keep what another Router kept; its holders have been told. Not what was given back meanwhile."""
+        if told.pin_id in self._pins or told.pin_id in self._given_back:
+            return
+        engines = self._engines()
+        pin = _Pin(told.pin_id, told.owner, prefix, told.copies, told.created_at, told.expires_at)
+        for replica_id in told.replicas:
+            report = engines[replica_id].report if replica_id in engines else None
+            if report is not None and holds(report, told.pin_id):
+                pin.held[replica_id] = _Copy(report.number, report.epoch)
+        pin.is_established, pin.formerly = True, told.keeper
+        self._pins[told.pin_id] = pin
+        self._counts["adopted"] += 1
+        self._watch()
 
     async def give_back(self, pin: PinnedPrefix) -> None:
         """End it on every replica, whichever Router it came through."""
@@ -208,7 +237,16 @@ class PrefixKeeper:
     async def _make(self, pin: _Pin, target: ReplicaId, request_id: RequestId) -> int:
         """One copy. Known of as soon as it may be there, so that it is given back if this is cancelled."""
         seconds = pin.expires_at - self._wall_clock()
-        lease = PinLease(pin.pin_id, pin.owner, seconds, pin.copies, pin.created_at, pin.expires_at)
+        lease = PinLease(
+            pin.pin_id,
+            pin.owner,
+            seconds,
+            pin.copies,
+            pin.created_at,
+            pin.expires_at,
+            self.name,
+            pin.prefix.cache_salt,
+        )
         report = self._report_of(target)
         pin.held[target] = _Copy(since_number=report.number if report is not None else 0)
         try:
@@ -304,12 +342,18 @@ class PrefixKeeper:
         self._forget_old()
         engines = self._engines()
         leaving = {each.replica_id for each in self._routing.fleet_statistics().replicas if each.is_draining}
+        told = holdings(engines)
         for pin in [pin for pin in self._pins.values() if pin.is_established]:
+            if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
+                self._hand_on(pin)
+                continue
             if self._wall_clock() >= pin.expires_at or self._was_given_back(pin, engines):
                 self._drop(pin)
                 continue
             for replica_id in [name for name in pin.held if name not in engines or name in leaving]:
                 del pin.held[replica_id]
+            if pin.pin_id in told and pin.work is None:
+                self._count_strangers(pin, told[pin.pin_id].replicas, leaving, engines)
             is_short = len(pin.held) < pin.copies
             if is_short and pin.work is None and self._clock() >= pin.retry_at:
                 pin.work = self._start(self._restore(pin), is_kept=True)
@@ -348,7 +392,7 @@ class PrefixKeeper:
         finally:
             self._counts["restored"] += max(0, len(pin.held) - before)
             pin.work = None
-            if pin.pin_id not in self._pins:  # given back in the meantime
+            if pin.pin_id not in self._pins and not pin.is_handed_on:  # given back in the meantime
                 self._end(pin)
 
     def _drop(self, pin: _Pin) -> None:
@@ -357,6 +401,34 @@ class PrefixKeeper:
         if pin.work is not None:
             pin.work.cancel()  # its end gives back what it has made
         self._end(pin)
+
+    def _is_still_ours(self, pin: _Pin, keeper: str) -> bool:
+        """By what the first holder says. Before it has heard of an adoption it names the one that is gone."""
+        if keeper == self.name:
+            pin.formerly = ""
+        return keeper in (self.name, pin.formerly)
+
+    def _count_strangers(
+        self, pin: _Pin, holders: Sequence[ReplicaId], leaving: Collection[ReplicaId], engines: Engines
+    ) -> None:
+        """Copies that others have made, where two Routers took a lost one for theirs to make again: as many
+        count as were wanted, the others end."""
+        for replica_id in holders:
+            report = engines[replica_id].report
+            if replica_id in pin.held or replica_id in leaving or replica_id in pin.surplus or report is None:
+                continue
+            if len(pin.held) < pin.copies:
+                pin.held[replica_id] = _Copy(report.number, report.epoch)
+            else:
+                pin.surplus.add(replica_id)
+                self._start(self._copies.end(pin.pin_id, replica_id))
+
+    def _hand_on(self, pin: _Pin) -> None:
+        """Another Router took this one for gone, and keeps it now."""
+        self._pins.pop(pin.pin_id, None)
+        pin.is_handed_on = True
+        if pin.work is not None:
+            pin.work.cancel()
 
     def _end(self, pin: _Pin) -> None:
         self._given_back[pin.pin_id] = self._clock()
@@ -373,7 +445,7 @@ class PrefixKeeper:
         found = holdings(engines)
         for pin_id, pin in self._pins.items():
             own = [name for name in pin.held if name in engines] if pin.is_established else []
-            known = found.get(pin_id) or replace(pin.told(), replicas=())
+            known = found.get(pin_id) or replace(pin.told(self.name), replicas=())
             found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found
 
