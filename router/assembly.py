@@ -94,6 +94,7 @@ class RouterParts:
         self._tracing = tracing or NoTracing()
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock, self._tracing)
         copies = Copies(self.routing, self.dispatcher, calls)
+        self.metrics.watch_queue(self.dispatcher.placer.queue_state)
         self.prefixes = PrefixKeeper(
             self.routing,
             copies,
