@@ -3,6 +3,7 @@
     prefix      what is held, and what a listing tells of it
     holdings    who holds what, as the replicas' reports say
     copies      one replica made to hold a prefix, or to give it back
+    kept_pin    one that this Router keeps, as it knows it
     keeper      the pins that this Router keeps: copies made, lost ones made again
     succession  pins whose Router has gone, adopted by another
 
