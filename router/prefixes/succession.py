@@ -12,6 +12,7 @@ Knows pins, Routers' names and time; knows neither HTTP nor Serve. Owner: the ro
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
@@ -56,7 +57,10 @@ class Succession:
         """The replicas there are now. Needs a running event loop."""
         self._has_replicas = bool(replicas)
         if self._has_replicas and self._watching is None:
-            self._watching = asyncio.create_task(self._run(), name="prefixes without a Router")
+            # In a context of its own: membership may have been heard in some request's.
+            self._watching = asyncio.create_task(
+                self._run(), name="prefixes without a Router", context=contextvars.Context()
+            )
 
     async def look(self) -> None:
         """Adopt what nobody keeps."""
@@ -104,7 +108,8 @@ class Succession:
         """What is held, once its holders name this Router; None where another is to keep it."""
         taken = await self._ask(pin.pin_id, pin.replicas[0], pin.keeper)
         if taken is not None:
-            await asyncio.gather(*[self._ask(pin.pin_id, name, pin.keeper) for name in pin.replicas[1:]])
+            for name in pin.replicas[1:]:  # nobody waits for this, and Serve confuses calls made at once
+                await self._ask(pin.pin_id, name, pin.keeper)
         return taken
 
     async def _ask(self, pin_id: PinId, holder: ReplicaId, keeper: str) -> HeldPrefix | None:
