@@ -17,6 +17,7 @@ from cache.messages import ReplicaInfo
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
 from replica.engine.engine import Engine
+from replica.machine import machine_of
 from replica.publisher import Publisher, new_epoch
 from replica.scheduling.runner import Runner
 
@@ -92,4 +93,5 @@ def _info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> Repli
         has_prefix_cache=config.prefix_caching,
         has_kv_events=config.kv_events,
         has_logits=info.has_logits,
+        machine=machine_of(info.device),
     )

@@ -8,7 +8,7 @@ from html import escape
 from loadtest.comparison.figures import Picture
 from loadtest.comparison.results import Results
 from loadtest.comparison.tables import tables, warnings
-from loadtest.placement.report import TextTable
+from loadtest.text_table import TextTable
 
 _CSS = """\
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --soft: #5d6670; --rule: #d7dce1;

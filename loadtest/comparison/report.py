@@ -39,7 +39,7 @@ def report(results: Results, folder: Path, console: Console, *, with_plots: bool
     for told in warnings(results):
         console.print(f"[yellow]{told}[/]", soft_wrap=True)
     for table in tables(results):
-        console.print(table.rich())
+        table.print_on(console)
     write(folder / JSON, results)
     write_whole(folder / MARKDOWN, markdown(results).encode())
     if with_plots:

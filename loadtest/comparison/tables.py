@@ -7,7 +7,7 @@ from collections.abc import Callable
 from loadtest.comparison.estimates import MEASURES, Measure, estimate, found_rate, found_ratio, ratio
 from loadtest.comparison.results import Results, Run, merged
 from loadtest.placement.intervals import Interval
-from loadtest.placement.report import TextTable
+from loadtest.text_table import TextTable
 
 LATE_S = 0.05  # beyond it the client itself is part of what was measured
 

@@ -17,13 +17,14 @@ from loadtest.placement.errors import BadRequest
 from loadtest.placement.grid import Grid
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.progress import GridProgress
-from loadtest.placement.report import TextTable, groups, print_tables, tables, write_report
+from loadtest.placement.report import groups, print_tables, tables, write_report
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE, summarize
 from loadtest.placement.targets import Target, targets_table
 from loadtest.simulation.cell import IDEAL
 from loadtest.simulation.run import run_cell
+from loadtest.text_table import TextTable
 
 IDEAL_CHOICE = PolicyChoice(IDEAL)
 RESULTS = Path(".bench/placement/cells")

@@ -11,7 +11,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from loadtest.placement.errors import PlacementError
 from loadtest.placement.experiment import Output, load_plots
 from loadtest.placement.plan import Plan, PlanRequest, curve_points, make_plan
-from loadtest.placement.report import TextTable, print_tables
+from loadtest.placement.report import print_tables
+from loadtest.text_table import TextTable
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)  # of the hits that a cache without bound would have
 

@@ -4,62 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from loadtest.placement.comparison import Comparison, Measure, Versus, mean_ttft_s, p99_ttft_s
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import LENGTH_LABELS, CellSummary
-
-WRAPPED_CHARS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """Rows of text under a title; the first column is a name, the others are aligned to the right."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-    def markdown(self) -> str:
-        lines = [f"**{self.title}**", "", _markdown_row(self.columns)]
-        lines.append("|---|" + "---:|" * (len(self.columns) - 1))
-        lines += [_markdown_row(row) for row in self.rows]
-        if self.note:
-            lines += ["", self.note]
-        return "\n".join(lines)
-
-    def rich(self) -> Table:
-        table = Table(
-            title=self.title,
-            caption=self.note or None,
-            title_justify="left",
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            title_style="bold",
-            pad_edge=False,
-        )
-        for place, column in enumerate(self.columns):
-            longest = max((len(row[place]) for row in self.rows), default=0)
-            is_prose = longest > WRAPPED_CHARS  # a list of knobs, say: better on several lines than cut
-            table.add_column(
-                column,
-                justify="left" if not place or is_prose else "right",
-                no_wrap=not is_prose,
-                overflow="fold",
-            )
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+from loadtest.text_table import TextTable
 
 
 def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyChoice]) -> list[TextTable]:
@@ -86,7 +42,7 @@ def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyCho
 
 def print_tables(found: Sequence[TextTable], console: Console) -> None:
     for table in found:
-        console.print(table.rich())
+        table.print_on(console)
 
 
 def write_report(
@@ -201,10 +157,6 @@ def _versus(ours: PolicyChoice, found: Sequence[Versus], what: str) -> TextTable
         tuple(rows),
         "Significant: the 95 % interval over paired seeds leaves 1 out.",
     )
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _hit_percent(summary: CellSummary) -> float:

@@ -8,9 +8,9 @@ from functools import partial
 
 from loadtest.placement.comparison import Comparison, Measure, mean_ttft_s, p99_ttft_s
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
-from loadtest.placement.report import TextTable
 from loadtest.placement.suites import Setting
 from loadtest.simulation.cell import IDEAL
+from loadtest.text_table import TextTable
 
 AT_ONCE = PolicyChoice(DEFAULT)
 LATE = PolicyChoice(DEFAULT, is_late=True)

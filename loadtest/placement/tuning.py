@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from cache.errors import ConfigError
 from loadtest.placement.comparison import Comparison, mean_ttft_s
 from loadtest.placement.policy_choice import Options, PolicyChoice
-from loadtest.placement.report import TextTable
+from loadtest.text_table import TextTable
 from router.policies import POLICIES, check_policy
 
 SPREAD = 8.0  # a knob is drawn between an eighth of its default and eight times it, evenly in the logarithm

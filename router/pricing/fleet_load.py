@@ -59,7 +59,7 @@ class FleetLoad:
         self.evictions.add(replica_id, info.num_blocks)
         self._note_state(replica.state())
         self._names = list(self._states)
-        self._price(self._speeds.add(replica_id, now), now)
+        self._price(self._speeds.add(replica_id, info.machine, now), now)
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Its requests stay in flight until they are released or routed elsewhere."""

@@ -1,6 +1,6 @@
 """The step-time model that each replica is priced by.
 
-    measured itself   the mean of all fits that are as good as its own (`speeds.py`)
+    measured itself   the mean of all fits that are as good as its own, or share its machine (`speeds.py`)
     no fit yet        that of the fleet's median, once half of the fleet has one
     slow and idle     that of the fastest, for one request at a time (`trial.py`)
 
@@ -11,11 +11,12 @@ Owner: the router's event loop; not thread-safe.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.pricing.speeds import STILL_ALIKE, Speed, is_alike, sound, speeds_of
+from router.pricing.speeds import Speed, is_alike, sound, speeds_of, still_alike_on_one_machine
 from router.pricing.trial import Trial
 
 LOOK_S = 1.0  # between two looks at who is alike, unless somebody got its first fit or has changed a lot
@@ -27,6 +28,7 @@ FIRST_TOKENS = 512.0  # of a request, while there was none
 @dataclass(slots=True, eq=False)
 class _Replica:
     name: ReplicaId
+    machine: str  # see `ReplicaInfo`
     said: StepTimeModel | None = None
     fit: StepTimeModel | None = None  # what it said, if that is sound
     speed: Speed | None = None  # None without a fit
@@ -42,6 +44,8 @@ class FleetSpeeds:
         self._speeds: list[Speed] = []
         self._fastest: Speed | None = None
         self._work = _MeanWork()
+        self._machines: dict[ReplicaId, str] = {}  # of those that share theirs
+        self._num_sharers: Counter[str] = Counter()  # of each machine that has a name
         self._has_moved = False  # a fit, since the last look
         self._look_at = -math.inf
 
@@ -54,14 +58,16 @@ class FleetSpeeds:
         """Of the fleet's median, of those that have measured themselves; None: nobody has."""
         return self._speeds[0].model if self._speeds else None
 
-    def add(self, replica_id: ReplicaId, now: float) -> list[ReplicaId]:
-        """It joins, without a fit. O(replicas * log)."""
-        self._replicas[replica_id] = _Replica(replica_id)
+    def add(self, replica_id: ReplicaId, machine: str, now: float) -> list[ReplicaId]:
+        """It joins, without a fit. machine: as in `ReplicaInfo`. O(replicas * log)."""
+        self._replicas[replica_id] = _Replica(replica_id, machine)
+        self._count_sharers()
         return self._look(now)
 
     def remove(self, replica_id: ReplicaId, now: float) -> list[ReplicaId]:
         """O(replicas * log)."""
         del self._replicas[replica_id]
+        self._count_sharers()
         return self._look(now)
 
     def heard(
@@ -99,8 +105,16 @@ class FleetSpeeds:
             replica.speed = None
             return
         speed, seconds = replica.speed, self._work.seconds
-        if speed is None or not is_alike(seconds(fit), seconds(speed.model), STILL_ALIKE):
+        times = still_alike_on_one_machine(self._num_sharers[replica.machine])
+        if speed is None or not is_alike(seconds(fit), seconds(speed.model), times):
             replica.speed = Speed(fit, frozenset({replica.name}))
+
+    def _count_sharers(self) -> None:
+        replicas = self._replicas.values()
+        self._num_sharers = Counter([replica.machine for replica in replicas if replica.machine])
+        self._machines = {
+            replica.name: replica.machine for replica in replicas if self._num_sharers[replica.machine] > 1
+        }
 
     def _is_slow(self, replica: _Replica) -> bool:
         """Others are of a faster speed."""
@@ -113,7 +127,7 @@ class FleetSpeeds:
         replicas, seconds = self._replicas.values(), self._work.seconds
         fits = {replica.name: replica.fit for replica in replicas if replica.fit is not None}
         before = {replica.name: replica.speed for replica in replicas if replica.speed is not None}
-        self._speeds = speeds_of(fits, seconds, before)
+        self._speeds = speeds_of(fits, seconds, before, self._machines)
         self._fastest = min(self._speeds, key=lambda speed: seconds(speed.model), default=None)
         for speed in self._speeds:
             for name in speed.members:

@@ -3,14 +3,20 @@
 Every engine fits its step time for itself, and fits of equal machines differ by some per cent: too little to
 tell machines apart by, and more than a near-tie allows. So fits within noise of each other are one speed.
 
+Engines that share a machine's cores, or a card, slow each other: each fit tells how many of the others
+computed while that engine did, which says nothing of its next request. They are as fast as the machine is for
+all of them, unless they differ by more than sharing explains.
+
 Pure functions of values: know fits and names; know no queues and no clock.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
@@ -33,26 +39,98 @@ Seconds = Callable[[StepTimeModel], float]
 
 
 def speeds_of(
-    fits: Mapping[ReplicaId, StepTimeModel], seconds: Seconds, before: Mapping[ReplicaId, Speed]
+    fits: Mapping[ReplicaId, StepTimeModel],
+    seconds: Seconds,
+    before: Mapping[ReplicaId, Speed],
+    machines: Mapping[ReplicaId, str],
 ) -> list[Speed]:
     """The speeds of a fleet: around the median, then around the median of whoever is left, and so on.
 
-    seconds: of a fit, for the work to compare them on. before: the speed that each was of. The first is that
-    of the fleet's median, the lower one: of two machines the faster. O(replicas * (log + speeds)).
+    seconds: of a fit, for the work to compare them on. before: the speed that each was of. machines: the
+    names of those that are shared. The first is that of the fleet's median, the lower one: of two machines
+    the faster. O(replicas * (log + speeds)).
     """
-    left = sorted([(seconds(fit), name) for name, fit in fits.items()])
+    left = sorted(_sharers(fits, seconds, before, machines), key=lambda sharers: sharers[:2])
     found = []
     while left:
-        middle_s, middle = left[(len(left) - 1) // 2]
-        fellows = before[middle].members if middle in before else frozenset[ReplicaId]()
+        middle = _middle(left)
+        fellows = frozenset[ReplicaId]().union(
+            *[before[name].members for name in middle.names if name in before]
+        )
         members = [
-            name
-            for each_s, name in left
-            if is_alike(each_s, middle_s, STILL_ALIKE if name in fellows else ALIKE)
+            each
+            for each in left
+            if is_alike(
+                each.seconds, middle.seconds, ALIKE if fellows.isdisjoint(each.names) else STILL_ALIKE
+            )
         ]
-        found.append(Speed(mean_of([fits[name] for name in members]), frozenset(members)))
-        left = [(each_s, name) for each_s, name in left if name not in found[-1].members]
+        names = frozenset[ReplicaId]().union(*[each.names for each in members])
+        found.append(Speed(mean_of([each.fit for each in members for _ in each.names]), names))
+        left = [each for each in left if each.names[0] not in names]
     return found
+
+
+def alike_on_one_machine(num_sharers: int) -> float:
+    """Times that two of so many may differ and be as fast: n engines slow each other n times at most."""
+    return max(ALIKE, float(num_sharers))
+
+
+def still_alike_on_one_machine(num_sharers: int) -> float:
+    """The same for who was alike before."""
+    return STILL_ALIKE / ALIKE * alike_on_one_machine(num_sharers)
+
+
+class _Sharers(NamedTuple):
+    """Replicas that are as fast because they share a machine; one alone, if it shares none."""
+
+    seconds: float  # of their fit
+    names: tuple[ReplicaId, ...]  # sorted
+    fit: StepTimeModel  # the mean of theirs
+
+
+def _sharers(
+    fits: Mapping[ReplicaId, StepTimeModel],
+    seconds: Seconds,
+    before: Mapping[ReplicaId, Speed],
+    machines: Mapping[ReplicaId, str],
+) -> list[_Sharers]:
+    found, by_machine = [], defaultdict[str, list[_Sharers]](list)
+    for name, fit in fits.items():
+        alone = _Sharers(seconds(fit), (name,), fit)
+        if name in machines:
+            by_machine[machines[name]].append(alone)
+        else:
+            found.append(alone)
+    for those in by_machine.values():
+        found += _together(sorted(those, key=lambda one: one[:2]), seconds, before)
+    return found
+
+
+def _together(
+    those: Sequence[_Sharers], seconds: Seconds, before: Mapping[ReplicaId, Speed]
+) -> list[_Sharers]:
+    """Of one machine, sorted: all that sharing explains, and each of the others for itself."""
+    middle = _middle(those)
+    speed = before.get(middle.names[0])
+    fellows = speed.members if speed is not None else frozenset[ReplicaId]()
+    near, still_near = alike_on_one_machine(len(those)), still_alike_on_one_machine(len(those))
+    alike, others = list[_Sharers](), list[_Sharers]()
+    for each in those:
+        times = still_near if each.names[0] in fellows else near
+        (alike if is_alike(each.seconds, middle.seconds, times) else others).append(each)
+    fit = mean_of([each.fit for each in alike])
+    names = tuple(sorted([name for each in alike for name in each.names]))
+    return [_Sharers(seconds(fit), names, fit), *others]
+
+
+def _middle(those: Sequence[_Sharers]) -> _Sharers:
+    """Of the replicas, the lower median's."""
+    place = (sum([len(each.names) for each in those]) - 1) // 2
+    for each in those:
+        place -= len(each.names)
+        if place < 0:
+            return each
+    raise AssertionError("there is at least one")
 
 
 def is_alike(one_s: float, other_s: float, times: float) -> bool:

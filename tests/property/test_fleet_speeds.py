@@ -79,7 +79,7 @@ def test_a_slower_machine_gets_at_most_its_part(fits: list[StepTimeModel], times
 )
 def test_every_fit_is_of_one_speed_and_within_what_its_members_take(fits: list[StepTimeModel]) -> None:
     by_name = {replica_id(index): fit for index, fit in enumerate(fits)}
-    found = speeds_of(by_name, lambda fit: fit.step_s(500, 0.0, 1), {})
+    found = speeds_of(by_name, lambda fit: fit.step_s(500, 0.0, 1), {}, {})
     assert sorted(name for speed in found for name in speed.members) == sorted(by_name)
     for speed in found:
         members = [by_name[name] for name in speed.members]

@@ -12,9 +12,10 @@ import pytest
 from loadtest.placement.comparison import Comparison, Versus, mean_ttft_s
 from loadtest.placement.intervals import Interval
 from loadtest.placement.policy_choice import PolicyChoice
-from loadtest.placement.report import TextTable, groups, tables, write_report
+from loadtest.placement.report import groups, tables, write_report
 from loadtest.placement.suites import GridSpec, Setting
 from loadtest.placement.summary import summarize
+from loadtest.text_table import TextTable
 from tests.fakes.placement import BASE_S, WORKLOAD, fake_result, fake_spec
 
 IDEAL, OURS, RIVAL = PolicyChoice("ideal"), PolicyChoice("expected_time"), PolicyChoice("round_robin")

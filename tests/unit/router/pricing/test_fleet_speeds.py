@@ -19,10 +19,10 @@ def fit(times: float) -> StepTimeModel:
 class Speeds:
     """Four replicas that have measured themselves, at time 0."""
 
-    def __init__(self, *times: float) -> None:
+    def __init__(self, *times: float, machine: str = "") -> None:
         self.speeds = FleetSpeeds()
         for index in range(len(times)):
-            self.speeds.add(replica_id(index), 0.0)
+            self.speeds.add(replica_id(index), machine, 0.0)
         for index, each in enumerate(times):
             self.speeds.heard(replica_id(index), fit(each), is_idle=True, now=0.0)
 
@@ -71,7 +71,7 @@ def test_one_that_is_quick_again_is_one_of_them_at_the_next_look() -> None:
 
 def test_who_has_no_fit_is_priced_as_the_median_is() -> None:
     fleet = Speeds(1.0, 1.02, 3.0)
-    fleet.speeds.add(D, 0.0)
+    fleet.speeds.add(D, "", 0.0)
     assert fleet.times() == [1.01, 1.01, 3.0, 1.01]
     fleet.speeds.heard(D, fit(3.0), is_idle=True, now=0.0)
     assert fleet.times() == [1.01, 1.01, 3.0, 3.0]
@@ -84,7 +84,7 @@ def test_fits_are_compared_on_what_requests_are_like() -> None:
     fleet = FleetSpeeds()
     fits = {A: StepTimeModel(0.01, 1e-4, 0.0, 0.0), B: StepTimeModel(0.01, 1e-4, 1e-6, 0.0)}
     for name in fits:
-        fleet.add(name, 0.0)
+        fleet.add(name, "", 0.0)
     for _ in range(64):
         fleet.sent(A, 50, 0)
     for name, model in fits.items():
@@ -137,3 +137,18 @@ def test_where_most_are_slow_they_are_tried_too() -> None:
     for name in (A, B, C):
         fleet.idle_until(name, 10.0, AFTER_S)
     assert fleet.times() == [1.0] * 4
+
+
+def test_who_shares_a_machine_is_priced_as_its_fellows_are() -> None:
+    fleet = Speeds(1.0, 1.4, 2.0, 3.6, machine="m")
+    assert fleet.times() == [2.0] * 4
+    assert fleet.speeds.heard(B, fit(5.0), is_idle=False, now=0.1) == []  # within what sharing explains
+    assert fleet.speeds.heard(A, fit(20.0), is_idle=False, now=0.2) == [A]  # that is no neighbour's doing
+    assert fleet.times() == [20.0, 2.0, 2.0, 2.0]
+
+
+def test_who_is_left_alone_on_its_machine_is_priced_by_its_own_fit() -> None:
+    fleet = Speeds(1.0, 2.0, machine="m")
+    assert fleet.speeds[A] == fleet.speeds[B] == fit(1.5)
+    fleet.speeds.remove(B, 0.5)
+    assert fleet.speeds[A] == fit(1.0)

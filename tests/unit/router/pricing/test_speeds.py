@@ -20,14 +20,15 @@ def seconds(model: StepTimeModel) -> float:
     return model.step_s(100, 0.0, 1)
 
 
-def grouped(*times: float, before: tuple[tuple[int, ...], ...] = ()) -> list[set[int]]:
-    """Indices by speed; before: the speeds there were."""
+def grouped(*times: float, before: tuple[tuple[int, ...], ...] = (), machines: str = "") -> list[set[int]]:
+    """Indices by speed; before: the speeds there were; machines: a letter for each, a space for its own."""
     names = [replica_id(index) for index in range(len(times))]
     old: dict[ReplicaId, Speed] = {}
     for indices in before:
         members = frozenset(names[index] for index in indices)
         old |= dict.fromkeys(members, Speed(fit(1.0), members))
-    found = speeds_of(dict(zip(names, map(fit, times), strict=True)), seconds, old)
+    on = {name: machine for name, machine in zip(names, machines, strict=False) if machine != " "}
+    found = speeds_of(dict(zip(names, map(fit, times), strict=True)), seconds, old, on)
     return [{names.index(name) for name in speed.members} for speed in found]
 
 
@@ -49,6 +50,31 @@ def test_fits_within_noise_of_the_median_are_one_speed(
     times: tuple[float, ...], expected: list[set[int]]
 ) -> None:
     assert grouped(*times) == expected
+
+
+@pytest.mark.parametrize(
+    ("times", "machines", "expected"),
+    [
+        ((1.0, 1.9), "aa", [{0, 1}]),
+        ((1.0, 2.1), "aa", [{0}, {1}]),  # two slow each other twice at most
+        ((1.0, 2.1, 3.9, 1.2), "aaaa", [{0, 1, 2, 3}]),
+        ((1.0, 1.0, 1.0, 10.0), "aaaa", [{0, 1, 2}, {3}]),
+        ((1.0, 1.8, 3.0, 3.4), "aabb", [{0, 1}, {2, 3}]),  # two machines, and one is twice as fast
+        ((1.0, 1.8, 1.2, 1.6), "aabb", [{0, 1, 2, 3}]),
+        ((1.0, 1.8, 1.4, 1.4), "aa  ", [{0, 1, 2, 3}]),
+        ((1.0, 1.8, 1.0, 1.0), "aa  ", [{2, 3}, {0, 1}]),  # together, though one of them is as fast as those
+    ],
+)
+def test_who_shares_a_machine_is_as_fast_unless_sharing_does_not_explain_it(
+    times: tuple[float, ...], machines: str, expected: list[set[int]]
+) -> None:
+    assert grouped(*times, machines=machines) == expected
+
+
+def test_nobody_leaves_a_shared_machines_speed_on_the_border() -> None:
+    assert grouped(1.0, 2.1, machines="aa") == [{0}, {1}]
+    assert grouped(1.0, 2.1, before=((0, 1),), machines="aa") == [{0, 1}]
+    assert grouped(1.0, 2.2, before=((0, 1),), machines="aa") == [{0}, {1}]
 
 
 def test_nobody_goes_to_and_fro_on_the_border() -> None:
