@@ -20,8 +20,8 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 5
-MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 80 bytes
+FORMAT_VERSION = 6
+MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 100 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -64,6 +64,7 @@ class HeldPin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     copies: NonNegative
     created_at: float
     expires_at: float
+    keeper: Annotated[str, msgspec.Meta(max_length=32)]
 
 
 class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):

@@ -93,6 +93,8 @@ class PinLease:
     copies: int  # replicas that are to hold it
     created_at: float  # unix seconds, on the clock of the Router that was asked
     expires_at: float  # the same
+    keeper: str  # the Router that makes lost copies again
+    cache_salt: str  # the request's, for whoever is to make it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,25 @@ class ReleasePin:
 
     pin_id: PinId
     replica_id: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class InheritPin:
+    """Another Router is to keep what a pin holds at one replica. The answer: `HeldPrefix`; None where it is
+    not held, or where somebody else was quicker: then nothing changes."""
+
+    pin_id: PinId
+    replica_id: ReplicaId
+    keeper: str  # who has kept it, as the heir knows it
+    heir: str  # who asks
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPrefix:
+    """What a pin holds: enough to compute it elsewhere."""
+
+    token_ids: array[int]  # packed int32; a whole number of blocks
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ray.serve.exceptions import RayServeException
 
 from cache.delta_frames import ReplyTo
 from cache.log_fields import pass_on
-from cache.messages import Delta, GenerateRequest, ReleasePin
+from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
 from replica.delta_server import DeltaServer, Outlet
@@ -105,6 +105,13 @@ class ReplicaServer:
     async def unpin(self, request: ReleasePin) -> bool:
         """Give back what a pin holds here; whether it held something. Raises EngineStopped."""
         return await self._engine.unpin(request.pin_id)
+
+    async def inherit_pin(self, request: InheritPin) -> HeldPrefix | None:
+        """Another Router keeps what a pin holds here: what that is. Raises EngineStopped.
+
+        None: it is not held, or another's by now.
+        """
+        return await self._engine.inherit(request.pin_id, request.keeper, request.heir)
 
     def _outlet(self, reply_to: ReplyTo | None) -> Outlet | None:
         if self._deltas is None:

@@ -33,6 +33,7 @@ from router.policies.base import alone
 from router.prefixes.copies import Copies, PinCalls
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix_metrics import PrefixCollector
+from router.prefixes.succession import Succession
 from router.prompts.prompt import PromptEncoder
 from router.tenants.tenancy import GateCollector, Tenancy
 
@@ -92,10 +93,13 @@ class RouterParts:
         )
         self._tracing = tracing or NoTracing()
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock, self._tracing)
+        copies = Copies(self.routing, self.dispatcher, calls)
+        self.metrics.watch_queue(self.dispatcher.placer.queue_state)
         self.prefixes = PrefixKeeper(
             self.routing,
-            Copies(self.routing, self.dispatcher, calls),
+            copies,
             self._engines,
+            name=self.insight.name,
             clock=clock,
             wall_clock=wall_clock,
             timeout_s=config.request_timeout_s,
@@ -119,6 +123,10 @@ class RouterParts:
             wall_clock=wall_clock,
             rng=rng,
         )
+        self.succession = Succession(
+            self.prefixes, copies, self.fleet.hear_all, self.service.prefixes.hashes, clock
+        )
+        self.routing.watch_membership(self.succession.watch)
         self.metrics.watch_hashing(self.service.hashing)
         self.metrics.registry.register(StructureCollector(self.service.forms.statistics))
         self._encoder = encoder
@@ -149,6 +157,7 @@ class RouterParts:
         self.subscribers.resync(replica_id)
 
     async def aclose(self) -> None:
+        await self.succession.aclose()
         await self.prefixes.aclose()
         await self.fleet.aclose()
         self.dispatcher.close()

@@ -34,7 +34,7 @@ from ray.serve.exceptions import (
 
 from cache.errors import ConfigError, ServingError
 from cache.log_fields import pass_on
-from cache.messages import Delta, GenerateRequest, ReleasePin, ReplicaInfo
+from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
 from cache.types import ReplicaId
 from router.assembly import RouterParts
@@ -196,6 +196,7 @@ class HandleCalls:
             response_serialization="pickle",
         )
         self._unpin = replicas.options(method_name="unpin")
+        self._inherit = replicas.options(method_name="inherit_pin")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """See `ReplicaCalls`. Ray's errors end here."""
@@ -232,6 +233,14 @@ class HandleCalls:
             return bool(await self._unpin.remote(request))
         except Exception as error:
             raise translate(error) from error
+
+    async def inherit(self, request: InheritPin) -> HeldPrefix | None:
+        """See `PinCalls`. Ray's errors end here."""
+        try:
+            answer: HeldPrefix | None = await self._inherit.remote(request)
+        except Exception as error:
+            raise translate(error) from error
+        return answer
 
 
 def settle_memory() -> None:

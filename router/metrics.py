@@ -25,6 +25,7 @@ from router.events.event_lag import LAG_BUCKETS_S
 from router.events.event_stream import ResyncReason
 from router.events.subscriber import EventStatistics
 from router.index.hash_trie import MAX_BLOCKS
+from router.placement.admission import QueueState
 from router.placement.decision import RouteReason
 from router.placement.routing_statistics import ReplicaStatistics, RoutingStatistics
 from router.prompts.chain_cache import ChainStatistics
@@ -123,6 +124,10 @@ class RouterMetrics:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_RoutingCollector(read))
 
+    def watch_queue(self, read: Callable[[], QueueState]) -> None:
+        """Adds metrics that call `read` at every scrape. Call once."""
+        self.registry.register(_QueueCollector(read))
+
     def watch_tokenization(self, read: Callable[[], CacheStatistics | None]) -> None:
         """Adds metrics that call `read` at every scrape; None = prompts are tokenized whole. Call once."""
         self.registry.register(_TokenizationCollector(read))
@@ -163,6 +168,27 @@ class _DecisionCollector(Scraped[Mapping[DecisionPart, Tally]]):
             told = tally.distribution()
             family.add_metric((part.value,), buckets(_DECISION_BUCKETS_S, told.counts), told.total)
         yield family
+
+
+class _QueueCollector(Scraped[QueueState]):
+    """Reads what waits, and may, at scrape time."""
+
+    def families(self, numbers: QueueState) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "warmpath_queue_wait_seconds",
+            "Until a replica could start on a new request, behind all that wait; 0 = at once.",
+            numbers.wait_s,
+        )
+        yield GaugeMetricFamily(
+            "warmpath_queue_wait_limit_seconds",
+            "A new request that would wait longer is refused, now; infinite = none is.",
+            numbers.bound_s,
+        )
+        yield GaugeMetricFamily(
+            "warmpath_overload",
+            "1 = more kept coming than was served, so the limit is the strict one.",
+            numbers.is_overload,
+        )
 
 
 class _TokenizationCollector(Scraped[CacheStatistics | None]):

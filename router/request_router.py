@@ -18,7 +18,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from cache.messages import GenerateRequest, ReleasePin, ReplicaInfo
+from cache.messages import GenerateRequest, InheritPin, ReleasePin, ReplicaInfo
 from cache.types import ReplicaId
 from router.errors import NoReplica
 from router.placement.registry import get_routing
@@ -64,7 +64,7 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
         # Without this Serve asks again at once, for ever, while every rank is full.
         pending_request.routing_context.should_backoff = True
         request = pending_request.args[0] if pending_request.args else None
-        if isinstance(request, ReleasePin):
+        if isinstance(request, ReleasePin | InheritPin):
             return self._addressed(request.replica_id, candidate_replicas, pending_request)
         if self._routing is None or not isinstance(request, GenerateRequest):
             return [candidate_replicas]

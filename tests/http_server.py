@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from cache.messages import Delta, GenerateRequest, ReleasePin
+from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.tracing import Tracing
 from cache.types import ReplicaId
 from replica.config import ReplicaConfig
@@ -195,3 +195,8 @@ class EngineFleet:
     async def unpin(self, request: ReleasePin) -> bool:
         """`PinCalls`."""
         return await self._nodes[request.replica_id].engine.unpin(request.pin_id)
+
+    async def inherit(self, request: InheritPin) -> HeldPrefix | None:
+        """`PinCalls`."""
+        engine = self._nodes[request.replica_id].engine
+        return await engine.inherit(request.pin_id, request.keeper, request.heir)

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -26,13 +26,14 @@ from cache.block_hash import hints
 from cache.engine_report import EngineReport
 from cache.errors import HandedOver
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
-from cache.messages import Delta, GenerateRequest
+from cache.messages import Delta, GenerateRequest, HeldPrefix
 from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival
 from replica.engine.completion import Completion
 from replica.engine.engine_core import EngineCore, EngineStats, Progress
 from replica.engine.outbox import Outbox
+from replica.engine.pins import EnginePins
 from replica.engine.request_watch import RequestWatcher
 from replica.engine.stream import DeltaStream
 from replica.engine.watchdog import Watchdog
@@ -54,6 +55,8 @@ OUTSIDE_STEP_LIMIT_S = 8.0  # for what takes no time: beyond it the engine threa
 REPORT_INTERVAL_S = 0.5  # between two reports for metrics, which are scraped every few seconds
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 
 class Door(Protocol):
@@ -83,9 +86,9 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unpin:
-    pin_id: PinId
-    was_held: Future[bool]
+class _AskPins(Generic[_Answer]):
+    question: Callable[[EnginePins], _Answer]
+    answer: Future[_Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class _Stop:
     pass
 
 
-_Message = _Submit | _Cancel | _Unpin | _Drain | _HandOver | _Stop
+_Message = _Submit | _Cancel | _AskPins[Any] | _Drain | _HandOver | _Stop
 
 
 class Engine:
@@ -237,10 +240,20 @@ class Engine:
 
         Raises EngineStopped: then nothing is held any more either.
         """
-        was_held: Future[bool] = Future()
-        if not self._post(_Unpin(pin_id, was_held)):
+        return await self._ask_pins(lambda pins: pins.release(pin_id))
+
+    async def inherit(self, pin_id: PinId, keeper: str, heir: str) -> HeldPrefix | None:
+        """Let another Router keep what a pin holds here, after the present step; see `EnginePins.inherit`.
+
+        Raises EngineStopped.
+        """
+        return await self._ask_pins(lambda pins: pins.inherit(pin_id, keeper, heir))
+
+    async def _ask_pins(self, question: Callable[[EnginePins], _Answer]) -> _Answer:
+        answer: Future[_Answer] = Future()
+        if not self._post(_AskPins(question, answer)):
             raise EngineStopped(self._stop_reason or "it is closing")
-        return await asyncio.wrap_future(was_held)
+        return await asyncio.wrap_future(answer)
 
     async def aclose(self) -> None:
         """`close` without blocking the event loop. May be called twice."""
@@ -332,8 +345,8 @@ class Engine:
                         self._submit(message)
                     case _Cancel():
                         self._cancel(message)
-                    case _Unpin():
-                        self._unpin(message)
+                    case _AskPins():
+                        self._answer_of_pins(message)
                     case _Drain():
                         self._is_draining = self._has_news = True
                     case _HandOver():
@@ -369,13 +382,14 @@ class Engine:
     def _cancel(self, message: _Cancel) -> None:
         self._drop(self._outbox.close(message.stream))
 
-    def _unpin(self, message: _Unpin) -> None:
-        was_held = self._core.pins.release(message.pin_id)
-        self._has_news |= was_held
-        if was_held:
-            self._report_if_due()
-        if message.was_held.set_running_or_notify_cancel():
-            message.was_held.set_result(was_held)
+    def _answer_of_pins(self, message: _AskPins[Any]) -> None:
+        version_before = self._core.pins.version
+        answer = message.question(self._core.pins)
+        if self._core.pins.version != version_before:
+            self._has_news = True
+            self._report_if_due()  # before the answer: whoever has it finds the change everywhere
+        if message.answer.set_running_or_notify_cancel():
+            message.answer.set_result(answer)
 
     def _give_back(self) -> None:
         self._hands_over = self._is_draining = self._has_news = True
@@ -459,7 +473,7 @@ class Engine:
             message = self._inbox.get_nowait()
             if isinstance(message, _Submit):
                 self._outbox.send(message.stream, EngineStopped(reason))
-            elif isinstance(message, _Unpin) and message.was_held.set_running_or_notify_cancel():
-                message.was_held.set_exception(EngineStopped(reason))
+            elif isinstance(message, _AskPins) and message.answer.set_running_or_notify_cancel():
+                message.answer.set_exception(EngineStopped(reason))
         self._outbox.deliver()
         self._is_ready.set()

@@ -12,13 +12,14 @@ which blocks. Engine thread only.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache.engine_report import MAX_PINS, HeldPin
 from cache.errors import PinsFull
 from cache.kv_cache_manager import KVCacheManager
-from cache.messages import GenerateRequest, PinLease
+from cache.messages import GenerateRequest, HeldPrefix, PinLease
 from cache.types import PinId
 from replica.errors import InvalidRequest
 from replica.scheduling.request import Request
@@ -38,6 +39,7 @@ def pin_limit(num_blocks: int, block_size: int, *, max_fraction: float, max_mode
 class _Held:
     lease: PinLease
     num_blocks: int
+    token_ids: array[int]  # of these blocks
     ends_s: float  # engine clock
 
 
@@ -100,6 +102,19 @@ class EnginePins:
         self.version += 1
         return True
 
+    def inherit(self, pin_id: PinId, keeper: str, heir: str) -> HeldPrefix | None:
+        """Let `heir` keep it in place of `keeper`; what it holds. Of several heirs the first gets it.
+
+        None, and nothing changes, where it is not held or kept by somebody else. May be asked twice.
+        """
+        held = self._held.get(pin_id)
+        if held is None or held.lease.keeper not in (keeper, heir):
+            return None
+        if held.lease.keeper != heir:
+            self._held[pin_id] = replace(held, lease=replace(held.lease, keeper=heir))
+            self.version += 1
+        return HeldPrefix(held.token_ids, held.lease.cache_salt)
+
     def expire(self) -> None:
         """Give back what has been held long enough. O(pins)."""
         now_s = self._clock()
@@ -116,6 +131,7 @@ class EnginePins:
                 copies=lease.copies,
                 created_at=lease.created_at,
                 expires_at=lease.expires_at,
+                keeper=lease.keeper,
             )
             for held in self._held.values()
             for lease in (held.lease,)
@@ -125,7 +141,8 @@ class EnginePins:
         lease, num_blocks = self._lease(request), self._num_blocks(request)
         if not self._cache.pin(lease.pin_id, request.blocks, num_blocks):
             return False
-        self._held[lease.pin_id] = _Held(lease, num_blocks, self._clock() + lease.seconds)
+        token_ids = request.token_ids[: num_blocks * self._cache.block_size]
+        self._held[lease.pin_id] = _Held(lease, num_blocks, token_ids, self._clock() + lease.seconds)
         self.version += 1
         return True
 

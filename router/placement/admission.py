@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.config import RouterConfig
 from router.errors import AllBusy
@@ -36,6 +37,15 @@ LEAST_BOUND_S = 0.05  # what no client notices is no overload, however short the
 # long, and the queue as old: the first of those times the latest who wait are served in time all the same.
 LONG_WAIT, LEAST_BUSY = 2.0, 4.0
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """How long it is, and how long it may be."""
+
+    wait_s: float  # until somebody could start on a newcomer; 0: at once
+    bound_s: float  # a newcomer that would wait longer is refused; inf: nobody is
+    is_overload: bool  # more kept coming than was served, when somebody came last
 
 
 class Admission:
@@ -66,6 +76,10 @@ class Admission:
     def bound_s(self) -> float:
         """The longest wait, now. inf: none is too long."""
         return self._strict_s if self._overload.is_on else self._max_wait_s
+
+    def state(self, wait_s: float) -> QueueState:
+        """For metrics. wait_s: a newcomer's."""
+        return QueueState(wait_s, self.bound_s, self.is_overload)
 
     def came(self, prefill_s: float, *, num_waiting: int, wait_s: float, num_replicas: int) -> None:
         """Somebody new, before it is asked whether there is room. Once per request.

@@ -43,7 +43,7 @@ from typing import Protocol
 from cache.errors import DeadlineExceeded, ServingError
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
-from router.placement.admission import Admission
+from router.placement.admission import Admission, QueueState
 from router.placement.decision import Decision, Placement, RouteQuery
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
@@ -119,6 +119,10 @@ class HeldRequests:
     def engine_s(self) -> float:
         """Seconds of replicas' time that those who are held will take; what is unknown counts as 0."""
         return self._queue.engine_s
+
+    def queue_state(self) -> QueueState:
+        """O(replicas)."""
+        return self._admission.state(self._routing.wait_s(self.engine_s))
 
     def submit(self, query: RouteQuery, *, since: float | None = None, deadline: float | None = None) -> None:
         """Hold a request; the next `poll` may let it go at once.

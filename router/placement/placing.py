@@ -14,7 +14,7 @@ from typing import Protocol
 from cache.types import RequestId
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
-from router.placement.admission import Admission
+from router.placement.admission import Admission, QueueState
 from router.placement.decision import Placement, RouteQuery
 from router.placement.held import HeldRequests
 from router.placement.held_request import Departure
@@ -40,6 +40,9 @@ class Placer(Protocol):
     @property
     def held_s(self) -> float:
         """Seconds of replicas' time that they will take together."""
+
+    def queue_state(self) -> QueueState:
+        """What a newcomer would wait, and may, now. Changes nothing; O(replicas)."""
 
     def served(self, tenant: str, num_tokens: int, share: float) -> None:
         """So many tokens were generated for a tenant, of that share: whose turn it is goes by that, too."""
@@ -95,6 +98,9 @@ class PromptPlacer:
             raise
         return self._routing.book(decision)
 
+    def queue_state(self) -> QueueState:
+        return self._admission.state(self._routing.wait_s())
+
     def served(self, tenant: str, num_tokens: int, share: float) -> None:
         """The engines hear of it themselves."""
 
@@ -120,6 +126,9 @@ class LatePlacer:
     @property
     def held_s(self) -> float:
         return self._held.engine_s
+
+    def queue_state(self) -> QueueState:
+        return self._held.queue_state()
 
     async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
         self._held.submit(query, since=since, deadline=deadline)

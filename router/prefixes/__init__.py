@@ -3,7 +3,9 @@
     prefix      what is held, and what a listing tells of it
     holdings    who holds what, as the replicas' reports say
     copies      one replica made to hold a prefix, or to give it back
-    keeper      the pins that this Router was asked for: copies made, lost ones made again
+    kept_pin    one that this Router keeps, as it knows it
+    keeper      the pins that this Router keeps: copies made, lost ones made again
+    succession  pins whose Router has gone, adopted by another
 
 The replicas are the truth: each tells every Router what it holds, so whichever is asked knows all of it.
 Knows tokens, hashes, replicas and time; knows neither HTTP nor keys.

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from cache.errors import ServingError
-from cache.messages import PinLease, ReleasePin, SamplingParams
+from cache.messages import HeldPrefix, InheritPin, PinLease, ReleasePin, SamplingParams
 from cache.types import PinId, ReplicaId, RequestId
 from router.dispatch import Dispatcher, Job
 from router.errors import ReplicaLost
@@ -24,16 +24,20 @@ from router.prefixes.prefix import Prefix
 
 # Whatever places the traffic: a copy goes where it is cheapest, and that counts what is already there.
 POLICY = ExpectedTime.name
-RELEASE_TIMEOUT_S = 10.0  # an engine gives back after the step it is in
+ANSWER_TIMEOUT_S = 10.0  # an engine answers after the step it is in
 
 logger = logging.getLogger(__name__)
 
 
 class PinCalls(Protocol):
-    """Asks one replica to give a pin back."""
+    """What one replica is asked of a pin that it holds. Both raise ReplicaLost or a RoutingError where it
+    cannot be asked."""
 
     async def unpin(self, request: ReleasePin) -> bool:
-        """Whether it held it. Raises ReplicaLost or a RoutingError where it cannot be asked."""
+        """Give it back; whether it held it."""
+
+    async def inherit(self, request: InheritPin) -> HeldPrefix | None:
+        """Have another Router keep it; what it is, or None where that one came too late."""
 
 
 class Copies:
@@ -89,11 +93,28 @@ class Copies:
         if replica_id is None or replica_id not in self._routing.replicas:
             return
         try:
-            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await self._calls.unpin(ReleasePin(pin_id, replica_id))
         except (ServingError, TimeoutError) as error:
             fields = {"pin_id": pin_id, "replica_id": replica_id, "error_type": type(error).__name__}
             logger.warning("a pin could not be released, it ends with its time", extra=fields)
+
+    async def inherit(
+        self, pin_id: PinId, replica_id: ReplicaId, *, keeper: str, heir: str
+    ) -> HeldPrefix | None:
+        """Have `heir` keep in place of `keeper` what is held there; what that is.
+
+        None: it is not held, somebody else was quicker, or the replica cannot be asked.
+        """
+        if replica_id not in self._routing.replicas:
+            return None
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._calls.inherit(InheritPin(pin_id, replica_id, keeper, heir))
+        except (ServingError, TimeoutError) as error:
+            fields = {"pin_id": pin_id, "replica_id": replica_id, "error_type": type(error).__name__}
+            logger.warning("a pin could not be taken over", extra=fields)
+            return None
 
     def _query(self, prefix: Prefix, request_id: RequestId, candidates: Collection[ReplicaId]) -> RouteQuery:
         return RouteQuery(

@@ -18,9 +18,9 @@ Engines = Mapping[ReplicaId, EngineView]
 
 
 def holdings(engines: Engines) -> dict[PinId, PinnedPrefix]:
-    """Every pin that some replica holds, oldest first. O(pins)."""
+    """Every pin that some replica holds, oldest first; replicas by name. O(pins)."""
     found: dict[PinId, PinnedPrefix] = {}
-    for replica_id, view in engines.items():
+    for replica_id, view in sorted(engines.items()):
         for held in view.report.pins if view.report is not None else ():
             known = found.get(held.pin_id)
             found[held.pin_id] = (
@@ -32,6 +32,7 @@ def holdings(engines: Engines) -> dict[PinId, PinnedPrefix]:
                     (replica_id,),
                     held.created_at,
                     held.expires_at,
+                    held.keeper,
                 )
                 if known is None
                 else replace(known, replicas=(*known.replicas, replica_id))

@@ -1,11 +1,11 @@
-"""The pins this Router was asked for: as many copies as were wanted, until their time is over.
+"""The pins this Router keeps: as many copies as were wanted, until their time is over.
 
     establish ──> held on `copies` replicas ──┬── its time is over, or somebody gave it back ──> forgotten
-                      ^                       │
-                      └── made again <────────┴── a replica died or drains
+    adopt ────────────^        ^              ├── another Router keeps it now ─────────────────────^
+                               └─ made again <┴── a replica died or drains
 
-Replicas hold by leases of their own, so a pin outlives the Router it came through; only what makes lost
-copies again is lost with it. What is listed comes from the replicas (`holdings.py`). A copy that vanishes
+Replicas hold by leases of their own, so a pin outlives the Router it came through, and another one adopts it
+then (`succession.py`). What is listed comes from the replicas (`holdings.py`). A copy that vanishes
 from a replica which lives on was given back, through whichever Router: then all of them are.
 Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the router's event loop.
 """
@@ -17,8 +17,8 @@ import contextvars
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cache.engine_report import EngineReport
@@ -29,10 +29,10 @@ from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, PrefixN
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
 from router.prefixes.holdings import Engines, holdings, holds, room, roomiest
+from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
 from router.prefixes.prefix import PinnedPrefix, Prefix
 
 LOOK_INTERVAL_S = 0.5  # engines report as often
-RETRY_S = (1.0, 15.0)  # between attempts to make lost copies again: the first pause, and the longest
 TIMEOUT_S = 300.0  # of one copy, where requests have no limit of their own
 FIRST_REPORT_S = 2.0  # a replica that just came has told nothing yet: waited for so long
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
@@ -40,42 +40,6 @@ MAX_UNTOLD_REPORTS = 8
 FORGET_S = 5.0  # what was given back may still be in a report that is on its way
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Copy:
-    """One replica that was made to hold it."""
-
-    since_number: int  # of its reports, the latest when it began to hold
-    epoch: int | None = None  # of the engine that told it holds it; None: none has yet
-
-
-@dataclass(slots=True, eq=False)
-class _Pin:
-    """One that this Router keeps."""
-
-    pin_id: PinId
-    owner: str
-    prefix: Prefix
-    copies: int
-    created_at: float  # unix seconds
-    expires_at: float
-    held: dict[ReplicaId, _Copy] = field(default_factory=dict)
-    is_established: bool = False
-    work: asyncio.Task[None] | None = None  # making lost copies again
-    retry_at: float = 0.0
-    retry_s: float = RETRY_S[0]
-
-    def told(self) -> PinnedPrefix:
-        return PinnedPrefix(
-            self.pin_id,
-            self.owner,
-            self.prefix.num_blocks,
-            self.copies,
-            tuple(self.held),
-            self.created_at,
-            self.expires_at,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +50,7 @@ class KeeperStatistics:
     num_copies_made: int
     num_copies_restored: int  # of those, made because one was lost
     num_refused: int  # pins that did not fit
+    num_adopted: int  # pins of Routers that are gone
 
 
 class PrefixKeeper:
@@ -97,18 +62,21 @@ class PrefixKeeper:
         copies: Copies,
         engines: Callable[[], Engines],
         *,
+        name: str,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         timeout_s: float | None = None,
     ) -> None:
-        """engines: the replicas known here with their latest reports. timeout_s: of one copy."""
+        """engines: the replicas known here with their latest reports. timeout_s: of one copy.
+        name: this Router's, of this life of its process."""
+        self.name = name
         self._routing = routing
         self._copies = copies
         self._engines = engines
         self._clock = clock
         self._wall_clock = wall_clock
         self._timeout_s = timeout_s or TIMEOUT_S
-        self._pins: dict[PinId, _Pin] = {}
+        self._pins: dict[PinId, KeptPin] = {}
         self._given_back: dict[PinId, float] = {}  # when that was, by `clock`
         self._watching: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[Any]] = set()
@@ -128,7 +96,13 @@ class PrefixKeeper:
 
     def statistics(self) -> KeeperStatistics:
         counts = self._counts
-        return KeeperStatistics(len(self._pins), counts["made"], counts["restored"], counts["refused"])
+        return KeeperStatistics(
+            len(self._pins), counts["made"], counts["restored"], counts["refused"], counts["adopted"]
+        )
+
+    def keeps(self, pin_id: PinId) -> bool:
+        """Whether this Router makes lost copies of it again."""
+        return pin_id in self._pins
 
     # --- acts ---------------------------------------------------------------------------------
 
@@ -143,7 +117,7 @@ class PrefixKeeper:
         """
         now = self._wall_clock()
         pin_id = PinId(f"prefix-{secrets.token_hex(12)}")
-        pin = self._pins[pin_id] = _Pin(pin_id, owner, prefix, copies, now, now + seconds)
+        pin = self._pins[pin_id] = KeptPin(pin_id, owner, prefix, copies, now, now + seconds)
         self._watch()
         try:
             await self._hear_of(self._routing.replicas)
@@ -154,7 +128,22 @@ class PrefixKeeper:
             self._drop(pin)
             raise
         pin.is_established = True
-        return pin.told(), cached_tokens
+        return pin.told(self.name), cached_tokens
+
+    def adopt(self, told: PinnedPrefix, prefix: Prefix) -> None:
+        """Keep what another Router kept; its holders have been told. Not what was given back meanwhile."""
+        if told.pin_id in self._pins or told.pin_id in self._given_back:
+            return
+        engines = self._engines()
+        pin = KeptPin(told.pin_id, told.owner, prefix, told.copies, told.created_at, told.expires_at)
+        for replica_id in told.replicas:
+            report = engines[replica_id].report if replica_id in engines else None
+            if report is not None and holds(report, told.pin_id):
+                pin.held[replica_id] = KeptCopy(report.number, report.epoch)
+        pin.is_established, pin.formerly = True, told.keeper
+        self._pins[told.pin_id] = pin
+        self._counts["adopted"] += 1
+        self._watch()
 
     async def give_back(self, pin: PinnedPrefix) -> None:
         """End it on every replica, whichever Router it came through."""
@@ -179,7 +168,7 @@ class PrefixKeeper:
 
     # --- making copies ------------------------------------------------------------------------
 
-    async def _fill(self, pin: _Pin, request_id: str) -> int:
+    async def _fill(self, pin: KeptPin, request_id: str) -> int:
         """Make the copies that are missing; tokens of them that were cached already.
 
         Raises what the last replica said that could have taken one, or why there is none.
@@ -205,12 +194,21 @@ class PrefixKeeper:
                     raise result
         return cached_tokens
 
-    async def _make(self, pin: _Pin, target: ReplicaId, request_id: RequestId) -> int:
+    async def _make(self, pin: KeptPin, target: ReplicaId, request_id: RequestId) -> int:
         """One copy. Known of as soon as it may be there, so that it is given back if this is cancelled."""
         seconds = pin.expires_at - self._wall_clock()
-        lease = PinLease(pin.pin_id, pin.owner, seconds, pin.copies, pin.created_at, pin.expires_at)
+        lease = PinLease(
+            pin.pin_id,
+            pin.owner,
+            seconds,
+            pin.copies,
+            pin.created_at,
+            pin.expires_at,
+            self.name,
+            pin.prefix.cache_salt,
+        )
         report = self._report_of(target)
-        pin.held[target] = _Copy(since_number=report.number if report is not None else 0)
+        pin.held[target] = KeptCopy(since_number=report.number if report is not None else 0)
         try:
             cached = await self._copies.make(
                 pin.prefix, lease, target, request_id, min(self._timeout_s, seconds)
@@ -223,7 +221,7 @@ class PrefixKeeper:
             pin.held[target].since_number = report.number
         return cached
 
-    def _candidates(self, pin: _Pin, tried: Iterable[ReplicaId]) -> list[ReplicaId]:
+    def _candidates(self, pin: KeptPin, tried: Iterable[ReplicaId]) -> list[ReplicaId]:
         """Replicas that may hold a copy and have not been asked. What is shared with other pins there may
         make it fit where it would not alone, so that is theirs to say."""
         refused = set(tried)
@@ -239,13 +237,13 @@ class PrefixKeeper:
             and (self._has_room(pin, replica.replica_id) or report.pins)
         ]
 
-    def _has_room(self, pin: _Pin, replica_id: ReplicaId) -> bool:
+    def _has_room(self, pin: KeptPin, replica_id: ReplicaId) -> bool:
         """Whether it fits there even if it shares nothing with other pins."""
         report = self._report_of(replica_id)
         return report is not None and room(report) >= pin.prefix.num_blocks
 
     def _why_not(
-        self, pin: _Pin, refusals: Sequence[ServingError], candidates: Sequence[ReplicaId]
+        self, pin: KeptPin, refusals: Sequence[ServingError], candidates: Sequence[ReplicaId]
     ) -> ServingError:
         """What is told where so few candidates are left that not all copies can be made."""
         members = self._routing.replicas
@@ -304,17 +302,23 @@ class PrefixKeeper:
         self._forget_old()
         engines = self._engines()
         leaving = {each.replica_id for each in self._routing.fleet_statistics().replicas if each.is_draining}
+        told = holdings(engines)
         for pin in [pin for pin in self._pins.values() if pin.is_established]:
+            if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
+                self._hand_on(pin)
+                continue
             if self._wall_clock() >= pin.expires_at or self._was_given_back(pin, engines):
                 self._drop(pin)
                 continue
             for replica_id in [name for name in pin.held if name not in engines or name in leaving]:
                 del pin.held[replica_id]
+            if pin.pin_id in told and pin.work is None:
+                self._count_strangers(pin, told[pin.pin_id].replicas, leaving, engines)
             is_short = len(pin.held) < pin.copies
             if is_short and pin.work is None and self._clock() >= pin.retry_at:
                 pin.work = self._start(self._restore(pin), is_kept=True)
 
-    def _was_given_back(self, pin: _Pin, engines: Engines) -> bool:
+    def _was_given_back(self, pin: KeptPin, engines: Engines) -> bool:
         """Whether a replica that lives on holds it no more. Copies of engines that are gone are forgotten."""
         for replica_id, copy in list(pin.held.items()):
             report = engines[replica_id].report if replica_id in engines else None
@@ -331,7 +335,7 @@ class PrefixKeeper:
                 return True
         return False
 
-    async def _restore(self, pin: _Pin) -> None:
+    async def _restore(self, pin: KeptPin) -> None:
         before = len(pin.held)
         try:
             await self._fill(pin, pin.pin_id)
@@ -348,17 +352,45 @@ class PrefixKeeper:
         finally:
             self._counts["restored"] += max(0, len(pin.held) - before)
             pin.work = None
-            if pin.pin_id not in self._pins:  # given back in the meantime
+            if pin.pin_id not in self._pins and not pin.is_handed_on:  # given back in the meantime
                 self._end(pin)
 
-    def _drop(self, pin: _Pin) -> None:
+    def _drop(self, pin: KeptPin) -> None:
         """Keep it no more, and have the replicas told."""
         self._pins.pop(pin.pin_id, None)
         if pin.work is not None:
             pin.work.cancel()  # its end gives back what it has made
         self._end(pin)
 
-    def _end(self, pin: _Pin) -> None:
+    def _is_still_ours(self, pin: KeptPin, keeper: str) -> bool:
+        """By what the first holder says. Before it has heard of an adoption it names the one that is gone."""
+        if keeper == self.name:
+            pin.formerly = ""
+        return keeper in (self.name, pin.formerly)
+
+    def _count_strangers(
+        self, pin: KeptPin, holders: Sequence[ReplicaId], leaving: Collection[ReplicaId], engines: Engines
+    ) -> None:
+        """Copies that others have made, where two Routers took a lost one for theirs to make again: as many
+        count as were wanted, the others end."""
+        for replica_id in holders:
+            report = engines[replica_id].report
+            if replica_id in pin.held or replica_id in leaving or replica_id in pin.surplus or report is None:
+                continue
+            if len(pin.held) < pin.copies:
+                pin.held[replica_id] = KeptCopy(report.number, report.epoch)
+            else:
+                pin.surplus.add(replica_id)
+                self._start(self._copies.end(pin.pin_id, replica_id))
+
+    def _hand_on(self, pin: KeptPin) -> None:
+        """Another Router took this one for gone, and keeps it now."""
+        self._pins.pop(pin.pin_id, None)
+        pin.is_handed_on = True
+        if pin.work is not None:
+            pin.work.cancel()
+
+    def _end(self, pin: KeptPin) -> None:
         self._given_back[pin.pin_id] = self._clock()
         told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
         for replica_id in dict.fromkeys((*pin.held, *(told.replicas if told is not None else ()))):
@@ -373,7 +405,7 @@ class PrefixKeeper:
         found = holdings(engines)
         for pin_id, pin in self._pins.items():
             own = [name for name in pin.held if name in engines] if pin.is_established else []
-            known = found.get(pin_id) or replace(pin.told(), replicas=())
+            known = found.get(pin_id) or replace(pin.told(self.name), replicas=())
             found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found
 

@@ -34,6 +34,7 @@ class PinnedPrefix:
     replicas: Sequence[ReplicaId]  # that hold one now
     created_at: float  # unix seconds
     expires_at: float
+    keeper: str  # the Router that makes lost copies again, as the first of its holders tells
 
     @property
     def is_whole(self) -> bool:

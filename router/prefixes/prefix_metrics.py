@@ -34,3 +34,8 @@ class PrefixCollector(Scraped[KeeperStatistics]):
             "Prefixes refused because they do not fit beside those that are held.",
             numbers.num_refused,
         )
+        yield CounterMetricFamily(
+            "warmpath_prefixes_adopted",
+            "Prefixes kept since the Router that had kept them is gone.",
+            numbers.num_adopted,
+        )

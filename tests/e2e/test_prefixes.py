@@ -1,7 +1,7 @@
 """Held prefixes on a whole deployment: two Routers, three replicas, proxy and Ray included.
 
 Warm before traffic, listed and given back by whichever Router the proxy picks, made again where a replica was
-killed.
+killed, also after every Router was.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.faults.processes import ROUTER, descendants
 from tests.servers import Server, running_server
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -95,5 +96,29 @@ def test_a_copy_that_was_killed_is_made_again(server: Server) -> None:
 
     eventually(is_whole)
     assert server.metric("warmpath_prefix_copies_restored_total") >= 1
+    ask(server, "DELETE", f"/{held['id']}")
+    eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)
+
+
+def test_it_outlives_the_routers_that_knew_of_it(server: Server) -> None:
+    """Its tokens come from a replica then."""
+    held = hold(server, copies=2)
+    for router in [each for each in descendants(server.process.pid) if each.command.startswith(ROUTER)]:
+        os.kill(router.pid, signal.SIGKILL)
+
+    def told() -> dict[str, Any]:
+        try:
+            answer = httpx.get(f"{server.url}/v1/prefixes/{held['id']}", timeout=5)
+        except httpx.HTTPError:
+            return {}
+        return answer.json() if answer.status_code == 200 else {}
+
+    eventually(lambda: told().get("status") == "held")
+    eventually(lambda: server.metric("warmpath_prefixes_adopted_total") == 1)
+    victim = next(r for r in server.version()["replicas"] if r["replica_id"] in held["replicas"])
+    os.kill(victim["pid"], signal.SIGKILL)
+    eventually(lambda: told().get("status") == "held" and victim["replica_id"] not in told()["replicas"])
+    assert told()["expires_at"] == held["expires_at"]
+    assert turn(server, 1000)[1] >= held["tokens"]  # earlier questions may have begun alike
     ask(server, "DELETE", f"/{held['id']}")
     eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)

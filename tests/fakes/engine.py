@@ -109,6 +109,15 @@ def make_pin(
     deadline_s: float | None = None,
 ) -> GenerateRequest:
     """A request to hold a prompt's full blocks; pin and request have the same name."""
-    lease = PinLease(PinId(name), "somebody", seconds, copies=1, created_at=0.0, expires_at=seconds)
+    lease = PinLease(
+        PinId(name),
+        "somebody",
+        seconds,
+        copies=1,
+        created_at=0.0,
+        expires_at=seconds,
+        keeper="router0",
+        cache_salt=salt,
+    )
     request = make_request(name, prompt, max_tokens=1, salt=salt, deadline_s=deadline_s)
     return replace(request, pin=lease)

@@ -35,7 +35,8 @@ class HoldingReplicas:
         if blocks > self._max_pinned:
             raise PinsFull(blocks, self._max_pinned)
         self.pins[replica, lease.pin_id] = HeldPin(
-            lease.pin_id, lease.owner, blocks, lease.copies, lease.created_at, lease.expires_at
+            *(lease.pin_id, lease.owner, blocks, lease.copies),
+            *(lease.created_at, lease.expires_at, lease.keeper),
         )
         yield Delta("", (), 0, FinishReason.LENGTH)
 

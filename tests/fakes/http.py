@@ -12,7 +12,15 @@ import httpx
 from starlette.types import ASGIApp, Message
 
 from cache.fingerprint import Fingerprint, HashAlgorithm
-from cache.messages import Delta, FinishReason, GenerateRequest, ReleasePin, ReplicaInfo
+from cache.messages import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    HeldPrefix,
+    InheritPin,
+    ReleasePin,
+    ReplicaInfo,
+)
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
@@ -128,6 +136,10 @@ class ScriptedReplicas:
     async def unpin(self, request: ReleasePin) -> bool:
         """They hold nothing."""
         return False
+
+    async def inherit(self, request: InheritPin) -> HeldPrefix | None:
+        """They hold nothing."""
+        return None
 
 
 class RouterUnderTest:

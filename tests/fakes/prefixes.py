@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cache.block_hash import BlockHasher, PackedHashes
 from cache.engine_report import EngineReport, HeldPin
 from cache.errors import PinsFull
-from cache.messages import Delta, FinishReason, GenerateRequest, PinLease, ReleasePin, ReplicaInfo
+from cache.messages import (
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    HeldPrefix,
+    InheritPin,
+    PinLease,
+    ReleasePin,
+    ReplicaInfo,
+)
 from cache.types import PinId, ReplicaId
 from router.dispatch import Dispatcher
 from router.errors import ReplicaLost
@@ -21,6 +30,7 @@ from router.placement.routing import Routing
 from router.prefixes.copies import Copies
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix import Prefix
+from router.prefixes.succession import Succession
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import BLOCK_SIZE, FINGERPRINT, FakeClock, config, info, load
 
@@ -33,6 +43,7 @@ class PaperReplica:
 
     info: ReplicaInfo
     pins: dict[PinId, tuple[PinLease, int]] = field(default_factory=dict)
+    tokens: dict[PinId, array[int]] = field(default_factory=dict)  # of each
     taken: int = 0  # blocks of pins of others, which its next report tells of but its room does not
     epoch: int = 1
     number: int = 1
@@ -46,7 +57,7 @@ class PaperReplica:
     def report(self) -> EngineReport:
         self.number += 1
         told = tuple(
-            HeldPin(pin, lease.owner, blocks, lease.copies, lease.created_at, lease.expires_at)
+            HeldPin(pin, lease.owner, blocks, lease.copies, lease.created_at, lease.expires_at, lease.keeper)
             for pin, (lease, blocks) in self.pins.items()
         )
         used = sum(blocks for _, blocks in self.pins.values())
@@ -69,6 +80,8 @@ class PaperFleet:
         self.released: list[tuple[PinId, ReplicaId]] = []
         self.asked: list[ReplicaId] = []
         self.routers: list[PaperRouter] = []
+        self.num_routers = 0  # that there ever were
+        self.silent: set[str] = set()  # Routers that answer no other
         self.tell()
 
     def tell(self) -> None:
@@ -82,6 +95,18 @@ class PaperFleet:
         for router in self.routers:
             router.routing.update_replicas({name: each.info for name, each in self.replicas.items()})
 
+    def join(self, name: ReplicaId) -> None:
+        """A new one comes, and reports."""
+        self.replicas[name] = PaperReplica(info())
+        for router in self.routers:
+            router.routing.update_replicas({name: each.info for name, each in self.replicas.items()})
+            router.routing.on_load(name, load())
+        self.tell()
+
+    async def routers_up(self) -> frozenset[str]:
+        """What `FleetMetrics.hear_all` says."""
+        return frozenset(router.keeper.name for router in self.routers) - self.silent
+
     def holders(self, pin_id: str) -> list[ReplicaId]:
         return [name for name, replica in self.replicas.items() if pin_id in replica.pins]
 
@@ -91,6 +116,8 @@ class PaperRouter:
 
     def __init__(self, fleet: PaperFleet) -> None:
         self.fleet = fleet
+        self.name = f"router{fleet.num_routers}"
+        fleet.num_routers += 1
         self.clock = fleet.clock
         settings = config(binding="at_once")
         self.routing = Routing(settings, clock=self.clock)
@@ -99,13 +126,16 @@ class PaperRouter:
             self.routing.on_load(name, load())
         metrics = RouterMetrics([], [])
         dispatcher = Dispatcher(settings, self.routing, self, BlockHasher(FINGERPRINT), metrics, self.clock)
+        copies = Copies(self.routing, dispatcher, self)
         self.keeper = PrefixKeeper(
             self.routing,
-            Copies(self.routing, dispatcher, self),
+            copies,
             self.engines,
+            name=self.name,
             clock=self.clock,
             wall_clock=self.clock,
         )
+        self.succession = Succession(self.keeper, copies, fleet.routers_up, hashes_of, self.clock)
         fleet.routers.append(self)
 
     def engines(self) -> dict[ReplicaId, EngineView]:
@@ -130,6 +160,7 @@ class PaperRouter:
         if blocks > replica.left:
             raise PinsFull(blocks, replica.left)
         replica.pins[lease.pin_id] = lease, blocks
+        replica.tokens[lease.pin_id] = request.token_ids
         yield Delta("", (), 0, FinishReason.LENGTH)
 
     async def unpin(self, request: ReleasePin) -> bool:
@@ -139,6 +170,18 @@ class PaperRouter:
             raise ReplicaLost("it is gone")
         return replica.pins.pop(request.pin_id, None) is not None
 
+    async def inherit(self, request: InheritPin) -> HeldPrefix | None:
+        replica = self.fleet.replicas.get(request.replica_id)
+        if replica is None:
+            raise ReplicaLost("it is gone")
+        if request.pin_id not in replica.pins:
+            return None
+        lease, blocks = replica.pins[request.pin_id]
+        if lease.keeper not in (request.keeper, request.heir):
+            return None
+        replica.pins[request.pin_id] = replace(lease, keeper=request.heir), blocks
+        return HeldPrefix(replica.tokens[request.pin_id], lease.cache_salt)
+
     async def hold(self, num_blocks: int = 4, **changes: Any) -> str:
         """The id of a new pin."""
         options = {"owner": "alice", "copies": 2, "seconds": 60.0, "request_id": "r", **changes}
@@ -146,10 +189,19 @@ class PaperRouter:
         return pin.pin_id
 
 
-def a_prefix(num_blocks: int, first: int = 0) -> Prefix:
+def a_prefix(num_blocks: int, first: int = 0, salt: str = "") -> Prefix:
     tokens = array("i", range(first, first + num_blocks * BLOCK_SIZE))
+    return Prefix(tokens, _hashes(tokens, salt), salt)
+
+
+async def hashes_of(tokens: array[int], salt: str) -> PackedHashes:
+    """What `Succession` needs."""
+    return _hashes(tokens, salt)
+
+
+def _hashes(tokens: array[int], salt: str) -> PackedHashes:
     hasher = BlockHasher(FINGERPRINT)
-    return Prefix(tokens, PackedHashes.of(hasher.chain(hasher.root(), tokens)))
+    return PackedHashes.of(hasher.chain(hasher.root(salt=salt), tokens))
 
 
 def names(*indices: int) -> Sequence[ReplicaId]:

@@ -60,6 +60,21 @@ async def test_it_is_given_back_when_told_or_when_its_time_is_over() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_of_several_routers_that_would_keep_it_the_first_gets_it_and_its_tokens() -> None:
+    reports: list[EngineReport] = []
+    async with an_engine(reports) as engine:
+        await hold(engine, salt="alice's")
+        assert reports[-1].pins[0].keeper == "router0"
+        held = await engine.inherit(PinId("p"), keeper="router0", heir="router1")
+        assert held is not None
+        assert (list(held.token_ids), held.cache_salt) == (PREFIX, "alice's")
+        assert reports[-1].pins[0].keeper == "router1"  # before the answer
+        assert await engine.inherit(PinId("p"), keeper="router0", heir="router2") is None
+        assert reports[-1].pins[0].keeper == "router1"
+        assert await engine.inherit(PinId("p"), keeper="router0", heir="router1") == held  # asked twice
+        assert await engine.inherit(PinId("no such pin"), keeper="router0", heir="router1") is None
+
+
 async def test_a_refusal_reaches_who_asked() -> None:
     async with an_engine([], max_pinned_fraction=0.05) as engine:
         with pytest.raises(PinsFull) as caught:
@@ -79,3 +94,5 @@ async def test_a_stopped_engine_says_so() -> None:
         await hold(engine)
     with pytest.raises(EngineStopped):
         await engine.unpin(PinId("p"))
+    with pytest.raises(EngineStopped):
+        await engine.inherit(PinId("p"), "router0", "router1")

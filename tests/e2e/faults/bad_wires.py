@@ -1,8 +1,9 @@
-"""A driver: KV events pass a relay, which loses, repeats, delays and reorders them.
+"""A driver: KV events pass a relay, which loses, repeats, delays and reorders them; so do deltas, whose
+connections it ends (`delta_relay.py`); and an engine's thread dies when told to (`mortal_engine.py`).
 
     replica's PUB ──> relay, a thread in the replica's process ──> every Router's SUB
 
-The product knows nothing of it: a subclass here announces the relay's address in place of the publisher's.
+The product knows nothing of it: a subclass here announces the relays' addresses in place of its own.
 How bad the wire is stands in a file that the test writes, `Wire` as JSON; beside it each relay leaves where
 its replica answers snapshot requests, for whoever wants to compare.
 """
@@ -22,7 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.faults.delta_relay import DeltaRelay
 from tests.e2e.faults.drivers import serve
+from tests.e2e.faults.mortal_engine import Murderer
 
 FOLDER_VARIABLE = "WARMPATH_TEST_WIRES"  # where the file and the addresses are
 _POLL_MS = 20
@@ -105,14 +108,19 @@ def _relayed_replica() -> type:
     from deploy.app import NodeReplica
 
     class RelayedReplica(NodeReplica):
-        """Announces its relay in place of its publisher."""
+        """Announces its relays in place of its own sockets."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             folder = Path(os.environ[FOLDER_VARIABLE])
             relay = Relay(self._info.event_endpoint, folder)
             relay.start()
-            self._info = replace(self._info, event_endpoint=relay.address)
+            deltas = DeltaRelay(self._info.delta_endpoint, folder)
+            deltas.start()
+            self._info = replace(self._info, event_endpoint=relay.address, delta_endpoint=deltas.address)
+            engine_thread = self._engine._thread.ident
+            assert engine_thread is not None, "it runs"
+            Murderer(engine_thread, folder).start()
             (folder / f"{os.getpid()}.address").write_text(self._info.snapshot_endpoint)
 
     return RelayedReplica

@@ -1,7 +1,8 @@
 """`python -m deploy serve` under other circumstances: what each driver changes is outside of the product.
 
     python -m tests.e2e.faults.two_nodes   on two Ray nodes, the GCS's state in Redis, and a supervisor for it
-    python -m tests.e2e.faults.bad_wires   with KV events that get lost, late and out of order on their way
+    python -m tests.e2e.faults.bad_wires   with KV events that get lost, late and out of order on their way,
+                                           connections that are cut, engine threads that die
 
 They take `deploy serve`'s arguments and print what it prints, so `tests.servers` can start either.
 """

@@ -93,6 +93,6 @@ def test_a_report_no_receiver_would_take_is_not_sent() -> None:
 
 
 def test_as_many_pins_as_there_may_be_fit() -> None:
-    pin = HeldPin(PinId("p" * 64), "o" * 64, 1 << 24, 10_000, 1.8e9, 1.8e9)
+    pin = HeldPin(PinId("p" * 64), "o" * 64, 1 << 24, 10_000, 1.8e9, 1.8e9, "k" * 32)
     report = an_engine_report(pins=(pin,) * MAX_PINS)
     assert decode_report(encode_report(report)) == report

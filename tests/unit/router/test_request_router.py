@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cache.messages import GenerateRequest, ReleasePin, SamplingParams
+from cache.messages import GenerateRequest, InheritPin, ReleasePin, SamplingParams
 from cache.types import PinId, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.errors import NoReplica
@@ -133,8 +133,15 @@ def test_metadata_becomes_replica_info_and_nonsense_gets_no_requests(hook: Any) 
     assert hook._infos([A, *odd]) == {"a": a_replica_info()}
 
 
-async def test_a_call_to_one_replica_goes_to_that_one(hook: Any) -> None:
-    pending = _pending(ReleasePin(PinId("prefix-1"), ReplicaId("b")))
+@pytest.mark.parametrize(
+    "call",
+    [
+        ReleasePin(PinId("prefix-1"), ReplicaId("b")),
+        InheritPin(PinId("prefix-1"), ReplicaId("b"), keeper="router0", heir="router1"),
+    ],
+)
+async def test_a_call_to_one_replica_goes_to_that_one(hook: Any, call: ReleasePin | InheritPin) -> None:
+    pending = _pending(call)
     assert await hook.choose_replicas([A, B, C], pending) == [[B]]
     hook.on_request_routed(pending, B.replica_id, None)  # it is no generation: nothing is booked
 

@@ -22,6 +22,7 @@ from router.prompts.segment_cache import CacheStatistics
 from router.tenants.gate import GateStatistics
 from router.tenants.tenancy import GateCollector
 from tests.fakes.http import RouterUnderTest, a_replica_info, counting
+from tests.fakes.router import load
 from tests.fakes.routers import parsed, value
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -151,3 +152,22 @@ async def test_refusals_are_counted_by_why(router: RouterUnderTest) -> None:
     name = router.parts.fleet.router
     assert value(values, "warmpath_rejections_total", reason="all_busy", router=name) == 0
     assert "warmpath_rejections_total" in {key for key, _ in values}
+
+
+@pytest.mark.parametrize("binding", ["late", "at_once"])
+async def test_the_queue_is_told_in_seconds_beside_its_limit(binding: str) -> None:
+    async with RouterUnderTest(binding=binding, max_wait_s=7.0) as router:
+        name = router.parts.fleet.router
+
+        async def told(of: str) -> float:
+            values = parsed((await router.client.get("/metrics")).content)
+            return value(values, f"warmpath_{of}", router=name)
+
+        assert await told("queue_wait_limit_seconds") == 7.0
+        assert await told("queue_wait_seconds") == 0.0
+        for replica_id in router.replicas:
+            router.parts.routing.on_load(replica_id, load(queued_uncached_tokens=50_000, num_waiting=9))
+        waiting_s = router.parts.routing.wait_s()
+        assert waiting_s > 1.0
+        assert await told("queue_wait_seconds") == pytest.approx(waiting_s, abs=1.0)
+        assert await told("overload") == 0.0

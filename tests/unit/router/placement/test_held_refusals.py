@@ -45,6 +45,9 @@ def test_who_would_wait_too_long_is_refused_and_told_when_there_will_be_room() -
     assert caught.value.retry_after_s == 1.0  # sooner than anybody is told to come back
     assert len(router.held) == 3
     assert router.routing.statistics().all_busy == 1
+    state = router.held.queue_state()
+    assert (state.bound_s, state.is_overload) == (2.6, False)
+    assert state.wait_s == pytest.approx(3.0, abs=0.05)
     router.clock.advance(0.6)
     router.submit("d")  # time has made room, nobody else has
 
@@ -73,6 +76,8 @@ def test_in_overload_those_let_in_before_it_was_known_wait_no_longer_than_others
     assert all(each.waited_s >= 1.5 * 0.5 for each in late)
     assert router.routing.statistics().all_busy == len(refused) + len(late)
     assert len(router.held) * 0.1 <= 0.5 + 0.2
+    state = router.held.queue_state()
+    assert (state.bound_s, state.is_overload) == (0.5, True)
     lost = query("lost", 1, excluded=frozenset({B}))
     router.held.submit(lost, since=router.clock() - 60.0)  # may have begun to answer
     assert all(each.error is None for each in router.held.poll())
