@@ -11,21 +11,24 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import cases, machine, report
 from benchmarks.arguments import positive
-from benchmarks.cases import ModelSpec, Plan
+from benchmarks.cases import Cell, ModelSpec, Pairs, Plan, exactly
 from benchmarks.contenders import NAMES
-from benchmarks.measure import Bench, plan_work
+from benchmarks.kept import KeptCells
+from benchmarks.measure import Bench, cell_work
 from benchmarks.rows import Row
 from benchmarks.worker import Worker, WorkerFailed
 from replica.config import ReplicaConfig
 
-FULL_REPEATS, QUICK_REPEATS = 4, 2
+QUICK_PAIRS = 2
 SHIPPED_CHUNK = ReplicaConfig().max_batched_tokens
 
 DESCRIPTION = """\
@@ -39,69 +42,105 @@ Sections of the table, for each model:
   nothing shared      prefix caching on beside off, where it can only cost
 
 How it is measured:
-  Each contender is a process of its own with its own copy of the model; they take turns within every
-  repeat. Numbers are medians: per second of CPU time first, in brackets per second of wall time; ratios
-  (over 1: warmpath is faster) are medians of side-by-side ratios of CPU time. With one torch thread both
-  clocks agree on an idle machine; on a busy one only CPU time is worth reading.
-  "Steady decode" is the time of steps in which every sequence decodes, step by step. Loading, warming
-  up and allocating pools are never timed. Greedy, float32; outputs are compared with generate's and a
-  row whose outputs differ says so.
+  Each contender is a process of its own with its own copy of the model. Ours and generate answer the same
+  prompts one right after the other, each first in turn: a pair. A cell has as many pairs as fit into some
+  seconds, 3 to 12 of them; continuous batching runs beside the first one or two. Numbers are medians: per
+  second of CPU time first, in brackets per second of wall time; ratios (over 1: warmpath is faster) are
+  geometric means of the pairs' ratios of CPU time, with their 95 % interval (Student's t over logarithms).
+  A cell is "at or above" generate where all of the interval is, "below" where none of it is, and else one
+  "cannot tell". With one torch thread both clocks agree on an idle machine; on a busy one only CPU time is
+  worth reading.
+  "Prefill" is the time until every sequence has its first token; "steady decode" that of steps in which
+  every sequence decodes, step by step. Loading, warming up and allocating pools are never timed. Greedy,
+  float32; outputs are compared with generate's and a row whose outputs differ says so.
 """
 EPILOG = """\
 examples:
-  make bench-engine                                            everything, about ten minutes
-  make bench-engine ARGS="--quick"                             the 9M model with fewer repeats, one minute
-  python -m benchmarks.engine --models 132M --json out.json    one model, and the numbers as a file
+  make bench-engine                                            everything, some twelve minutes
+  make bench-engine ARGS="--resume /tmp/run.jsonl"             the same, to be gone on with if cut off
+  make bench-engine ARGS="--quick"                             the 9M model with fewer pairs, a minute
+  python -m benchmarks.engine --models 132M --only batch-32 --pairs 6
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    names = options.models or (["9M"] if options.quick else list(cases.MODELS))
-    models = tuple(cases.MODELS[name] for name in names)
-    make_plan = cases.quick_plan if options.quick else cases.full_plan
-    plan = make_plan(models, options.repeats or (QUICK_REPEATS if options.quick else FULL_REPEATS))
-    console = Console(highlight=False)
+    complaints = Console(stderr=True, soft_wrap=True, highlight=False)
+    where = machine.describe(options.threads)
     began_s = time.monotonic()
     try:
-        rows = measure(plan, threads=options.threads, chunk=options.chunk, console=console)
+        plan = _plan(options)
+        measured_with = {
+            "machine": where,
+            "max_batched_tokens": options.chunk,
+            "torch_threads": options.threads,
+            "pairs": asdict(plan.pairs),
+        }
+        kept = KeptCells(options.resume, measured_with)
+    except ValueError as error:
+        complaints.print(f"[bold red]bench-engine:[/] {escape(str(error))}")
+        return 2
+    console = Console(highlight=False)
+    try:
+        rows = measure(plan, kept, threads=options.threads, chunk=options.chunk, console=console)
     except WorkerFailed as error:
-        Console(stderr=True).print(f"[bold red]bench-engine:[/] {error}", soft_wrap=True)
+        complaints.print(f"[bold red]bench-engine:[/] {escape(str(error))}")
         return 1
-    where = machine.describe(options.threads)
-    took_s = time.monotonic() - began_s
     conditions = {
-        "machine": where,
-        "took_s": round(took_s),
-        "max_batched_tokens": options.chunk,
-        "torch_threads": options.threads,
-        "clock": "medians; `cpu_s` CPU seconds, `wall_s` wall seconds, in the section's unit",
+        **measured_with,
+        "took_s": round(time.monotonic() - began_s),
+        "clock": "medians; `cpu_s` CPU seconds, `wall_s` wall seconds, in the section's unit; "
+        "`ratios` [estimate, low, high]",
     }
     print_report(rows, plan, conditions, Console(highlight=False, width=report.WIDTH))
     if options.json is not None:
         report.write_json(options.json, rows, conditions)
+    if options.markdown is not None:
+        options.markdown.write_text(report.markdown(rows))
     return 0
 
 
-def measure(plan: Plan, *, threads: int, chunk: int, console: Console) -> list[Row]:
-    """Run the plan, showing progress. Raises WorkerFailed; leaves no process and no file behind."""
-    rows: list[Row] = []
+def _plan(options: argparse.Namespace) -> Plan:
+    """Raises UnknownCells."""
+    names = options.models or (["9M"] if options.quick else list(cases.MODELS))
+    models = tuple(cases.MODELS[name] for name in names)
+    usual = exactly(QUICK_PAIRS) if options.quick else Pairs()
+    make_plan = cases.quick_plan if options.quick else cases.full_plan
+    plan = make_plan(models, exactly(options.pairs) if options.pairs else usual)
+    return plan.only(options.only) if options.only else plan
+
+
+def measure(plan: Plan, kept: KeptCells, *, threads: int, chunk: int, console: Console) -> list[Row]:
+    """Run what is not kept yet, showing progress. Raises WorkerFailed; leaves no process behind, and no file
+    but the kept one."""
     columns = (TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
+    left = {spec: _left(spec, plan, kept) for spec in plan.models}
     with (
         tempfile.TemporaryDirectory(prefix="warmpath-bench-") as folder,
         Progress(*columns, console=console, transient=True) as progress,
     ):
-        task = progress.add_task("starting", total=sum(plan_work(spec, plan) for spec in plan.models))
+        total = sum(cell_work(spec, plan, cell) for spec, cells in left.items() for cell in cells)
+        task = progress.add_task("starting", total=total)
 
         def advance(description: str, work: float) -> None:
             progress.update(task, advance=work, description=description or None)
 
-        for spec in plan.models:
+        for spec, cells in left.items():
+            if not cells:
+                continue
             with ExitStack() as stack:
                 advance(f"{spec.name}: drawing weights, loading", 0.0)
                 workers = _start(stack, spec, plan, Path(folder), threads, chunk)
-                rows += Bench(spec, plan, workers, advance).rows()
-    return rows
+                bench = Bench(spec, plan, workers, advance)
+                for cell in cells:
+                    kept.keep(spec.name, cell.name, bench.rows(cell))
+    return [
+        row for spec in plan.models for cell in plan.cells for row in kept.rows(spec.name, cell.name) or ()
+    ]
+
+
+def _left(spec: ModelSpec, plan: Plan, kept: KeptCells) -> list[Cell]:
+    return [cell for cell in plan.cells if kept.rows(spec.name, cell.name) is None]
 
 
 def _start(
@@ -125,7 +164,7 @@ def print_report(rows: Sequence[Row], plan: Plan, conditions: dict[str, object],
     console.print(report.table(rows, plan.models))
     console.print(conditions["machine"], soft_wrap=False)
     console.print(
-        "CPU time (wall time); /gen and /cont: times as fast as each, by CPU time; "
+        "CPU time (wall time); /gen and /cont: times as fast as each, by CPU time, 95 % beside; "
         f"{conditions['max_batched_tokens']} tokens per step; {conditions['took_s']} s"
     )
     for line in report.summary(rows):
@@ -144,10 +183,22 @@ def _parser() -> argparse.ArgumentParser:
         "--models", nargs="+", choices=list(cases.MODELS), metavar="MODEL", help="9M, 132M (default: both)"
     )
     parser.add_argument(
-        "--repeats",
+        "--only",
+        nargs="+",
+        metavar="CELL",
+        help="cells by name: batch-1, -8, -32, first-1024, first-4096, whole-1x257 and so on, caching",
+    )
+    parser.add_argument(
+        "--pairs",
         type=positive,
         metavar="N",
-        help=f"of the 9M model; the 132M has half (default: {FULL_REPEATS}, quick {QUICK_REPEATS})",
+        help=f"so many of each cell (default: by time, 3 to 12; quick: {QUICK_PAIRS})",
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep measured cells there, and measure only what it lacks; made where it is missing",
     )
     parser.add_argument(
         "--threads", type=positive, default=1, metavar="N", help="torch threads of each (default: 1)"
@@ -160,6 +211,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"tokens per step, ours and continuous batching's (default: {SHIPPED_CHUNK}, what ships)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the tables for docs/benchmarks.md"
+    )
     return parser
 
 

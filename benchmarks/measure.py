@@ -1,7 +1,8 @@
-"""Runs a plan's cases over the contenders, side by side, and turns the runs into table rows.
+"""Runs a plan's cells over the contenders, side by side, and turns the runs into table rows.
 
-Contenders take turns within each repeat, in another order each time, so that what slows the machine
-down for a while slows all of them. Knows jobs and rows; knows neither processes nor terminals.
+Ours and `generate` run in pairs, one right after the other and each first in turn, so that what slows the
+machine down for a while slows both; continuous batching beside the first of them. Knows jobs and rows; knows
+neither processes nor terminals.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Protocol, TypeVar
 
-from benchmarks import targets
+from benchmarks import cases, targets
 from benchmarks.cases import (
+    Cell,
     FirstToken,
     ModelSpec,
     Overhead,
@@ -22,9 +24,10 @@ from benchmarks.cases import (
     random_prompts,
     with_shared_prefix,
 )
-from benchmarks.contenders import GENERATE, NAMES, OURS, Job, Run
+from benchmarks.contenders import CONTINUOUS, GENERATE, NAMES, OURS, Job, Run
+from benchmarks.pairs import ratio
 from benchmarks.rows import Row
-from benchmarks.spans import Span, median_span, rate, speedup
+from benchmarks.spans import Span, median_span, rate
 
 T = TypeVar("T")
 Advance = Callable[[str, float], None]
@@ -38,55 +41,55 @@ class Runs(Protocol):
 
 
 class Bench:
-    """One model's measurements. `rows` is a generator: a section's rows come as they are measured."""
+    """One model's measurements, a cell at a time."""
 
     def __init__(self, spec: ModelSpec, plan: Plan, contenders: Mapping[str, Runs], advance: Advance) -> None:
         self._spec, self._plan = spec, plan
         self._contenders = contenders
         self._advance = advance
 
-    def rows(self) -> Iterator[Row]:
-        plan = self._plan
-        for throughput in plan.throughput:
-            yield from self._throughput(throughput)
-        for first_token in plan.first_token:
-            yield from self._first_token(first_token)
-        for whole in plan.whole:
-            yield from self._whole(whole)
-        for overhead in plan.overhead:
-            yield from self._overhead(overhead)
+    def rows(self, cell: Cell) -> list[Row]:
+        """Measure one of the plan's cells."""
+        match cell:
+            case Throughput():
+                return list(self._throughput(cell))
+            case FirstToken():
+                return list(self._first_token(cell))
+            case Whole():
+                return list(self._whole(cell))
+            case Overhead():
+                return list(self._overhead(cell))
 
     # -- prefill, decode, memory --------------------------------------------------------------------
 
     def _throughput(self, case: Throughput) -> Iterator[Row]:
         section = f"tokens/s and memory, {case.prompt_tokens:,}-token prompts"
         label = f"batch {case.batch}"
-        prefills = self._side_by_side(case, case.repeats, f"{label}, prefill", 1)
-        decodes = self._side_by_side(case, case.decode_repeats, f"{label}, decode", case.output_tokens)
+        runs = self._side_by_side(case, label)
 
-        spans = {name: [run.whole for run in runs] for name, runs in prefills.items()}
+        spans = {name: [run.first_tokens for run in each] for name, each in runs.items()}
         prompt_tokens = case.batch * case.prompt_tokens
         rates = {name: rate(prompt_tokens, median_span(spans[name])) for name in spans}
-        yield self._compared(section, f"{label}: prefill", rates, spans, prefills)
+        yield self._compared(section, f"{label}: prefill", rates, spans, runs)
 
-        steps = {name: [median_span(run.steps) for run in runs] for name, runs in decodes.items()}
+        steps = {name: [median_span(run.steps) for run in each] for name, each in runs.items()}
         rates = {name: rate(case.batch, median_span(steps[name])) for name in steps}
-        row = self._compared(section, f"{label}: steady decode", rates, steps, decodes)
+        row = self._compared(section, f"{label}: steady decode", rates, steps, runs)
         yield row.judged(*targets.steady_decode(self._spec.name, case.batch, row.ratios))
 
-        peaks = {name: _peak_mib([*prefills[name], *decodes[name]]) for name in NAMES}
+        peaks = {name: _peak_mib(runs[name]) for name in NAMES}
         yield Row(self._spec.name, section, f"{label}: peak MiB", amounts=peaks)
 
-    def _side_by_side(
-        self, case: Throughput | Whole, repeats: int, what: str, output_tokens: int
-    ) -> dict[str, list[Run]]:
-        """Every contender over the same fresh prompts, once per repeat."""
+    def _side_by_side(self, case: Throughput | Whole, what: str) -> dict[str, list[Run]]:
+        """Pairs over the same fresh prompts; continuous batching after the first of them."""
         runs: dict[str, list[Run]] = {name: [] for name in NAMES}
-        for repeat in range(self._plan.repeats(self._spec, repeats)):
-            rng = self._rng(what, repeat)
+        num_references = self._plan.num_references(self._spec, case)
+        for pair in range(self._plan.num_pairs(self._spec, case)):
+            rng = self._rng(what, pair)
             prompts = random_prompts(rng, case.batch, case.prompt_tokens, self._spec.vocabulary)
-            for name in in_turn(NAMES, repeat):
-                runs[name].append(self._run(name, what, Job(prompts, output_tokens)))
+            names = in_turn((OURS, GENERATE), pair) + [CONTINUOUS] * (pair < num_references)
+            for name in names:
+                runs[name].append(self._run(name, what, Job(prompts, case.output_tokens)))
         return runs
 
     # -- time to first token ------------------------------------------------------------------------
@@ -94,40 +97,38 @@ class Bench:
     def _first_token(self, case: FirstToken) -> Iterator[Row]:
         section, what = "time to first token, ms", f"first token, {case.prompt_tokens:,}"
         misses: dict[str, list[Run]] = {OURS: [], GENERATE: []}
-        hits: dict[float, list[Run]] = {ratio: [] for ratio in case.hit_ratios}
-        for repeat in range(self._plan.repeats(self._spec, case.repeats)):
+        hits: dict[float, list[Run]] = {part: [] for part in case.hit_ratios}
+        for repeat in range(self._plan.num_pairs(self._spec, case)):
             rng = self._rng(what, repeat)
             (prompt,) = random_prompts(rng, 1, case.prompt_tokens, self._spec.vocabulary)
             for name in in_turn((OURS, GENERATE), repeat):
                 misses[name].append(self._run(name, f"{what}, miss", Job((prompt,), 1)))
-                if name != OURS:
-                    continue
-                for ratio in case.hit_ratios:
-                    warm = with_shared_prefix(rng, prompt, ratio, self._spec.vocabulary)
-                    job = Job((warm,), 1, is_cold=False)
-                    hits[ratio].append(self._run(OURS, f"{what}, {ratio:.0%} hit", job))
+            for part in case.hit_ratios:
+                warm = with_shared_prefix(rng, prompt, part, self._spec.vocabulary)
+                job = Job((warm,), 1, is_cold=False)
+                hits[part].append(self._run(OURS, f"{what}, {part:.0%} hit", job))
         spans = {name: [run.first_tokens for run in runs] for name, runs in misses.items()}
         times = {name: median_span(spans[name]).scaled(1000) for name in spans}
         row = self._compared(section, f"{case.prompt_tokens:,}:  0 % hit", times, spans, misses)
         yield row.judged(*targets.miss(self._spec.name, row.ratios))
-        for ratio, runs in hits.items():
+        for part, runs in hits.items():
             of_hits = [run.first_tokens for run in runs]
-            gain = speedup(of_hits, spans[OURS])
+            gain = ratio(of_hits, spans[OURS])
             cached = int(median(run.cached_tokens for run in runs))
             row = Row(
                 self._spec.name,
                 section,
-                f"{case.prompt_tokens:,}: {100 * ratio:2.0f} % hit ({cached:,})",
+                f"{case.prompt_tokens:,}: {100 * part:2.0f} % hit ({cached:,})",
                 {OURS: median_span(of_hits).scaled(1000)},
-                note=f"{gain.cpu_s:.1f}x a miss",
+                note=f"{gain.cpu.estimate:.1f}x a miss",
             )
-            yield row.judged(*targets.hit(self._spec.name, case.prompt_tokens, ratio, gain))
+            yield row.judged(*targets.hit(self._spec.name, case.prompt_tokens, part, gain))
 
     # -- whole requests -----------------------------------------------------------------------------
 
     def _whole(self, case: Whole) -> Iterator[Row]:
         what = f"whole, {case.batch} x {case.prompt_tokens:,}/{case.output_tokens}"
-        runs = self._side_by_side(case, case.repeats, what, case.output_tokens)
+        runs = self._side_by_side(case, what)
         spans = {name: [run.whole for run in each] for name, each in runs.items()}
         times = {name: median_span(spans[name]) for name in spans}
         label = f"{case.batch} x {case.prompt_tokens:,} in, {case.output_tokens} out"
@@ -138,7 +139,7 @@ class Bench:
     def _overhead(self, case: Overhead) -> Iterator[Row]:
         what = f"nothing shared, {case.batch} x {case.prompt_tokens}/{case.output_tokens}"
         runs: dict[bool, list[Run]] = {True: [], False: []}
-        for repeat in range(self._plan.repeats(self._spec, case.repeats)):
+        for repeat in range(self._plan.num_pairs(self._spec, case)):
             rng = self._rng(what, repeat)
             prompts = random_prompts(rng, case.batch, case.prompt_tokens, self._spec.vocabulary)
             for caching in in_turn((True, False), repeat):
@@ -183,7 +184,7 @@ class Bench:
             section,
             label,
             dict(values),
-            ratios={name: speedup(spans[OURS], spans[name]) for name in spans if name != OURS},
+            ratios={name: ratio(spans[OURS], spans[name]) for name in spans if name != OURS},
             note=_agreement(runs),
         )
 
@@ -195,31 +196,22 @@ def in_turn(items: Sequence[T], repeat: int) -> list[T]:
 
 
 def job_work(spec: ModelSpec, job: Job) -> float:
-    """How much computing a job is, for the progress bar: parameters times tokens, decoded ones weigh more."""
+    """How much computing a job is, for the progress bar."""
     prompt_tokens = sum(len(prompt) for prompt in job.prompts)
-    return spec.num_parameters * (prompt_tokens + 4.0 * len(job.prompts) * job.output_tokens)
+    return cases.work(spec, prompt_tokens, len(job.prompts), job.output_tokens)
 
 
-def plan_work(spec: ModelSpec, plan: Plan) -> float:
-    """The sum of `job_work` over everything a plan runs with this model, roughly."""
-    return spec.num_parameters * sum(
-        tokens * plan.repeats(spec, repeats) for tokens, repeats in _weighed_tokens(plan)
-    )
-
-
-def _weighed_tokens(plan: Plan) -> Iterator[tuple[float, int]]:
-    """Per case: tokens of one repeat as `job_work` weighs them, and repeats."""
-    everyone = len(NAMES)
-    for case in plan.throughput:
-        prompts = case.batch * case.prompt_tokens
-        yield everyone * (prompts + 4.0 * case.batch), case.repeats
-        yield everyone * (prompts + 4.0 * case.batch * case.output_tokens), case.decode_repeats
-    for first in plan.first_token:
-        yield (2 + len(first.hit_ratios)) * (first.prompt_tokens + 4.0), first.repeats
-    for whole in plan.whole:
-        yield everyone * whole.batch * (whole.prompt_tokens + 4.0 * whole.output_tokens), whole.repeats
-    for pair in plan.overhead:
-        yield 2 * pair.batch * (pair.prompt_tokens + 4.0 * pair.output_tokens), pair.repeats
+def cell_work(spec: ModelSpec, plan: Plan, cell: Cell) -> float:
+    """The sum of `job_work` over everything that a cell of the plan runs with this model."""
+    pairs = plan.num_pairs(spec, cell)
+    match cell:
+        case FirstToken():
+            return pairs * (2 + len(cell.hit_ratios)) * cases.work(spec, cell.prompt_tokens, 1, 1)
+        case Overhead():
+            jobs = 2 * pairs
+        case _:
+            jobs = 2 * pairs + plan.num_references(spec, cell)
+    return jobs * cases.work(spec, cell.batch * cell.prompt_tokens, cell.batch, cell.output_tokens)
 
 
 def usual_total(runs: Sequence[Sequence[Span]]) -> Span:
@@ -252,7 +244,7 @@ def _paired_outputs(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [
         pair
-        for run, wanted in zip(runs, reference, strict=True)
+        for run, wanted in zip(runs, reference, strict=False)  # continuous batching has fewer
         for pair in zip(run.outputs, wanted.outputs, strict=True)
     ]
 

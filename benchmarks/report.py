@@ -13,12 +13,13 @@ from rich.table import Table
 
 from benchmarks.cases import ModelSpec
 from benchmarks.contenders import CONTINUOUS, GENERATE, NAMES
+from benchmarks.pairs import Finding, Ratio
 from benchmarks.rows import Row, Verdict
 from benchmarks.spans import Span
 
 WIDTH = 100
 TITLES = ("warmpath", "generate", "continuous", "/gen", "/cont")
-# Label, values of three contenders, two ratios, target: with a blank between them not over `WIDTH`.
+# Label, values of three contenders, two ratios, interval and target: with blanks between not over `WIDTH`.
 WIDTHS = (23, 15, 15, 15, 5, 5, 15)
 
 
@@ -28,7 +29,7 @@ def table(rows: Sequence[Row], models: Sequence[ModelSpec]) -> Table:
     result.add_column("", no_wrap=True, width=WIDTHS[0])
     for title, width in zip(TITLES, WIDTHS[1:-1], strict=True):
         result.add_column(title, justify="right", no_wrap=True, width=width)
-    result.add_column("target", width=WIDTHS[-1])
+    result.add_column("95 %, target", width=WIDTHS[-1])
     for spec in models:
         result.add_row(f"[bold]{spec.name}[/] ({spec.num_parameters / 1e6:.1f}M weights)")
         section = ""
@@ -47,7 +48,29 @@ def table(rows: Sequence[Row], models: Sequence[ModelSpec]) -> Table:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """How many targets were reached, and each that was not."""
+    """What is at or above `generate` and what is not; how many targets were reached, and what was missed."""
+    return [*_beside_generate(rows), *_targets(rows)]
+
+
+def _beside_generate(rows: Sequence[Row]) -> list[str]:
+    compared = [(row, row.ratios[GENERATE]) for row in rows if GENERATE in row.ratios]
+    if not compared:
+        return []
+    level = sum(each.finding is Finding.AT_OR_ABOVE for _, each in compared)
+    lines = [f"At or above generate (95 %, CPU time): {level} of {len(compared)} cells."]
+    lines += [
+        f"{each.finding.value.capitalize()}: {row.model}, {row.section}, {row.label}: "
+        f"{each.cpu} over {each.num_pairs} pairs."
+        for row, each in compared
+        if each.finding is not Finding.AT_OR_ABOVE
+    ]
+    lines += [
+        f"Outputs: {row.model}, {row.section}, {row.label}: {row.note}." for row, _ in compared if row.note
+    ]
+    return lines
+
+
+def _targets(rows: Sequence[Row]) -> list[str]:
     verdicts = [(row, verdict) for row in rows for verdict in row.verdicts]
     if not verdicts:
         return ["No targets: they are for the 132M model."]
@@ -67,6 +90,54 @@ def write_json(path: Path, rows: Sequence[Row], conditions: dict[str, Any]) -> N
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """The tables of docs/benchmarks.md: per model and section, by CPU time."""
+    lines: list[str] = []
+    place = ("", "")
+    for row in rows:
+        if (row.model, row.section) != place:
+            place = (row.model, row.section)
+            lines += ["", f"**{row.model}, {row.section}**", ""]
+            lines += [
+                "| | warmpath | generate | continuous | times generate, 95 % | pairs "
+                "| times continuous | note |",
+                "|---|---:|---:|---:|---:|---:|---:|---|",
+            ]
+        generate = row.ratios.get(GENERATE)
+        cells = [
+            row.label,
+            *(_plain(row, name) for name in NAMES),
+            _interval(generate) if generate else "",
+            str(generate.num_pairs) if generate else "",
+            _ratio(row, CONTINUOUS).removesuffix("x"),
+            "; ".join(_notes(row)),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _plain(row: Row, name: str) -> str:
+    if name in row.amounts:
+        return f"{row.amounts[name]:,.0f}"
+    return number(row.values[name].cpu_s) if name in row.values else ""
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.cpu.estimate:.2f} ({ratio.cpu.low:.2f} to {ratio.cpu.high:.2f})"
+
+
+def _notes(row: Row) -> list[str]:
+    """What a cell of plain text says of it beside its numbers."""
+    found = [each.finding.value for name, each in row.ratios.items() if name == GENERATE]
+    told = [word for word in found if word != Finding.AT_OR_ABOVE.value]
+    told += [
+        f"target {verdict.required.replace('>= ', '≥ ').replace('<= ', '≤ ')} "
+        + ("reached" if verdict.is_reached else "**missed**")
+        for verdict in row.verdicts
+    ]
+    return [*told, row.note] if row.note else told
+
+
 def _lines(row: Row) -> list[list[str]]:
     """A row's cells; further targets and its note follow on lines of their own."""
     first = [
@@ -75,7 +146,8 @@ def _lines(row: Row) -> list[list[str]]:
         _ratio(row, GENERATE),
         _ratio(row, CONTINUOUS),
     ]
-    remarks = [_verdict(verdict) for verdict in row.verdicts] + ([row.note] if row.note else [])
+    found = [_found(each) for name, each in row.ratios.items() if name == GENERATE]
+    remarks = [*found, *map(_verdict, row.verdicts), *([row.note] if row.note else [])]
     padded = remarks or [""]
     return [[*(first if place == 0 else [""] * len(first)), remark] for place, remark in enumerate(padded)]
 
@@ -98,7 +170,19 @@ def number(value: float) -> str:
 
 
 def _ratio(row: Row, name: str) -> str:
-    return f"{row.ratios[name].cpu_s:.2f}x" if name in row.ratios else ""
+    return f"{row.ratios[name].cpu.estimate:.2f}x" if name in row.ratios else ""
+
+
+def _found(ratio: Ratio) -> str:
+    """The interval; what it says where that is not the wanted, or there is none."""
+    between = f"{ratio.cpu.low:.2f} to {ratio.cpu.high:.2f}"
+    match ratio.finding:
+        case Finding.AT_OR_ABOVE:
+            return f"[green]{between}[/]"
+        case Finding.BELOW:
+            return f"{between} [red]below[/]"
+        case Finding.CANNOT_TELL:
+            return f"{between if ratio.num_pairs > 1 else 'one pair:'} [yellow]cannot tell[/]"
 
 
 def _verdict(verdict: Verdict) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from benchmarks.pairs import Ratio
 from benchmarks.spans import Span
 
 
@@ -28,7 +29,7 @@ class Row:
     label: str
     values: Mapping[str, Span] = field(default_factory=dict)  # by contender, on both clocks
     amounts: Mapping[str, float] = field(default_factory=dict)  # by contender, where there is no clock
-    ratios: Mapping[str, Span] = field(default_factory=dict)  # times as fast as that contender
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)  # beside that contender
     verdicts: tuple[Verdict, ...] = ()
     note: str = ""
 
@@ -36,5 +37,21 @@ class Row:
         return replace(self, verdicts=(*self.verdicts, *verdicts))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; seconds and rates as {"wall_s": .., "cpu_s": ..} in the section's unit."""
-        return asdict(self)
+        """Plain values; seconds and rates as {"wall_s": .., "cpu_s": ..} in the section's unit, ratios as
+        [estimate, low, high] of the 95 % interval."""
+        told = {name: each.to_json() for name, each in self.ratios.items()}
+        return {**asdict(replace(self, ratios={})), "ratios": told}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Row:
+        """Inverse of `to_json`. Raises KeyError or TypeError for anything else."""
+        return cls(
+            told["model"],
+            told["section"],
+            told["label"],
+            {name: Span(**value) for name, value in told["values"].items()},
+            told["amounts"],
+            {name: Ratio.from_json(value) for name, value in told["ratios"].items()},
+            tuple(Verdict(**verdict) for verdict in told["verdicts"]),
+            told["note"],
+        )

@@ -52,18 +52,6 @@ def median_span(spans: Sequence[Span]) -> Span:
     return Span(median(span.wall_s for span in spans), median(span.cpu_s for span in spans))
 
 
-def speedup(ours: Sequence[Span], other: Sequence[Span]) -> Span:
-    """How many times as fast as the other we are, on each clock: over 1 is faster.
-
-    The median of the ratios of runs made side by side, which drops what slowed both of them down.
-    """
-    pairs = list(zip(ours, other, strict=True))
-    return Span(
-        median(theirs.wall_s / mine.wall_s for mine, theirs in pairs),
-        median(theirs.cpu_s / mine.cpu_s for mine, theirs in pairs),
-    )
-
-
 def rate(count: float, span: Span) -> Span:
     """`count` per second on each clock. (A Span by shape: a pair of wall and CPU values.)"""
     return Span(count / span.wall_s, count / span.cpu_s)

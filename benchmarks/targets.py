@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from benchmarks.cases import LARGE
 from benchmarks.contenders import CONTINUOUS, GENERATE
+from benchmarks.pairs import Ratio
 from benchmarks.rows import Verdict
-from benchmarks.spans import Span
 
 JUDGED_MODEL = LARGE.name
 
@@ -23,26 +23,26 @@ HIT_RATIO, HIT_PROMPT = 0.9, 4_096
 CACHING_COST = 0.01  # of throughput, nothing shared
 
 
-def steady_decode(model: str, batch: int, ratios: Mapping[str, Span]) -> list[Verdict]:
+def steady_decode(model: str, batch: int, ratios: Mapping[str, Ratio]) -> list[Verdict]:
     if model != JUDGED_MODEL:
         return []
-    verdicts = [_at_least("steady decode / generate", ratios[GENERATE].cpu_s, DECODE_OVER_GENERATE)]
+    verdicts = [_at_least("steady decode / generate", ratios[GENERATE].cpu.estimate, DECODE_OVER_GENERATE)]
     if batch == CONTINUOUS_BATCH:
-        gain = ratios[CONTINUOUS].cpu_s
+        gain = ratios[CONTINUOUS].cpu.estimate
         verdicts.append(_at_least("steady decode / continuous", gain, DECODE_OVER_CONTINUOUS))
     return verdicts
 
 
-def miss(model: str, ratios: Mapping[str, Span]) -> list[Verdict]:
+def miss(model: str, ratios: Mapping[str, Ratio]) -> list[Verdict]:
     if model != JUDGED_MODEL:
         return []
-    return [_at_least("miss / generate", ratios[GENERATE].cpu_s, MISS_OVER_GENERATE)]
+    return [_at_least("miss / generate", ratios[GENERATE].cpu.estimate, MISS_OVER_GENERATE)]
 
 
-def hit(model: str, prompt_tokens: int, ratio: float, gain: Span) -> list[Verdict]:
+def hit(model: str, prompt_tokens: int, ratio: float, gain: Ratio) -> list[Verdict]:
     if (model, prompt_tokens, ratio) != (JUDGED_MODEL, HIT_PROMPT, HIT_RATIO):
         return []
-    return [_at_least("90 % hit / miss", gain.cpu_s, HIT_OVER_MISS)]
+    return [_at_least("90 % hit / miss", gain.cpu.estimate, HIT_OVER_MISS)]
 
 
 def caching_cost(model: str, cost: float) -> list[Verdict]:

@@ -11,8 +11,12 @@ from benchmarks.cases import (
     MODELS,
     SMALL,
     Overhead,
+    Pairs,
+    Plan,
     Throughput,
+    UnknownCells,
     Whole,
+    exactly,
     full_plan,
     quick_plan,
     random_prompt,
@@ -43,7 +47,7 @@ def test_the_counted_parameters_are_the_models() -> None:
 
 
 def test_the_full_plan_has_every_case_that_is_promised() -> None:
-    plan = full_plan((SMALL, LARGE), repeats=4)
+    plan = full_plan((SMALL, LARGE), Pairs())
     assert [case.batch for case in plan.throughput] == [1, 8, 32]
     assert [case.prompt_tokens for case in plan.first_token] == [1024, 4096]
     assert all(case.hit_ratios == (0.5, 0.9) for case in plan.first_token)
@@ -60,7 +64,7 @@ def test_the_full_plan_has_every_case_that_is_promised() -> None:
 
 
 def test_every_case_fits_the_pool_and_the_models() -> None:
-    for plan in (full_plan((SMALL, LARGE), 4), quick_plan((SMALL,), 2)):
+    for plan in (full_plan((SMALL, LARGE), Pairs()), quick_plan((SMALL,), exactly(2))):
         slots = plan.num_blocks * 16
         cases: list[Throughput | Whole | Overhead] = [*plan.throughput, *plan.whole, *plan.overhead]
         for case in cases:
@@ -70,9 +74,31 @@ def test_every_case_fits_the_pool_and_the_models() -> None:
             assert first.prompt_tokens * (1 + len(first.hit_ratios)) <= slots
 
 
-def test_the_large_model_runs_half_as_often_and_at_least_once() -> None:
-    plan = full_plan((SMALL, LARGE), repeats=4)
-    assert (plan.repeats(SMALL, 4), plan.repeats(LARGE, 4), plan.repeats(LARGE, 1)) == (4, 2, 1)
+def _pairs(plan: Plan) -> dict[tuple[str, str], int]:
+    return {(spec.name, cell.name): plan.num_pairs(spec, cell) for spec in plan.models for cell in plan.cells}
+
+
+def test_short_cells_get_more_pairs_and_none_fewer_than_an_interval_needs() -> None:
+    found = _pairs(full_plan((SMALL, LARGE), Pairs()))
+    assert (found["9M", "first-1024"], found["9M", "whole-1x257"]) == (12, 12)
+    assert 3 <= found["9M", "whole-4x2048"] < found["9M", "whole-4x1024"] < 12
+    assert found["132M", "whole-4x2048"] == 3
+    assert found["132M", "caching"] == found["9M", "caching"] // 2
+    assert min(found.values()) >= 3
+
+
+def test_pairs_may_be_given() -> None:
+    found = _pairs(quick_plan((SMALL, LARGE), exactly(1)))
+    assert {count for (_, cell), count in found.items() if cell != "caching"} == {1}
+
+
+def test_cells_are_taken_by_name() -> None:
+    plan = full_plan((SMALL,), Pairs())
+    names = [cell.name for cell in plan.cells]
+    assert len(set(names)) == len(names)
+    assert [cell.name for cell in plan.only(["caching", "batch-8"]).cells] == ["batch-8", "caching"]
+    with pytest.raises(UnknownCells, match="no cell is called batch-7; there are batch-1, batch-8"):
+        plan.only(["batch-7"])
 
 
 def test_prompts_are_the_same_for_the_same_seed_and_hold_no_special_token() -> None:

@@ -6,18 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cases import SMALL, FirstToken, Overhead, Plan, Throughput, Whole
+from benchmarks.cases import SMALL, FirstToken, Overhead, Plan, Throughput, Whole, exactly
 from benchmarks.contenders import Job, Run
-from benchmarks.measure import Bench, in_turn, plan_work, usual_total
+from benchmarks.measure import Bench, cell_work, in_turn, usual_total
+from benchmarks.pairs import Finding
 from benchmarks.rows import Row
 from benchmarks.spans import Span
 
 PLAN = Plan(
     models=(replace(SMALL, name="132M"),),  # judged as the large one
-    throughput=(Throughput(32, 128, 4, 2, 3),),
-    first_token=(FirstToken(4096, 2),),
-    whole=(Whole(4, 257, 8, 2),),
-    overhead=(Overhead(2, 64, 4, 2),),
+    throughput=(Throughput(32, 128, 4),),
+    first_token=(FirstToken(4096),),
+    whole=(Whole(4, 257, 8),),
+    overhead=(Overhead(2, 64, 4, 4),),
+    pairs=exactly(3),
 )
 
 
@@ -64,9 +66,11 @@ def _rows(**contenders: FakeContender) -> dict[str, Row]:
         "continuous": FakeContender(0.35, 0.002),
     }
     work: list[float] = []
-    bench = Bench(PLAN.models[0], PLAN, {**usual, **contenders}, lambda _, each: work.append(each))
-    rows = {f"{row.section} | {row.label}": row for row in bench.rows()}
-    assert sum(work) == pytest.approx(plan_work(PLAN.models[0], PLAN)), "the progress bar ends at its end"
+    (spec,) = PLAN.models
+    bench = Bench(spec, PLAN, {**usual, **contenders}, lambda _, each: work.append(each))
+    rows = {f"{row.section} | {row.label}": row for cell in PLAN.cells for row in bench.rows(cell)}
+    planned = sum(cell_work(spec, PLAN, cell) for cell in PLAN.cells)
+    assert sum(work) == pytest.approx(planned), "the progress bar ends at its end"
     return rows
 
 
@@ -79,7 +83,8 @@ def test_decode_is_measured_per_step_and_judged() -> None:
     row = _row(_rows(), "batch 32: steady decode")
     assert row.values["warmpath"].wall_s == pytest.approx(320)
     assert row.values["warmpath"].cpu_s == pytest.approx(320 / 0.9)
-    assert row.ratios["generate"].cpu_s == pytest.approx(1.2)
+    assert row.ratios["generate"].cpu.estimate == pytest.approx(1.2)
+    assert (row.ratios["generate"].num_pairs, row.ratios["continuous"].num_pairs) == (3, 2)
     assert [verdict.is_reached for verdict in row.verdicts] == [True, True]
     assert row.note == ""
 
@@ -117,7 +122,7 @@ def test_caching_is_judged_by_what_it_adds(cost: float, measured: str, reached: 
 def test_other_tokens_than_generates_are_told() -> None:
     rows = _rows(warmpath=FakeContender(0.1, 0.001, salt=1))
     assert _row(rows, "batch 32: steady decode").note == "warmpath differs in 96/96"
-    assert _row(rows, "0 % hit").note == "warmpath differs in 2/2"
+    assert _row(rows, "0 % hit").note == "warmpath differs in 3/3"
 
 
 def test_contenders_take_turns_in_another_order_each_time() -> None:
@@ -127,6 +132,51 @@ def test_contenders_take_turns_in_another_order_each_time() -> None:
         ["c", "a", "b"],
         ["a", "b", "c"],
     ]
+
+
+class Drifting(FakeContender):
+    """Each of its runs takes longer than the one before, by `drift` each."""
+
+    def __init__(self, step_s: float, token_s: float, drifts: list[float]) -> None:
+        super().__init__(step_s, token_s)
+        self._drifts, self._usual = drifts, (step_s, token_s)
+
+    def run(self, job: Job) -> Run:
+        drift = self._drifts[len(self.jobs) % len(self._drifts)]
+        self._step_s, self._token_s = (drift * each for each in self._usual)
+        return super().run(job)
+
+
+def test_what_slows_both_of_a_pair_is_in_neither_side() -> None:
+    """The machine becomes three times as slow meanwhile: the pairs still agree, and so the cell is told."""
+    drifts = [1.0, 2.0, 3.0]
+    rows = _rows(warmpath=Drifting(0.1, 0.001, drifts), generate=Drifting(0.105, 0.001, drifts))
+    ratio = _row(rows, "batch 32: steady decode").ratios["generate"]
+    assert ratio.finding is Finding.AT_OR_ABOVE
+    assert (ratio.cpu.low, ratio.cpu.high) == pytest.approx((1.05, 1.05))
+
+
+def test_pairs_that_disagree_say_nothing() -> None:
+    rows = _rows(warmpath=Drifting(0.1, 0.001, [1.0, 1.2, 0.9]), generate=FakeContender(0.105, 0.001))
+    assert _row(rows, "batch 32: steady decode").ratios["generate"].finding is Finding.CANNOT_TELL
+
+
+def test_ours_and_generate_follow_each_other_and_continuous_batching_comes_after() -> None:
+    asked: list[str] = []
+
+    class Listed(FakeContender):
+        def __init__(self, name: str) -> None:
+            super().__init__(0.1, 0.001)
+            self._name = name
+
+        def run(self, job: Job) -> Run:
+            asked.append(self._name)
+            return super().run(job)
+
+    contenders = {name: Listed(name) for name in ("warmpath", "generate", "continuous")}
+    Bench(PLAN.models[0], PLAN, contenders, lambda *_: None).rows(PLAN.throughput[0])
+    pair = ["warmpath", "generate"]
+    assert asked == [*pair, "continuous", *reversed(pair), "continuous", *pair]
 
 
 def test_both_arms_and_all_contenders_get_the_same_prompts() -> None:

@@ -6,7 +6,7 @@ from statistics import StatisticsError
 
 import pytest
 
-from benchmarks.spans import Span, gaps, median_span, now, rate, speedup, total
+from benchmarks.spans import Span, gaps, median_span, now, rate, total
 
 
 def test_arithmetic_keeps_the_clocks_apart() -> None:
@@ -26,15 +26,6 @@ def test_the_median_is_taken_on_each_clock() -> None:
     assert median_span([Span(1, 30), Span(2, 10), Span(90, 20)]) == Span(2, 20)
     with pytest.raises(StatisticsError):
         median_span([])
-
-
-def test_speedup_is_the_median_of_pairs_not_the_ratio_of_medians() -> None:
-    """The second pair ran while the machine was busy: both took ten times as long, the ratio holds."""
-    ours = [Span(1, 1), Span(10, 10), Span(1, 1)]
-    other = [Span(2, 3), Span(20, 30), Span(2, 3)]
-    assert speedup(ours, other) == Span(2, 3)
-    with pytest.raises(ValueError, match="zip"):
-        speedup(ours, other[:2])
 
 
 def test_rate_counts_per_second() -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import targets
-from benchmarks.spans import Span
+from benchmarks.pairs import Ratio
+from loadtest.placement.intervals import Interval
 
 
-def _ratios(generate: float, continuous: float) -> dict[str, Span]:
+def _ratio(cpu: float) -> Ratio:
     """By CPU time; wall time says the opposite and must not matter."""
-    return {"generate": Span(1 / generate, generate), "continuous": Span(1 / continuous, continuous)}
+    return Ratio(Interval(cpu, cpu, cpu), Interval(1 / cpu, 1 / cpu, 1 / cpu), 3)
+
+
+def _ratios(generate: float, continuous: float) -> dict[str, Ratio]:
+    return {"generate": _ratio(generate), "continuous": _ratio(continuous)}
 
 
 @pytest.mark.parametrize(
@@ -38,10 +43,10 @@ def test_a_miss_may_take_five_percent_longer() -> None:
 
 
 def test_only_the_long_prompt_at_ninety_percent_has_a_target() -> None:
-    assert targets.hit("132M", 4096, 0.9, Span(1, 7.0))[0].is_reached
-    assert not targets.hit("132M", 4096, 0.9, Span(9, 6.9))[0].is_reached
-    assert targets.hit("132M", 1024, 0.9, Span(1, 1)) == []
-    assert targets.hit("132M", 4096, 0.5, Span(1, 1)) == []
+    assert targets.hit("132M", 4096, 0.9, _ratio(7.0))[0].is_reached
+    assert not targets.hit("132M", 4096, 0.9, _ratio(6.9))[0].is_reached
+    assert targets.hit("132M", 1024, 0.9, _ratio(1)) == []
+    assert targets.hit("132M", 4096, 0.5, _ratio(1)) == []
 
 
 @pytest.mark.parametrize(("cost", "reached"), [(-0.02, True), (0.01, True), (0.0101, False)])
@@ -53,5 +58,5 @@ def test_caching_may_cost_one_percent(cost: float, reached: bool) -> None:
 def test_the_small_model_is_not_judged() -> None:
     assert targets.steady_decode("9M", 32, _ratios(0.1, 0.1)) == []
     assert targets.miss("9M", _ratios(0.1, 0.1)) == []
-    assert targets.hit("9M", 4096, 0.9, Span(1, 1)) == []
+    assert targets.hit("9M", 4096, 0.9, _ratio(1)) == []
     assert targets.caching_cost("9M", 1.0) == []
