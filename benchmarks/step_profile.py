@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import multiprocessing
 import os
@@ -178,15 +177,27 @@ def watch_engine(times: PartTimes) -> Callable[[], None]:
         return stack.pop_all().close
 
 
-def profile(spec: ModelSpec, shape: Shape, folder: Path, repeats: int) -> Profile:
-    """Steps of that shape, watched and, by an engine of its own, not. Imports torch."""
+def profile(spec: ModelSpec, shapes: Sequence[Shape], folder: Path, repeats: int) -> list[Profile]:
+    """Steps of these shapes, watched and, by an engine of its own, not. Imports torch."""
     times = PartTimes()
     unwatch = watch_engine(times)
     try:
-        watched = _steps(spec, shape, folder, repeats, times)
+        watched = _steps(spec, shapes, folder, repeats, times)
     finally:
         unwatch()
-    unwatched = _steps(spec, shape, folder, repeats, PartTimes())
+    unwatched = _steps(spec, shapes, folder, repeats, PartTimes())
+    return [
+        _profile(spec, shape, mine, others)
+        for shape, mine, others in zip(shapes, watched, unwatched, strict=True)
+    ]
+
+
+def _profile(
+    spec: ModelSpec,
+    shape: Shape,
+    watched: Sequence[Mapping[str, float]],
+    unwatched: Sequence[Mapping[str, float]],
+) -> Profile:
     if lost := {ATTENTION, LINEAR, FORWARD, SCHEDULING, TAKEN}.difference(*watched):
         raise RuntimeError(f"nothing was computed by the classes watched for {', '.join(sorted(lost))}")
     ordered = sorted(watched, key=_total)
@@ -206,37 +217,37 @@ def _total(step: Mapping[str, float]) -> float:
 
 
 def _steps(
-    spec: ModelSpec, shape: Shape, folder: Path, repeats: int, times: PartTimes
-) -> list[dict[str, float]]:
+    spec: ModelSpec, shapes: Sequence[Shape], folder: Path, repeats: int, times: PartTimes
+) -> list[list[dict[str, float]]]:
+    """By shape, on one runner."""
     from replica.assembly import assemble
     from replica.config import ReplicaConfig
 
-    num_blocks = shape.batch * -(-(shape.prompt_tokens + shape.output_tokens) // 16) + 16
-    assembly = assemble(
-        ReplicaConfig(
-            model=str(folder),
-            device="cpu",
-            dtype="float32",
-            torch_threads=1,
-            num_blocks=num_blocks,
-        )
+    most_tokens = max(shape.batch * (shape.prompt_tokens + shape.output_tokens + 16) for shape in shapes)
+    config = ReplicaConfig(
+        model=str(folder),
+        device="cpu",
+        dtype="float32",
+        torch_threads=1,
+        num_blocks=most_tokens // 16 + 16,
     )
+    assembly = assemble(config)
     assembly.runner.warm_up()
-    rng = random.Random(f"{spec.name} {shape.name}")
     try:
-        return list(
-            itertools.chain.from_iterable(
-                _run(
-                    assembly,
-                    shape,
-                    random_prompts(rng, shape.batch, shape.prompt_tokens, spec.vocabulary),
-                    times,
-                )
-                for _ in range(repeats)
-            )
-        )
+        return [_steps_of(spec, shape, assembly, repeats, times) for shape in shapes]
     finally:
         assembly.runner.close()
+
+
+def _steps_of(
+    spec: ModelSpec, shape: Shape, assembly: Assembly, repeats: int, times: PartTimes
+) -> list[dict[str, float]]:
+    rng = random.Random(f"{spec.name} {shape.name}")
+    found: list[dict[str, float]] = []
+    for _ in range(repeats):
+        prompts = random_prompts(rng, shape.batch, shape.prompt_tokens, spec.vocabulary)
+        found += _run(assembly, shape, prompts, times)
+    return found
 
 
 def _run(
@@ -284,7 +295,7 @@ def _share(each: Profile, part: str) -> str:
 def _of_model(spec: ModelSpec, shapes: Sequence[Shape], repeats: int) -> list[Profile]:
     with tempfile.TemporaryDirectory(prefix="warmpath-profile-") as parent:
         folder = models.build(spec, Path(parent))
-        return [profile(spec, shape, folder, repeats) for shape in shapes]
+        return profile(spec, shapes, folder, repeats)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

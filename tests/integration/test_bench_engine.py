@@ -114,7 +114,8 @@ def test_every_part_of_a_real_step_is_found(tmp_path: Path) -> None:
 
     own = Scheduler.__dict__["schedule"]
     folder = models.build(MICRO, tmp_path)
-    found = profile(MICRO, replace(SHAPES[1], batch=2, prompt_tokens=20, output_tokens=6), folder, repeats=1)
+    shape = replace(SHAPES[1], batch=2, prompt_tokens=20, output_tokens=6)
+    [found] = profile(MICRO, [shape], folder, repeats=1)
     assert Scheduler.__dict__["schedule"] is own
     assert found.num_steps == 5
     missing = {part for part in PARTS if not found.parts[part]}
