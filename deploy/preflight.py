@@ -35,9 +35,10 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
     device, options = file.app.replica.device, file.options("Replica")
     actor = options.get("ray_actor_options")
     if actor is None:  # `deploy/app.py` asks for one where there are any
-        each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else 1.0
+        each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else float(_ranks(file))
     else:
         each = float(actor.get("num_gpus") or 0)
+        _check_ranks(file, each, num_gpus)
     others = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
     others *= replica_bounds(file.options("Router"))[1]
     _, most = replica_bounds(options)
@@ -48,6 +49,20 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
         raise ConfigError(f"applications.deployments.Replica.{key}", most, accepted)
 
 
+def _check_ranks(file: ServeFile, each: float, num_gpus: float) -> None:
+    """On cards a rank computes on one of its own. Raises ConfigError where Ray is asked for another number."""
+    ranks, device = _ranks(file), file.app.replica.device
+    if device == "cpu" or (device == "auto" and not num_gpus):
+        return
+    if each != ranks and max(each, ranks) > 1:
+        key = "applications.deployments.Replica.ray_actor_options.num_gpus"
+        raise ConfigError(key, each, f"must be {ranks}, since args.replica.tensor_parallel is {ranks}")
+
+
+def _ranks(file: ServeFile) -> int:
+    return file.app.replica.tensor_parallel
+
+
 def missing_here(file: ServeFile, cards: int | None = None) -> list[str]:
     """What this machine lacks of what the file's replicas ask of theirs. Not refused: they may run elsewhere.
 
@@ -56,7 +71,7 @@ def missing_here(file: ServeFile, cards: int | None = None) -> list[str]:
     config = file.app.replica
     if config.runner == "simulated" or config.device != "cuda":
         return []
-    actor = file.options("Replica").get("ray_actor_options") or {"num_gpus": 1}
+    actor = file.options("Replica").get("ray_actor_options") or {"num_gpus": _ranks(file)}
     each, most = float(actor.get("num_gpus") or 0), replica_bounds(file.options("Replica"))[1]
     cards = num_cards() if cards is None else cards
     missing = []
