@@ -38,7 +38,6 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
         each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else float(_ranks(file))
     else:
         each = float(actor.get("num_gpus") or 0)
-        _check_ranks(file, each, num_gpus)
     others = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
     others *= replica_bounds(file.options("Router"))[1]
     _, most = replica_bounds(options)
@@ -47,16 +46,6 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
         key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
         accepted = f"must be at most {fitting}: each takes {each:g} GPUs, and there are {num_gpus:g}"
         raise ConfigError(f"applications.deployments.Replica.{key}", most, accepted)
-
-
-def _check_ranks(file: ServeFile, each: float, num_gpus: float) -> None:
-    """On cards a rank computes on one of its own. Raises ConfigError where Ray is asked for another number."""
-    ranks, device = _ranks(file), file.app.replica.device
-    if device == "cpu" or (device == "auto" and not num_gpus):
-        return
-    if each != ranks and max(each, ranks) > 1:
-        key = "applications.deployments.Replica.ray_actor_options.num_gpus"
-        raise ConfigError(key, each, f"must be {ranks}, since args.replica.tensor_parallel is {ranks}")
 
 
 def _ranks(file: ServeFile) -> int:

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import FileStore
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -52,7 +51,7 @@ class RankGroup:
         with _on_loopback():
             dist.init_process_group(
                 backend,
-                store=FileStore(str(store), size),
+                init_method=f"file://{store}",
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),

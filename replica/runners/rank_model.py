@@ -42,7 +42,7 @@ class _Alone:
 
 
 def check(resolved: ResolvedModel, model_config: Any, dtype: torch.dtype, num_ranks: int) -> int:
-    """Whether the model can be cut so, found out without its weights. The bytes of rank 0's part, the largest.
+    """Whether the model can be cut so, found out without its weights. Bytes of rank 0's part, the largest.
 
     Raises ModelRefused for what no plan serves, ConfigError for numbers that do not divide.
     """
