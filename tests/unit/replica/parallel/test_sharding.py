@@ -23,6 +23,7 @@ from tests.model_families import FAMILIES, MORE_FAMILIES, Family
 
 FAMILY_BY_NAME = {family.name: family for family in (*FAMILIES, *MORE_FAMILIES)}
 WITHOUT_A_PLAN = ("gpt2", "gpt_oss", "opt", "stablelm")
+PLANNED_LATER = ("nemotron",)  # not in every version of transformers that is served
 PLANNED = [name for name in FAMILY_BY_NAME if name not in WITHOUT_A_PLAN]
 
 _T = TypeVar("_T")
@@ -94,6 +95,8 @@ def parts_of(model: Any, size: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", PLANNED)
 def test_parts_answer_as_the_whole(name: str) -> None:
     model = drawn(FAMILY_BY_NAME[name])
+    if name in PLANNED_LATER and not model.config.base_model_tp_plan:
+        pytest.skip("this transformers has no plan for it")
     whole = logits_of(model)
     for part in parts_of(model, 2):
         torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-4)
