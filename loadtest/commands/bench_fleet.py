@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.commands.serving import add_repeats, add_report, carry_out
+from loadtest.commands.serving import add_repeats, add_report, carry_out, policy_names
 from loadtest.comparison.contender import RAY_ROUTER, Changes, of_policies
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.open_loop.tally import Targets
@@ -81,6 +81,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("chats", "adverse", "search"),
         help="only these; may be repeated (default: all)",
     )
+    add(
+        "--policy",
+        type=policy_names,
+        default=CONTENDERS,
+        metavar="A,B,..",
+        help=f"only these, the first beside each other one (default: {','.join(CONTENDERS)})",
+    )
     add_repeats(parser)
     add_report(parser, "fleet")
 
@@ -100,7 +107,7 @@ def fleet_plan(options: argparse.Namespace) -> Plan:
     searches = (Search(CHATS, options.rate, seconds / 2),) if "search" in parts else ()
     changes = Changes(num_replicas=NUM_REPLICAS, replica=REPLICA, router=ROUTER)
     return Plan(
-        contenders=tuple(of_policies(Path("deploy.yaml"), CONTENDERS, changes)),
+        contenders=tuple(of_policies(Path("deploy.yaml"), options.policy, changes)),
         cells=tuple(cells),
         searches=searches,
         repeats=1 if options.quick else options.repeats,

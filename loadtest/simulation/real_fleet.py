@@ -23,6 +23,7 @@ from typing import Self
 from cache.block_hash import BlockHasher
 from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
 from cache.types import BlockHash, ReplicaId, RequestId
+from loadtest.simulation.errors import FleetFailed
 from loadtest.simulation.real_replica import (
     Finished,
     FirstToken,
@@ -44,10 +45,6 @@ from router.placement.routing import Routing
 
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 300.0  # from the last arrival to the last token
-
-
-class FleetFailed(RuntimeError):
-    """A replica did not start, or a request did not end as it should."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from loadtest.__main__ import BAD_REQUEST, main
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import GridSpec
 from loadtest.simulation.cell import Failure, Scaling
+from loadtest.simulation.errors import FleetFailed
 from loadtest.workloads.generators import GENERATORS
 from loadtest.workloads.reference import WorkloadRef
 from router.policies import POLICIES
@@ -126,3 +127,14 @@ def test_a_replica_that_comes_later_may_die() -> None:
         scalings=(Scaling(50.0, 6),),
     )
     assert spec.cells()
+
+
+def test_replicas_that_fail_are_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(console: object) -> bool:
+        raise FleetFailed("replica r2 has died")
+
+    monkeypatch.setattr("loadtest.simulation.validate.validate", fail)
+    assert main(["simulate", "--validate"]) == 1
+    assert capsys.readouterr().err == "loadtest: replica r2 has died\n"

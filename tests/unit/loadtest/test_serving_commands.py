@@ -79,5 +79,7 @@ def test_the_projects_own_comparison_is_what_its_documents_say() -> None:
         *("no_reuse", "hot_prefix", "decode_heavy"),
     ]
     assert (len(plan.searches), plan.repeats) == (1, 3)
+    some = bench_fleet.fleet_plan(parser.parse_args(["--policy", "expected_time,ray_prefix_router"]))
+    assert [contender.label for contender in some.contenders] == ["expected_time", "ray_prefix_router"]
     quick = bench_fleet.fleet_plan(parser.parse_args(["--quick"]))
     assert (len(quick.cells), quick.searches, quick.repeats) == (2, (), 1)
