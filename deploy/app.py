@@ -53,7 +53,7 @@ def build(args: dict[str, Any]) -> serve.Application:
             chat_template=chat_template_of(tokenizer, tokenizer_revision),
         ),
     )
-    actor_options = {"num_gpus": 1} if replica.device == "cuda" else {}
+    actor_options = {"num_gpus": replica.tensor_parallel} if replica.device == "cuda" else {}
     replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(
         replica, log_requests=router.log_requests, traces=router.traces
     )

@@ -35,7 +35,7 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
     device, options = file.app.replica.device, file.options("Replica")
     actor = options.get("ray_actor_options")
     if actor is None:  # `deploy/app.py` asks for one where there are any
-        each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else 1.0
+        each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else float(_ranks(file))
     else:
         each = float(actor.get("num_gpus") or 0)
     others = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
@@ -48,6 +48,10 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
         raise ConfigError(f"applications.deployments.Replica.{key}", most, accepted)
 
 
+def _ranks(file: ServeFile) -> int:
+    return file.app.replica.tensor_parallel
+
+
 def missing_here(file: ServeFile, cards: int | None = None) -> list[str]:
     """What this machine lacks of what the file's replicas ask of theirs. Not refused: they may run elsewhere.
 
@@ -56,7 +60,7 @@ def missing_here(file: ServeFile, cards: int | None = None) -> list[str]:
     config = file.app.replica
     if config.runner == "simulated" or config.device != "cuda":
         return []
-    actor = file.options("Replica").get("ray_actor_options") or {"num_gpus": 1}
+    actor = file.options("Replica").get("ray_actor_options") or {"num_gpus": _ranks(file)}
     each, most = float(actor.get("num_gpus") or 0), replica_bounds(file.options("Replica"))[1]
     cards = num_cards() if cards is None else cards
     missing = []

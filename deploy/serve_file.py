@@ -64,7 +64,7 @@ class ServeFile:
         _check_deployments(application)
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
-        _require_gpus(application, app.replica.device)
+        _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
         replicas = options_of(application, "Replica")
         check_agreement(app.router_sketch(), app.replica, replicas)
         return cls(
@@ -176,18 +176,22 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
             raise ConfigError(where, variables, needed)
 
 
-def _require_gpus(application: Mapping[str, Any], device: str) -> None:
+def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -> None:
     """Likewise the GPU that `deploy/app.py` asks Ray for: without it a replica sees none, on any machine."""
     for deployment in application.get("deployments", []):
         options = deployment.get("ray_actor_options")
         if deployment.get("name") != "Replica" or options is None or device == "cpu":
             continue
+        where = "applications.deployments.Replica.ray_actor_options.num_gpus"
         if options.get("num_gpus") is None or (device == "cuda" and not options["num_gpus"]):
-            where = "applications.deployments.Replica.ray_actor_options.num_gpus"
             needed = (
                 "must be set where ray_actor_options is and device is not cpu: 1, or 0 on a machine without"
             )
             raise ConfigError(where, options.get("num_gpus"), needed)
+        num_gpus = float(options["num_gpus"])
+        if num_gpus and num_gpus != num_ranks and max(num_gpus, num_ranks) > 1:
+            # Each rank computes on a card of its own; a card more would be nobody's.
+            raise ConfigError(where, num_gpus, f"must be args.replica.tensor_parallel, {num_ranks}")
 
 
 def options_of(application: Mapping[str, Any], deployment: str) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from cache.fingerprint import ChatTemplate, Fingerprint, template_digest
 from cache.host_tier import TierEventSink
 from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
+from replica.engine.watchdog import end_process
 from replica.models.model_source import ResolvedModel, load_tokenizer, resolve
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner
@@ -128,9 +129,15 @@ def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:
 
 def _loaded(config: ReplicaConfig, model: ResolvedModel) -> Runner:
     from replica.runners.model_runner import ModelRunner
+    from replica.runners.parallel_runner import ParallelRunner
 
     began_s = time.monotonic()
-    runner: Runner = ModelRunner.load(config, model)
+    runner: Runner
+    if config.tensor_parallel > 1:
+        # A part of the model that has gone is a dead engine, whatever its thread is waiting for.
+        runner = ParallelRunner.load(config, model, on_lost=end_process)
+    else:
+        runner = ModelRunner.load(config, model)
     logger.info(
         "model loaded", extra={"model": model.model_id, "took_s": round(time.monotonic() - began_s, 1)}
     )

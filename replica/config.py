@@ -25,6 +25,15 @@ BLOCK_SIZES: Mapping[str, range] = {
 """Tokens per KV block that each attention backend serves, by its name. Here and not beside the backends: what
 checks a deployment has no torch."""
 
+_WITH_SEVERAL_RANKS: Mapping[str, tuple[Any, ...]] = {
+    "runner": ("model",),
+    "async_scheduling": (False, "auto"),
+    "greedy_screen": ("off", "auto"),
+    "host_cache_gib": (0,),
+    "device_share": (1,),
+}
+"""Settings that several processes of one model leave alone, and what they must be then."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
@@ -79,6 +88,9 @@ class ReplicaConfig:
     # Of a CUDA card's memory, what is this replica's where others have their part of it, whoever starts
     # first; deploy takes it from `num_gpus`, where that is less than one.
     device_share: float = 1.0
+    # Processes that compute the model together, each a part of every layer: one card each; on CPUs for tests.
+    # Needs a family with a plan for it in transformers, and heads that divide.
+    tensor_parallel: int = 1
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
     # auto: gather_sdpa, which runs anywhere. "triton" reads pages in place on CUDA cards; it was compiled for
     # them and run in Triton's interpreter, never timed on one. "flash_attn", where that package is installed,
@@ -147,6 +159,9 @@ class ReplicaConfig:
         _check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         _check_one_of("dtype", self.dtype, ("auto", "float32", "float16", "bfloat16"))
         _check_range("device_share", self.device_share, 0.01, 1.0)
+        _check_range("tensor_parallel", self.tensor_parallel, 1, 64)
+        if self.tensor_parallel > 1:
+            self._check_alone()
         _check_one_of("attention_backend", self.attention_backend, ("auto", *BLOCK_SIZES))
         if self.async_scheduling not in (True, False, "auto"):
             raise ConfigError("async_scheduling", self.async_scheduling, "must be true, false or auto")
@@ -184,6 +199,14 @@ class ReplicaConfig:
             _check_range("max_model_len", self.max_model_len, 2, 1 << 31)
         if self.torch_threads is not None:
             _check_range("torch_threads", self.torch_threads, 1, 1024)
+
+    def _check_alone(self) -> None:
+        """What one process does by itself, and several together do not."""
+        for name, accepted in _WITH_SEVERAL_RANKS.items():
+            value = getattr(self, name)
+            if value not in accepted:
+                listed = " or ".join(str(each) for each in accepted)
+                raise ConfigError(name, value, f"must be {listed} where tensor_parallel is above 1")
 
 
 def num_host_blocks(host_cache_gib: float, block_bytes: int) -> int:

@@ -5,7 +5,9 @@
     │   ├── EngineStopped            closed, or its thread died (also a RequestRefused: nothing was wrong
     │   │                            with the request, another replica can take it)
     │   ├── EventSocketError         the event sockets cannot listen where they were told to
-    │   └── StepOutOfMemory          a step's forward needed more memory than there is
+    │   ├── StepOutOfMemory          a step's forward needed more memory than there is
+    │   └── EngineBroken             the runner can compute no further step: the engine ends
+    │       └── RankLost             one of the processes that compute the model together has gone
     └── RequestRefused
         ├── QueueFull                from cache/errors.py, raised by the scheduler
         │   └── WaitTooLong          not too many wait, but for too long
@@ -32,6 +34,7 @@ from cache.errors import (
 
 __all__ = [
     "DeadlineExceeded",
+    "EngineBroken",
     "EngineError",
     "EngineStopped",
     "EventSocketError",
@@ -39,6 +42,7 @@ __all__ = [
     "InvalidRequest",
     "PromptTooLong",
     "QueueFull",
+    "RankLost",
     "RequestRefused",
     "StepOutOfMemory",
     "TooLargeForCache",
@@ -78,6 +82,23 @@ class StepOutOfMemory(EngineError):
         super().__init__(f"a step of {num_tokens} tokens ran out of memory: {cause}")
         self.num_tokens = num_tokens
         self.cause = cause
+
+
+class EngineBroken(EngineError):
+    """A step failed in a way after which no other can be computed. The engine thread dies of it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class RankLost(EngineBroken):
+    """A process that has a part of the model ended before it was told to."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        super().__init__(f"rank {rank} of the model has gone, with exit code {exit_code}")
+        self.rank = rank
+        self.exit_code = exit_code
 
 
 class InvalidRequest(RequestRefused):

@@ -29,7 +29,7 @@ from replica.engine.intake import Intake
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.pipeline import pipeline
 from replica.engine.request_watch import RequestWatcher
-from replica.errors import ForwardFailed, StepOutOfMemory
+from replica.errors import EngineBroken, ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder
 from replica.scheduling.copy_pace import CopyPace
 from replica.scheduling.order import SchedulingOrder
@@ -235,6 +235,8 @@ class EngineCore:
         try:
             result = self._steps.compute()
             self._check(result, sequences)
+        except EngineBroken:
+            raise
         except StepOutOfMemory as error:
             self._steps.drop()
             if self._scheduler.retreat():

@@ -83,19 +83,23 @@ def probe_layers(model: Any, positions: Sequence[int] = (0, 1)) -> list[tuple[nn
     return layers
 
 
+def without_weights(config: Any, dtype: torch.dtype) -> Any:
+    """A model of this config that has no memory for weights. Raises Unsupported."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+    except Exception as error:
+        raise Unsupported(f"it cannot be built without weights: {type(error).__name__}: {error}") from error
+
+
 def shapes_without_weights(config: Any, dtype: torch.dtype) -> list[LayerShape]:
     """The layers' shapes, from a model of this config that has no memory for weights.
 
     Raises Unsupported for a family that looks at its numbers on the way, and for one that is not served.
     """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
-    except Exception as error:
-        raise Unsupported(f"it cannot be built without weights: {type(error).__name__}: {error}") from error
-    return [shape for _, shape in probe_layers(model)]
+    return [shape for _, shape in probe_layers(without_weights(config, dtype))]
 
 
 def run_without_pages(model: Any, num_tokens: int, num_rows: int) -> None:

@@ -11,11 +11,13 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from cache.host_tier import BlockMoves
 from cache.messages import SamplingParams
@@ -23,7 +25,7 @@ from cache.types import RequestId
 from replica.attention import kv_pages
 from replica.attention.backend import HoldingBackend, choose_backend
 from replica.attention.host_pages import HostPages
-from replica.attention.kv_pages import KVPages
+from replica.attention.kv_pages import KVPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
 from replica.errors import StepOutOfMemory
@@ -41,6 +43,9 @@ from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn
 from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult
 from replica.structures.matcher import StructureMatcher
 
+Announce = Callable[[Sequence[ScheduledSequence]], None]
+"""Told of each step before its forward, which whoever computes the model's other parts has to begin, too."""
+
 _Result = TypeVar("_Result")
 
 
@@ -56,9 +61,11 @@ class ModelRunner:
         host_pages: HostPages | None = None,
         torch_threads: int | None,
         max_batched_tokens: int,
+        announce: Announce | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Use `load`. model: in eval mode, its attention modules bound to `pages`."""
+        self._announce = announce
         self._model = model
         self._pages = pages
         self._host_pages = host_pages
@@ -118,7 +125,7 @@ class ModelRunner:
         source: what it is called where it is refused. recorder: what records decode steps; None = CUDA graphs
         on CUDA, nothing elsewhere. Raises as `load`.
         """
-        device, dtype = model.device, model.dtype
+        device = model.device
         try:
             reference, head_rows = self_check.reference_of(model, max_model_len)
             model_probe.probe_layers(model)
@@ -129,16 +136,44 @@ class ModelRunner:
             layers = model_probe.probe_layers(model)  # as they are now
         except model_probe.Unsupported as error:
             raise ModelRefused(source, f"cannot be served: {error}") from error
+        if head is not None:
+            block_bytes = kv_pages.bytes_per_block(
+                [shape for _, shape in layers], config.block_size, model.dtype
+            )
+            load_choices.screen_if_faster(config, source, model, head, head_rows, block_bytes)
+            del head  # and with it the weight as loaded, if nobody else holds it
+        if recorder is None and device.type == "cuda" and config.cuda_graphs:
+            recorder = CudaRecorder(device)
+        runner = cls.with_pages(
+            model, layers, config, source, max_model_len=max_model_len, recorder=recorder, clock=clock
+        )
+        runner.check_against(reference, source)
+        return runner
+
+    @classmethod
+    def with_pages(
+        cls,
+        model: Any,
+        layers: Sequence[tuple[nn.Module, LayerShape]],
+        config: ReplicaConfig,
+        source: str,
+        *,
+        max_model_len: int,
+        recorder: Recorder | None = None,
+        agree: Callable[[int], int] = lambda num_blocks: num_blocks,
+        announce: Announce | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> ModelRunner:
+        """Pages for a model whose attention modules are `layers`, and a runner over both: not checked yet.
+
+        agree: from the blocks that fit here to those there will be. recorder: as `over`, None = nothing.
+        """
+        device, dtype = model.device, model.dtype
         shapes = [shape for _, shape in layers]
         backend = choose_backend(config.attention_backend, device, dtype, shapes, config.block_size)
         block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
-        if head is not None:
-            load_choices.screen_if_faster(config, source, model, head, head_rows, block_bytes)
-            del head  # and with it the weight as loaded, if nobody else holds it
         # After everything else that is kept for as long as the model.
-        num_blocks = load_choices.choose_num_blocks(config, source, model, shapes, max_model_len)
-        if recorder is None and device.type == "cuda" and config.cuda_graphs:
-            recorder = CudaRecorder(device)
+        num_blocks = agree(load_choices.choose_num_blocks(config, source, model, shapes, max_model_len))
         pages = KVPages(
             [module for module, _ in layers],
             shapes,
@@ -169,9 +204,9 @@ class ModelRunner:
             host_pages=HostPages(pages, num_host_blocks, clock=clock) if num_host_blocks else None,
             torch_threads=config.torch_threads,
             max_batched_tokens=config.max_batched_tokens,
+            announce=announce,
             clock=clock,
         )
-        runner._check_against(reference, source)
         if recorder is not None and isinstance(backend, HoldingBackend):
             runner._graphs = DecodeGraphs(
                 runner._forward,
@@ -235,6 +270,8 @@ class ModelRunner:
 
     def _queue(self, sequences: Sequence[ScheduledSequence], before: QueuedStep | None) -> QueuedStep:
         self._set_torch_threads()
+        if self._announce is not None:
+            self._announce(sequences)
         with torch.inference_mode():
             self._pages.copy_blocks(_copies(sequences, self._info.block_size))
             replayed = self._replay(sequences, before)
@@ -250,8 +287,25 @@ class ModelRunner:
             scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
             with scorer.keeping():
                 drawing = self._draw(batch, rows, structures)
-            done = Drawing.done(drawing.take(), self._device)  # first: it raises where there are no numbers
-            return QueuedStep(batch.order, done, scorer.score(batch, chunks))
+            # First, whatever the draw finds: it may raise, and other ranks compute these logits, too.
+            scores = scorer.score(batch, chunks)
+            return QueuedStep(batch.order, Drawing.done(drawing.take(), self._device), scores)
+
+    def follow(self, sequences: Sequence[ScheduledSequence]) -> None:
+        """Compute a step's forwards as `execute` does, and draw nothing: for a rank that only has its part.
+
+        Raises whatever the model raises; then this rank is out of step with the others for good.
+        """
+        self._set_torch_threads()
+        with torch.inference_mode():
+            self._pages.copy_blocks(_copies(sequences, self._info.block_size))
+            batch = StepBatch(sequences, self._info.block_size, self._device, self._dtype)
+            chunks = wanted(sequences, batch.order)
+            scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
+            with scorer.keeping() if chunks else nullcontext():
+                self._forward(batch)
+            if chunks:
+                scorer.score(batch, chunks)
 
     def _finish(self, queued: QueuedStep, began_s: float) -> StepResult:
         with torch.inference_mode():
@@ -352,7 +406,7 @@ class ModelRunner:
 
     # -- the self-check ---------------------------------------------------------------------------
 
-    def _check_against(self, reference: torch.Tensor, source: str) -> None:
+    def check_against(self, reference: torch.Tensor, source: str) -> None:
         """Refuse a model that answers otherwise through our attention than through its own."""
         length = min(reference.shape[0], self._info.num_blocks * self._info.block_size)
         cuts = sorted({0, length // 2, max(0, length - 1), length})  # a chunk, a chunk with context, a decode
@@ -361,6 +415,8 @@ class ModelRunner:
         with torch.inference_mode():
             for start, stop in itertools.pairwise(cuts):
                 sequence = self._scratch_sequence(start, stop)
+                if self._announce is not None:
+                    self._announce([sequence])
                 batch = StepBatch([sequence], self._info.block_size, self._device, self._dtype)
                 logits = self._forward(batch)
                 rows.append((stop - 1, logits[0].float()))

@@ -50,10 +50,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, keys: str | None, secret: str, f
     assert caught.value.field == field
 
 
-def with_gpus(device: str, replicas: dict[str, Any], router: dict[str, Any] | None = None) -> ServeFile:
+def with_gpus(
+    device: str, replicas: dict[str, Any], router: dict[str, Any] | None = None, tensor_parallel: int = 1
+) -> ServeFile:
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
     application = content["applications"][0]
-    application["args"]["replica"]["device"] = device
+    application["args"]["replica"] |= {"device": device, "tensor_parallel": tensor_parallel}
     of_router, of_replicas = application["deployments"]
     del of_replicas["num_replicas"]
     of_replicas |= replicas
@@ -112,3 +114,36 @@ def test_the_command_says_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     told = capfd.readouterr().err
     assert "num_replicas = 2: must be at most 1: each takes 1 GPUs, and there are 1" in told
     assert main(["check", str(file)]) == 0  # nobody has said how many there are
+
+
+@pytest.mark.parametrize(
+    ("device", "actor", "ranks", "is_fine"),
+    [
+        ("cuda", {"num_gpus": 2}, 2, True),
+        ("cuda", None, 2, True),  # then two are asked for
+        ("cuda", {"num_gpus": 1}, 2, False),
+        ("cuda", {"num_gpus": 2}, 1, False),
+        ("cuda", {"num_gpus": 0.5}, 1, True),
+        ("auto", {"num_gpus": 2}, 4, False),
+        ("auto", {"num_gpus": 0}, 2, True),  # on CPUs
+        ("cpu", {"num_cpus": 2}, 2, True),
+    ],
+)
+def test_each_rank_has_a_card(device: str, actor: dict[str, float] | None, ranks: int, is_fine: bool) -> None:
+    replicas: dict[str, Any] = {"num_replicas": 1} | ({} if actor is None else {"ray_actor_options": actor})
+    if is_fine:
+        with_gpus(device, replicas, None, ranks)
+        return
+    with pytest.raises(ConfigError) as caught:
+        with_gpus(device, replicas, None, ranks)
+    assert caught.value.field.endswith("ray_actor_options.num_gpus")
+    assert actor is not None
+    assert caught.value.value == actor["num_gpus"]
+    assert caught.value.accepted == f"must be args.replica.tensor_parallel, {ranks}"
+
+
+def test_a_replica_of_two_ranks_asks_for_two_gpus() -> None:
+    file = with_gpus("cuda", {"num_replicas": 2}, None, 2)
+    check_gpus(file, 4)
+    with pytest.raises(ConfigError, match="each takes 2 GPUs, and there are 3"):
+        check_gpus(file, 3)

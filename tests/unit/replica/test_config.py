@@ -79,3 +79,25 @@ def test_host_memory_holds_whole_blocks() -> None:
     assert num_host_blocks(1.0, 3 << 20) == 341
     with pytest.raises(ConfigError, match="must hold a block, 1048576 bytes, or be 0"):
         num_host_blocks(1e-6, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("runner", "simulated"),
+        ("async_scheduling", True),
+        ("greedy_screen", "on"),
+        ("host_cache_gib", 1.0),
+        ("device_share", 0.5),
+    ],
+)
+def test_what_one_process_does_alone_is_refused_with_several(field: str, value: Any) -> None:
+    ReplicaConfig(**{field: value})
+    with pytest.raises(ConfigError, match="where tensor_parallel is above 1") as caught:
+        ReplicaConfig(tensor_parallel=2, **{field: value})
+    assert caught.value.field == field
+
+
+def test_a_model_is_not_cut_into_no_parts() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel = 0"):
+        ReplicaConfig(tensor_parallel=0)

@@ -9,10 +9,12 @@ from replica import errors
 from tests.error_trees import assert_complete, assert_survives_pickling
 
 EXAMPLES = [
+    errors.EngineBroken("a step failed on rank 0 alone: out of memory"),
     errors.EngineError("something"),
     errors.EngineStopped("it was closed"),
     errors.EventSocketError("127.0.0.1", 5555, "in use"),
     errors.InvalidRequest("top_p", "is 2"),
+    errors.RankLost(1, -9),
     errors.StepOutOfMemory(512, "OutOfMemoryError"),
     errors.TooLargeForCache(10, 8, 4, 4),
     errors.WaitTooLong(3, 256, 31.5, 30.0),

@@ -12,7 +12,7 @@ from cache.block_hash import BlockHasher
 from cache.messages import Delta, GenerateRequest
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
-from replica.errors import ForwardFailed, InvalidRequest, QueueFull
+from replica.errors import ForwardFailed, InvalidRequest, QueueFull, RankLost
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
 from tests.fakes.engine import (
@@ -190,6 +190,19 @@ def test_a_runner_that_breaks_its_promise_fails_the_step_only() -> None:
     with pytest.raises(ForwardFailed):
         core.complete([make_request("r", range(9))])
     assert core.stats().cache.free == 64
+
+
+def test_a_runner_that_can_go_on_no_more_ends_the_engine() -> None:
+    """Not the step's requests alone: the next ones would find the same."""
+
+    class Bereft(SimRunner):
+        def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
+            raise RankLost(1, -9)
+
+    core = sim_core(runner=Bereft(sim_config().sim, block_size=BLOCK_SIZE))
+    core.submit(make_request("r", range(9)))
+    with pytest.raises(RankLost):
+        core.step()
 
 
 def test_hashes_sent_by_the_router_are_used_only_if_they_are_ours() -> None:

@@ -1,0 +1,86 @@
+"""The processes that compute one model together, and what they tell each other inside a forward.
+
+One group a process, torch.distributed's default one: NCCL between cards, gloo between CPUs, on this host
+alone (they find each other through a file; gloo listens on the loopback interface). Knows tensors and ranks;
+knows neither models nor steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class Ranks(Protocol):
+    """This process's place among `size`. All make the same calls in the same order, and wait in each."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks, the same to the last bit on each. May be computed in place."""
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(..., n) of each rank side by side: (..., n * size), in the ranks' order."""
+
+
+class RankGroup:
+    """`Ranks` over torch.distributed. `close` leaves the group; a collective that waits longer than
+    `timeout_s` raises (gloo), or ends the process (NCCL)."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, store: Path, timeout_s: float) -> None:
+        """Blocks until every rank is here, and raises if that takes longer than `timeout_s`.
+
+        store: a file that does not exist yet, the same for every rank.
+        """
+        self.rank, self.size = rank, size
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with _on_loopback():
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts, dim=-1)
+
+    def close(self) -> None:
+        """Idempotent. Waits for nobody."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Gloo takes the interface that the host's name stands for unless it is told one."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = before

@@ -1,0 +1,138 @@
+"""A model in two processes over gloo: one process's tokens, nobody left behind, nobody goes on alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from cache.messages import SamplingParams
+from replica.config import ReplicaConfig
+from replica.errors import RankLost
+from replica.models.model_source import ModelRefused, resolve
+from replica.runners.model_runner import ModelRunner
+from replica.runners.parallel_runner import ParallelRunner
+from replica.scheduling.runner import LaunchingRunner
+from tests.model_families import (
+    FAMILIES,
+    GREEDY,
+    MAX_NEW_TOKENS,
+    Setting,
+    answer_all,
+    engine_over,
+    prompts,
+    save,
+)
+
+SAMPLED = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0.8, top_p=0.9, ignore_eos=True)
+SCORED = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
+CHUNKED = Setting("chunked", block_size=4, max_batched_tokens=23)  # with prefix hits and mixed steps
+FAMILY_BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def config_of(folder: Path) -> ReplicaConfig:
+    return ReplicaConfig(
+        model=str(folder), device="cpu", dtype="float32", block_size=4, num_blocks=1024, torch_threads=1
+    )
+
+
+def in_parts(folder: Path, lost: threading.Event) -> ParallelRunner:
+    config = replace(config_of(folder), tensor_parallel=2)
+    return ParallelRunner.load(config, resolve(str(folder)), on_lost=lost.set)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended, collected or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def soon_gone(pid: int) -> bool:
+    deadline_s = time.monotonic() + 20
+    while not is_gone(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return is_gone(pid)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(FAMILY_BY_NAME["llama"], tmp_path_factory.mktemp("parts") / "llama")
+
+
+@pytest.fixture(scope="module")
+def whole(llama: Path) -> Iterator[ModelRunner]:
+    runner = ModelRunner.load(config_of(llama), resolve(str(llama)))
+    yield runner
+    runner.close()
+
+
+def test_two_processes_say_what_one_says_until_one_is_killed(llama: Path, whole: ModelRunner) -> None:
+    """One start serves all of it: a follower takes seconds to import torch."""
+    lost = threading.Event()
+    runner = in_parts(llama, lost)
+    try:
+        for sampling in (GREEDY, SAMPLED, SCORED):
+            expected = answer_all(engine_over(whole, CHUNKED), prompts(), sampling=sampling, at_once=3)
+            answered = answer_all(engine_over(runner, CHUNKED), prompts(), sampling=sampling, at_once=3)
+            assert answered == expected
+            assert sampling is SCORED or any(answer.cached_tokens for answer in answered)
+        assert runner.info.kv_bytes_per_block == whole.info.kv_bytes_per_block // 2, "its own heads alone"
+        assert not isinstance(runner, LaunchingRunner), "followers cannot know tokens yet to be drawn"
+
+        (pid,) = runner.follower_pids
+        os.kill(pid, signal.SIGKILL)
+        assert lost.wait(20), "nobody was told"
+        with pytest.raises(RankLost, match=r"rank 1 .*exit code -9"):
+            answer_all(engine_over(runner, CHUNKED), prompts()[:1])
+    finally:
+        runner.close()
+    assert not dist.is_initialized()
+    runner.close()  # may be called twice
+
+
+LEADER = """
+import sys, threading, time
+from pathlib import Path
+from tests.integration.test_tensor_parallel import in_parts
+for last in (False, True):
+    runner = in_parts(Path(sys.argv[1]), threading.Event())
+    print(*runner.follower_pids, flush=True)
+    if not last:
+        runner.close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.long
+def test_no_follower_outlives_rank_0(llama: Path) -> None:
+    """Neither where rank 0 closes, and loads again, nor where it is killed."""
+    leader = subprocess.Popen([sys.executable, "-c", LEADER, str(llama)], stdout=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    with leader.stdout:
+        try:
+            (closed,) = map(int, leader.stdout.readline().split())
+            (running,) = map(int, leader.stdout.readline().split())
+            assert is_gone(closed)
+            assert not is_gone(running)
+        finally:
+            leader.kill()
+            leader.wait()
+        assert soon_gone(running)
+
+
+def test_a_model_without_a_plan_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    folder = save(FAMILY_BY_NAME["gpt2"], tmp_path / "gpt2")
+    with pytest.raises(ModelRefused, match=r"cannot be served by 2 ranks: .*no plan"):
+        in_parts(folder, threading.Event())
+    assert not dist.is_initialized()
