@@ -191,7 +191,9 @@ def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -
         num_gpus = float(options["num_gpus"])
         if num_gpus and num_gpus != num_ranks and max(num_gpus, num_ranks) > 1:
             # Each rank computes on a card of its own; a card more would be nobody's.
-            raise ConfigError(where, num_gpus, f"must be args.replica.tensor_parallel, {num_ranks}")
+            raise ConfigError(
+                where, options["num_gpus"], f"must be {num_ranks}, as args.replica.tensor_parallel is"
+            )
 
 
 def options_of(application: Mapping[str, Any], deployment: str) -> Mapping[str, Any]:

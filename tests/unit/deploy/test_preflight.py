@@ -139,7 +139,7 @@ def test_each_rank_has_a_card(device: str, actor: dict[str, float] | None, ranks
     assert caught.value.field.endswith("ray_actor_options.num_gpus")
     assert actor is not None
     assert caught.value.value == actor["num_gpus"]
-    assert caught.value.accepted == f"must be args.replica.tensor_parallel, {ranks}"
+    assert caught.value.accepted == f"must be {ranks}, as args.replica.tensor_parallel is"
 
 
 def test_a_replica_of_two_ranks_asks_for_two_gpus() -> None:

@@ -108,7 +108,7 @@ def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Pa
                 deployments=[{"name": "Replica", "ray_actor_options": {"num_gpus": 2}}],
             ),
             ConfigError,
-            "num_gpus = 2: must be 1",
+            "num_gpus = 2: must be 1, as args.replica.tensor_parallel is",
         ),
         (
             application(

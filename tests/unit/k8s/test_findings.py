@@ -58,6 +58,11 @@ def serve(things: dict[str, dict[str, Any]], before: str, after: str) -> None:
     spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
 
 
+def two_cards_each(things: dict[str, dict[str, Any]]) -> None:
+    serve(things, "num_gpus: 1", "num_gpus: 2")
+    serve(things, "device: cuda\n", "device: cuda\n      tensor_parallel: 2\n")
+
+
 def undrained(container: dict[str, Any]) -> None:
     container["env"] = [each for each in container["env"] if each["name"] != DRAIN_VARIABLE]
 
@@ -157,7 +162,8 @@ GPU_CAPACITY: list[tuple[Break, str]] = [
         lambda t: serve(t, "max_surge_percent: 50", "max_surge_percent: 100"),
         "4 replicas in full, places for 3",
     ),
-    (lambda t: serve(t, "num_gpus: 1", "num_gpus: 2"), "8 replicas in full, places for 0"),
+    (lambda t: serve(t, "num_gpus: 1", "num_gpus: 2"), "num_gpus = 2: must be 1"),
+    (two_cards_each, "8 replicas in full, places for 0"),
 ]
 
 GPU_REFERENCES: list[tuple[Break, str]] = [
