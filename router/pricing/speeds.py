@@ -53,20 +53,9 @@ def speeds_of(
     left = sorted(_sharers(fits, seconds, before, machines), key=lambda sharers: sharers[:2])
     found = []
     while left:
-        middle = _middle(left)
-        fellows = frozenset[ReplicaId]().union(
-            *[before[name].members for name in middle.names if name in before]
-        )
-        members = [
-            each
-            for each in left
-            if is_alike(
-                each.seconds, middle.seconds, ALIKE if fellows.isdisjoint(each.names) else STILL_ALIKE
-            )
-        ]
-        names = frozenset[ReplicaId]().union(*[each.names for each in members])
-        found.append(Speed(mean_of([each.fit for each in members for _ in each.names]), names))
-        left = [each for each in left if each.names[0] not in names]
+        alike, left = _split(left, before, ALIKE, STILL_ALIKE)
+        names = frozenset[ReplicaId]().union(*[each.names for each in alike])
+        found.append(Speed(mean_of([each.fit for each in alike for _ in each.names]), names))
     return found
 
 
@@ -110,17 +99,27 @@ def _together(
     those: Sequence[_Sharers], seconds: Seconds, before: Mapping[ReplicaId, Speed]
 ) -> list[_Sharers]:
     """Of one machine, sorted: all that sharing explains, and each of the others for itself."""
-    middle = _middle(those)
-    speed = before.get(middle.names[0])
-    fellows = speed.members if speed is not None else frozenset[ReplicaId]()
-    near, still_near = alike_on_one_machine(len(those)), still_alike_on_one_machine(len(those))
-    alike, others = list[_Sharers](), list[_Sharers]()
-    for each in those:
-        times = still_near if each.names[0] in fellows else near
-        (alike if is_alike(each.seconds, middle.seconds, times) else others).append(each)
+    count = len(those)
+    alike, others = _split(those, before, alike_on_one_machine(count), still_alike_on_one_machine(count))
     fit = mean_of([each.fit for each in alike])
     names = tuple(sorted([name for each in alike for name in each.names]))
     return [_Sharers(seconds(fit), names, fit), *others]
+
+
+def _split(
+    those: Sequence[_Sharers], before: Mapping[ReplicaId, Speed], near: float, still_near: float
+) -> tuple[list[_Sharers], list[_Sharers]]:
+    """Sorted, at least one: those alike to the middle one, within `near`, and the others.
+
+    still_near: for who was of its speed before.
+    """
+    middle = _middle(those)
+    fellows = frozenset[ReplicaId]().union(*[before[name].members for name in middle.names if name in before])
+    alike, others = list[_Sharers](), list[_Sharers]()
+    for each in those:
+        times = near if fellows.isdisjoint(each.names) else still_near
+        (alike if is_alike(each.seconds, middle.seconds, times) else others).append(each)
+    return alike, others
 
 
 def _middle(those: Sequence[_Sharers]) -> _Sharers:
