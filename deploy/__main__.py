@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         "--gpus",
         type=int,
         metavar="N",
-        help="GPUs that the cluster has, or grows to: refuses more replicas than they serve; not given: not "
-        "known here, `serve` asks the cluster it has started",
+        help="GPUs that the cluster has, or grows to (default: what this machine has): refuses more replicas "
+        "than they serve",
     )
     serve.add_argument(
         "--port", type=int, help="base of ports [port, port + 100); default: the file's http_options.port"
@@ -88,18 +88,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(file: Path, num_gpus: int | None) -> int:
-    from deploy.preflight import check_gpus, check_models, missing_here
+    from deploy.preflight import check_gpus, check_here, check_models
     from deploy.serve_file import ServeFile
 
     checked = ServeFile.read(file)
     model = check_models(checked)
-    if num_gpus is not None:
+    if num_gpus is None:
+        check_here(checked)
+    else:
         check_gpus(checked, num_gpus)
     console = Console(highlight=False)
     console.print(f"{file}: fine ({checked.num_replicas} replicas of {model})", soft_wrap=True)
-    if num_gpus is None:  # else it is about another machine
-        for missing in missing_here(checked):
-            console.print(f"not on this machine: {missing}", soft_wrap=True)
     return 0
 
 

@@ -5,6 +5,7 @@ ConfigError                one setting: field, value, accepted range
 ServingError
 └── DeployError            the deployment as a whole
     ├── PortTaken          a port this deployment needs is in use
+    ├── MachineLacks       this machine has not what the replicas ask of theirs
     ├── DeployFileError    deploy.yaml is missing or not what Serve reads
     └── DeployFailed       Serve could not bring the application up
 """
@@ -12,7 +13,7 @@ ServingError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cache.errors import ConfigError, ServingError
 
@@ -38,6 +39,13 @@ class PortTaken(DeployError):
     def __init__(self, port: int, use: str) -> None:
         super().__init__(f"port {port} ({use}) is in use; choose another base: make serve PORT={port + 100}")
         self.port = port
+
+
+class MachineLacks(DeployError):
+    def __init__(self, missing: Sequence[str]) -> None:
+        lines = "".join(f"\n- {each}" for each in missing)
+        super().__init__(f"not on this machine; --gpus N checks for a cluster with N GPUs{lines}")
+        self.missing = tuple(missing)
 
 
 class DeployFileError(DeployError):

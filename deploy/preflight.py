@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from cache.errors import ConfigError
+from deploy.errors import MachineLacks
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
@@ -32,47 +34,67 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
 
     Serve itself would leave those without a GPU pending for ever, and say nothing.
     """
-    device, options = file.app.replica.device, file.options("Replica")
+    asked = _gpus_asked(file, num_gpus)
+    if asked.each and asked.in_all > num_gpus:
+        fitting = max(0, int((num_gpus - asked.by_routers) // asked.each))
+        is_scaled = file.options("Replica").get("autoscaling_config")
+        key = "autoscaling_config.max_replicas" if is_scaled else "num_replicas"
+        accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and there are {num_gpus:g}"
+        raise ConfigError(f"applications.deployments.Replica.{key}", asked.num_replicas, accepted)
+
+
+class _GpusAsked(NamedTuple):
+    each: float  # replica
+    num_replicas: int  # at most
+    by_routers: float
+
+    @property
+    def in_all(self) -> float:
+        return self.num_replicas * self.each + self.by_routers
+
+
+def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
+    """num_gpus: what there is; where device is auto and there is none, nobody asks for any."""
+    config, options = file.app.replica, file.options("Replica")
     actor = options.get("ray_actor_options")
-    if actor is None:  # `deploy/app.py` asks for one where there are any
-        each = 0.0 if device == "cpu" or (device == "auto" and not num_gpus) else float(_ranks(file))
+    if actor is None:  # `deploy/app.py` asks for one a rank where there are any
+        is_for_cpus = config.device == "cpu" or (config.device == "auto" and not num_gpus)
+        each = 0.0 if is_for_cpus else float(config.tensor_parallel)
     else:
         each = float(actor.get("num_gpus") or 0)
-    others = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
-    others *= replica_bounds(file.options("Router"))[1]
-    _, most = replica_bounds(options)
-    if each and most * each + others > num_gpus:
-        fitting = max(0, int((num_gpus - others) // each))
-        key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
-        accepted = f"must be at most {fitting}: each takes {each:g} GPUs, and there are {num_gpus:g}"
-        raise ConfigError(f"applications.deployments.Replica.{key}", most, accepted)
+    by_router = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
+    num_routers = replica_bounds(file.options("Router"))[1]
+    return _GpusAsked(each, replica_bounds(options)[1], by_router * num_routers)
 
 
-def _ranks(file: ServeFile) -> int:
-    return file.app.replica.tensor_parallel
-
-
-def missing_here(file: ServeFile, cards: int | None = None) -> list[str]:
-    """What this machine lacks of what the file's replicas ask of theirs. Not refused: they may run elsewhere.
+def check_here(file: ServeFile, cards: int | None = None) -> None:
+    """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs.
 
     cards: NVIDIA cards here; None = as many as its driver tells of.
     """
-    config = file.app.replica
-    if config.runner == "simulated" or config.device != "cuda":
-        return []
-    actor = file.options("Replica").get("ray_actor_options") or {"num_gpus": _ranks(file)}
-    each, most = float(actor.get("num_gpus") or 0), replica_bounds(file.options("Replica"))[1]
     cards = num_cards() if cards is None else cards
+    missing = _missing_cards(_gpus_asked(file, cards), cards)
+    if file.app.replica.runner != "simulated" and file.app.replica.device == "cuda":
+        missing += _missing_packages(file.app.replica.attention_backend)
+    if missing:
+        raise MachineLacks(missing)
+
+
+def _missing_cards(asked: _GpusAsked, cards: int) -> list[str]:
+    if not asked.each or asked.in_all <= cards:
+        return []
+    lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
+    takes = f"{asked.num_replicas} replicas take {asked.each:g} GPUs each, {asked.in_all:g} in all"
+    return [f"{lacking}: {takes}, and there are {cards}"]
+
+
+def _missing_packages(attention_backend: str) -> list[str]:
     missing = []
-    if most * each > cards:
-        lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
-        asked = f"{most} replicas take {each:g} GPUs each, {most * each:g} in all"
-        missing.append(f"{lacking}: {asked}, and there are {cards}")
     if (version := _torch_for_cpus()) is not None:
         missing.append(f"a torch that computes on cards: {version} is built for CPUs alone")
-    if config.attention_backend == "triton" and not _is_installed("triton"):
+    if attention_backend == "triton" and not _is_installed("triton"):
         missing.append("the package triton, for attention_backend: triton (it comes with torch for CUDA)")
-    if config.attention_backend == "flash_attn" and not _is_installed("flash_attn"):
+    if attention_backend == "flash_attn" and not _is_installed("flash_attn"):
         missing.append("the package flash-attn, for attention_backend: flash_attn (pip install .[gpu])")
     return missing
 

@@ -9,17 +9,18 @@ import pytest
 
 from deploy import app, preflight
 from deploy.__main__ import main
-from deploy.preflight import check_gpus, missing_here
+from deploy.errors import MachineLacks
+from deploy.preflight import check_gpus, check_here
 from deploy.serve_file import ServeFile
 from replica.config import ReplicaConfig
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "gpu.yaml"
 
 LACKS = """\
-{file}: fine (2 replicas of tiny)
-not on this machine: an NVIDIA card: 2 replicas take 0.5 GPUs each, 1 in all, and there are 0
-not on this machine: a torch that computes on cards: torch 2.13.0+cpu is built for CPUs alone
-not on this machine: the package triton, for attention_backend: triton (it comes with torch for CUDA)
+MachineLacks in {file}: not on this machine; --gpus N checks for a cluster with N GPUs
+- an NVIDIA card: 2 replicas take 0.5 GPUs each, 1 in all, and there are 0
+- a torch that computes on cards: torch 2.13.0+cpu is built for CPUs alone
+- the package triton, for attention_backend: triton (it comes with torch for CUDA)
 """
 
 
@@ -36,10 +37,17 @@ def machine(
 def test_what_a_machine_without_a_card_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Word for word. Not refused: it may be for another machine."""
+    """Word for word, and refused; with --gpus it is about another machine."""
     machine(monkeypatch, tmp_path, cards=0, torch="2.13.0+cpu", packages=())
-    assert main(["check", str(FILE)]) == 0
-    assert capsys.readouterr().out == LACKS.format(file=FILE)
+    assert main(["check", str(FILE)]) == 2
+    heard = capsys.readouterr()
+    assert heard.err == LACKS.format(file=FILE)
+    assert heard.out == ""
+    assert main(["check", str(FILE), "--gpus", "1"]) == 0
+
+
+def test_docs_show_it_word_for_word() -> None:
+    assert LACKS.format(file="deploy/gpu.yaml") in (FILE.parents[1] / "docs" / "gpu.md").read_text()
 
 
 def test_a_machine_with_a_card_lacks_nothing(
@@ -50,15 +58,17 @@ def test_a_machine_with_a_card_lacks_nothing(
     assert capsys.readouterr().out == f"{FILE}: fine (2 replicas of tiny)\n"
 
 
-def test_one_card_is_enough_and_none_is_not() -> None:
+def test_one_card_is_enough_and_none_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, tmp_path, cards=0, torch="2.13.0", packages=("triton",))
     file = ServeFile.read(FILE)
     check_gpus(file, 1)
-    assert missing_here(file, cards=1)[:1] != missing_here(file, cards=0)[:1]
-    assert not any("card:" in each for each in missing_here(file, cards=1))
+    check_here(file, cards=1)
+    with pytest.raises(MachineLacks, match=r"2 replicas take 0\.5 GPUs each, 1 in all, and there are 0"):
+        check_here(file, cards=0)
 
 
 def test_who_asks_for_no_card_lacks_none() -> None:
-    assert missing_here(ServeFile.read(FILE.parents[1] / "deploy.yaml"), cards=0) == []
+    check_here(ServeFile.read(FILE.parents[1] / "deploy.yaml"), cards=0)
 
 
 @pytest.mark.parametrize(("assigned", "share"), [({"GPU": 0.5}, 0.5), ({"GPU": 2.0}, 1.0), ({}, 1.0)])

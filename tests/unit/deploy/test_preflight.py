@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from cache.errors import ConfigError
+from deploy import preflight
 from deploy.__main__ import main
 from deploy.preflight import check_gpus, check_keys
 from deploy.serve_file import ServeFile
@@ -113,7 +114,20 @@ def test_the_command_says_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert main(["check", str(file), "--gpus", "1"]) == 2
     told = capfd.readouterr().err
     assert "num_replicas = 2: must be at most 1: each takes 1 GPUs, and there are 1" in told
-    assert main(["check", str(file)]) == 0  # nobody has said how many there are
+
+
+@pytest.mark.parametrize(("cards", "status"), [(0, 2), (1, 2), (2, 0)])
+def test_without_a_number_this_machine_is_meant(
+    cards: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "driver").mkdir()
+    for number in range(cards):
+        (tmp_path / "driver" / f"0000:{number}").mkdir()
+    monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "driver")
+    file = tmp_path / "deploy.yaml"
+    replica = "      - name: Replica\n        ray_actor_options: {num_cpus: 1, num_gpus: 1}\n"
+    file.write_text((ROOT / "deploy.yaml").read_text().replace("      - name: Replica\n", replica))
+    assert main(["check", str(file)]) == status
 
 
 @pytest.mark.parametrize(
