@@ -104,7 +104,7 @@ def fleet_plan(options: argparse.Namespace) -> Plan:
         cells += [Cell(workload, options.rate, seconds) for workload in (CHATS, SLOW_CHATS)]
     if "adverse" in parts:
         cells += [Cell(workload, rate, seconds / 2) for workload, rate in ADVERSE]
-    searches = (Search(CHATS, options.rate, seconds / 2),) if "search" in parts else ()
+    searches = (Search(CHATS, options.rate, seconds),) if "search" in parts else ()
     changes = Changes(num_replicas=NUM_REPLICAS, replica=REPLICA, router=ROUTER)
     return Plan(
         contenders=tuple(of_policies(Path("deploy.yaml"), options.policy, changes)),

@@ -24,7 +24,8 @@ SUMMARY = "find the highest rate that keeps a latency target, per policy"
 DESCRIPTION = """\
 For each contender: sends the workload by the clock at a rate, and raises the rate while 99 % of the requests
 keep the targets, lowers it when they do not, until the highest good rate is known to the precision asked for.
-A try that is lost already is given up. Every repeat starts servers anew, with another seed.
+A try that is lost already is given up. The first half of each only warms the caches, as whoever meets its
+sessions for the first time has none of their histories. Every repeat starts servers anew, with another seed.
 
 examples
   python -m loadtest sweep --policy expected_time,round_robin --replicas 4 --ttft 1 --rate 4
@@ -42,10 +43,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", type=read.load, default=0.08, metavar="SHARE", help="of the rate (default: 0.08)"
     )
+    parser.add_argument(
+        "--warm",
+        type=read.share,
+        default=0.5,
+        metavar="SHARE",
+        help="of each try's requests only warm the caches and are not counted (default: 0.5)",
+    )
     add_repeats(parser)
     add_report(parser, "sweep")
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    search = Search(workload_of(options), options.rate, options.seconds, options.precision)
+    search = Search(workload_of(options), options.rate, options.seconds, options.precision, options.warm)
     carry_out(plan_of(options, searches=(search,)), options, console, sys.argv[1:])

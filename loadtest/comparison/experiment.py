@@ -13,7 +13,7 @@ from loadtest.client.endpoint import Endpoint
 from loadtest.comparison.contender import Contender
 from loadtest.comparison.errors import NoAnswers
 from loadtest.comparison.load import Load, Look, Sent, is_met, send
-from loadtest.comparison.plan import WARM_SHARE, Cell, Plan, Search
+from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.rate_search import RateSearch
 from loadtest.comparison.results import Found, Results, Run
 from loadtest.open_loop.calibration import tokens_per_word
@@ -154,7 +154,7 @@ class _Visit:
         source = cell.workload.open()
         workload = source.window(cell.rate_per_s, cell.num_requests, self.seed)
         arrivals = shortened(schedule(workload), max_tokens=self.plan.max_context, max_output=None)
-        first = min(len(arrivals) // WARM_SHARE, len(arrivals) - 1)
+        first = min(cell.num_warming, len(arrivals) - 1)
         salt = f"{cell.workload.label} {self.seed} {name}"
         load = Load(
             arrivals=arrivals,

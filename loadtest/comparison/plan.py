@@ -9,7 +9,7 @@ from loadtest.comparison.contender import Contender
 from loadtest.open_loop.tally import Targets
 from loadtest.workloads.reference import WorkloadRef
 
-WARM_SHARE = 8  # of a run's requests the first eighth only warms the caches, as in the simulator
+_LEAST_REQUESTS = 16  # of a run: fewer have no rate to speak of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +19,34 @@ class Cell:
     workload: WorkloadRef
     rate_per_s: float
     seconds: float
+    warm_share: float = 1 / 8  # of the requests the first only warm the caches; as in the simulator
 
     @property
     def num_requests(self) -> int:
-        """At least two, or there is no rate; those that only warm the caches included."""
-        return max(2 * WARM_SHARE, round(self.rate_per_s * self.seconds))
+        """Those that only warm the caches included."""
+        return max(_LEAST_REQUESTS, round(self.rate_per_s * self.seconds))
+
+    @property
+    def num_warming(self) -> int:
+        return round(self.num_requests * self.warm_share)
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Find the highest rate that keeps the targets."""
+    """Find the highest rate that keeps the targets.
+
+    A server that has just met its sessions has none of their histories, whoever places them: a rate that can
+    be held shows once most of them have been there.
+    """
 
     workload: WorkloadRef
     first_per_s: float
     seconds: float  # of each try
     precision: float = 0.08
+    warm_share: float = 0.5  # of each try
 
     def cell(self, rate_per_s: float) -> Cell:
-        return Cell(self.workload, rate_per_s, self.seconds)
+        return Cell(self.workload, rate_per_s, self.seconds, self.warm_share)
 
 
 @dataclass(frozen=True, slots=True)

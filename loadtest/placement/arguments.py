@@ -71,6 +71,11 @@ def positive_seconds(text: str) -> float:
     return _number(text, above=0.0)
 
 
+def share(text: str) -> float:
+    """From 0, below 1."""
+    return _number(text, least=0.0, below=1.0)
+
+
 def seeds(text: str) -> tuple[int, ...]:
     """`0,1,2` or `0-4`."""
     first, dash, last = text.partition("-")
@@ -158,7 +163,9 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
-def _number(text: str, *, least: float = -math.inf, above: float = -math.inf) -> float:
+def _number(
+    text: str, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -169,4 +176,6 @@ def _number(text: str, *, least: float = -math.inf, above: float = -math.inf) ->
         raise argparse.ArgumentTypeError(f"{text} is below {least:g}")
     if value <= above:
         raise argparse.ArgumentTypeError(f"{text} is not above {above:g}")
+    if value >= below:
+        raise argparse.ArgumentTypeError(f"{text} is not below {below:g}")
     return value

@@ -120,6 +120,14 @@ def test_a_search_finds_what_each_server_can_take(servers: Servers) -> None:
     assert {run.kind for run in results.runs} == {"search"}
 
 
+def test_of_a_try_half_only_warms_the_caches_and_of_a_cell_an_eighth(servers: Servers) -> None:
+    experiment(servers, plan(search=True, repeats=1)).run()
+    _warming, cell, *tries = [load for name, load in servers.sent if name == "a"]
+    assert cell.num_counted == round(len(cell.arrivals) * 7 / 8)
+    assert tries
+    assert all(each.num_counted == len(each.arrivals) - round(len(each.arrivals) / 2) for each in tries)
+
+
 def test_ctrl_c_keeps_what_ran_and_stops_the_server(servers: Servers) -> None:
     servers.interrupt_at = 4  # while b is measured
     results = experiment(servers, plan()).run()

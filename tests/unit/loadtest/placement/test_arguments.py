@@ -26,6 +26,7 @@ from loadtest.simulation.cell import Failure, Scaling
         (read.failure, "60:0:10", Failure(60.0, 0, 10.0)),
         (read.scaling, "60:8", Scaling(60.0, 8)),
         (read.seconds, "0", 0.0),
+        (read.share, "0", 0.0),
     ],
 )
 def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
@@ -42,6 +43,7 @@ def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
         (read.load, "nan", "not a finite number"),
         (read.load, "inf", "not a finite number"),
         (read.seconds, "-1", "below 0"),
+        (read.share, "1", "not below 1"),
         (read.seeds, "3-0", "empty"),
         (read.seeds, "-1", "not a whole number"),
         (read.tokens, "0.5", "not a number of tokens"),
