@@ -8,6 +8,9 @@ order. Measured on one AVX-512 core (weights 768 x 2304, out of cache), torch 2.
     as loaded   0.55   0.85   1.73   18.6   ms
     packed      0.37   0.48   1.17   16.6
 
+With AVX2 (453 MB of such weights, 1, 8, 32 and 512 rows) 32, 87, 179 and 1,631 ms as loaded, and 34, 61, 146
+and 1,740 packed.
+
 Layers that are given the same rows (query, key and value; gate and up) are packed as one: fewer, larger
 products, which shows where they are small (256 x 384 as three and as one, one row: 54 and 30 us).
 
@@ -30,9 +33,13 @@ logger = logging.getLogger(__name__)
 # The layout depends on the rows it is told to expect: one for many is as good for few, not the reverse.
 EXPECTED_ROWS = 512
 
-# One or two rows take its kernels longer than four (132M: 29 and 35 ms a step, against 23), so that fewer
-# are repeated; not where the weight is so small (1 MiB) that repeating them takes longer.
-FEWEST_ROWS = 4
+# What its kernels are good at depends on the vectors they are made for.
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+# With AVX-512 one or two rows take longer than four (132M: 29 and 35 ms a step, against 23), so that fewer
+# are repeated; not where the weight is so small (1 MiB) that repeating them takes longer. With AVX2 each row
+# takes its time (one 34 ms, four 46).
+FEWEST_ROWS = 4 if HAS_AVX512 else 1
 LARGE_WEIGHT = 1 << 18
 
 Pack = Callable[[torch.Tensor, int], torch.Tensor]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
-from replica.layers import combining_linear
+from replica.layers import combining_linear, packed_linear
 from replica.layers.combining_linear import CombiningLinear, find_combining_kernels
 
 KERNELS = find_combining_kernels()
@@ -16,10 +16,16 @@ needs_kernels = pytest.mark.skipif(KERNELS is None, reason="this torch has no on
 @needs_kernels
 @pytest.mark.parametrize("width", [160, 3000], ids=["small", "large"])
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("has_avx512", [True, False], ids=["avx512", "avx2"])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 33, 512])
-def test_each_step_is_what_it_is_by_itself(num_rows: int, has_bias: bool, width: int) -> None:
+def test_each_step_is_what_it_is_by_itself(
+    num_rows: int, has_avx512: bool, has_bias: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way is chosen for this machine, the other one holds here as well."""
     torch.manual_seed(num_rows)
     assert KERNELS is not None
+    monkeypatch.setattr(combining_linear, "FUSES_SWISH", has_avx512)
+    monkeypatch.setattr(packed_linear, "FEWEST_ROWS", 4 if has_avx512 else 1)
     weight, bias = torch.randn(width, 96) / 10, torch.randn(width) if has_bias else None
     layer = CombiningLinear(weight, bias, *KERNELS)
     rows, others = torch.randn(1, num_rows, 96), torch.randn(1, num_rows, width)
@@ -44,6 +50,7 @@ def test_a_kernel_that_does_something_else_is_left_alone(monkeypatch: pytest.Mon
     ) -> object:
         return multiply(rows, packed, bias, "none", *rest)
 
+    monkeypatch.setattr(combining_linear, "FUSES_SWISH", True)
     monkeypatch.setattr(combining_linear, "find_kernels", lambda: (pack, without_swish))
     assert find_combining_kernels() is None
 
