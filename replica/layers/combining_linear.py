@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from replica.layers.packed_linear import (
     EXPECTED_ROWS,
@@ -23,6 +23,7 @@ from replica.layers.packed_linear import (
     Pack,
     PackedLinear,
     find_kernels,
+    is_better_as_loaded,
 )
 
 # With AVX2 the activation as a post-op takes longer than by itself (512 rows, 3072 x 768: 49 ms for 37).
@@ -76,6 +77,28 @@ class CombiningLinear(PackedLinear):
     def _repeated(self, rows: torch.Tensor) -> torch.Tensor:
         """At least as many rows as the kernel wants (`packed_linear.FEWEST_ROWS`)."""
         return torch.cat([rows] * -(-self._fewest_rows // rows.shape[1]), dim=1)
+
+
+def suited(kernels: Kernels, weight: torch.Tensor) -> Kernels:
+    """The kernels for this weight, (outputs, inputs): torch's own where they are faster."""
+    return _AS_LOADED if is_better_as_loaded(weight) else kernels
+
+
+def _multiply_as_loaded(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: str, *_: object
+) -> torch.Tensor:
+    product = linear(rows, weight, bias)
+    return silu(product, inplace=True) if how == "swish" else product
+
+
+def _combine_as_loaded(
+    rows: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: str
+) -> torch.Tensor:
+    product = linear(rows, weight, bias)
+    return product.mul_(others) if how == "mul" else product.add_(others)
+
+
+_AS_LOADED: Kernels = (lambda weight, _num_rows: weight, _multiply_as_loaded, _combine_as_loaded)
 
 
 def find_combining_kernels() -> Kernels | None:

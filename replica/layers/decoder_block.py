@@ -27,7 +27,7 @@ from torch import nn
 
 from replica.attention.backend import AttentionCall
 from replica.attention.interface import attend, recorded
-from replica.layers.combining_linear import CombiningLinear, Kernels, find_combining_kernels
+from replica.layers.combining_linear import CombiningLinear, Kernels, find_combining_kernels, suited
 from replica.layers.fused_norm import InPlaceNorm
 from replica.layers.packed_linear import PackedLinear, can_pack
 from replica.layers.rotary import Rotary
@@ -76,7 +76,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, parts: _Parts, attending: _Attending, kernels: Kernels, rotary: Rotary) -> None:
         super().__init__()
-        pack, multiply, combine = kernels
+        pack, multiply, _ = kernels
         self._attending = attending
         self._rotary = rotary
         before_attention, before_mlp = parts.before_attention, parts.before_mlp
@@ -86,7 +86,7 @@ class DecoderBlock(nn.Module):
         # Modules, for whoever walks the model; what a step calls is found without `Module.__getattr__`.
         self.qkv = PackedLinear(*qkv, pack, multiply)
         self.out, self.gate, self.up, self.down = (
-            CombiningLinear(*each, pack, multiply, combine) for each in (out, gate, up, down)
+            CombiningLinear(*each, *suited(kernels, each[0])) for each in (out, gate, up, down)
         )
         self._norm_before_attention, self._norm_before_mlp = _norm(before_attention), _norm(before_mlp)
         self._project, self._plus_out = self.qkv.forward, self.out.plus

@@ -7,14 +7,14 @@ import torch
 from torch.nn.functional import linear, silu
 
 from replica.layers import combining_linear, packed_linear
-from replica.layers.combining_linear import CombiningLinear, find_combining_kernels
+from replica.layers.combining_linear import CombiningLinear, find_combining_kernels, suited
 
 KERNELS = find_combining_kernels()
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason="this torch has no oneDNN")
 
 
 @needs_kernels
-@pytest.mark.parametrize("width", [160, 3000], ids=["small", "large"])
+@pytest.mark.parametrize("width", [40, 160, 3000], ids=["deep", "small", "large"])
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no-bias"])
 @pytest.mark.parametrize("has_avx512", [True, False], ids=["avx512", "avx2"])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 33, 512])
@@ -27,7 +27,8 @@ def test_each_step_is_what_it_is_by_itself(
     monkeypatch.setattr(combining_linear, "FUSES_SWISH", has_avx512)
     monkeypatch.setattr(packed_linear, "FEWEST_ROWS", 4 if has_avx512 else 1)
     weight, bias = torch.randn(width, 96) / 10, torch.randn(width) if has_bias else None
-    layer = CombiningLinear(weight, bias, *KERNELS)
+    monkeypatch.setattr(packed_linear, "HAS_AVX512", has_avx512)
+    layer = CombiningLinear(weight, bias, *suited(KERNELS, weight))
     rows, others = torch.randn(1, num_rows, 96), torch.randn(1, num_rows, width)
     before = rows.clone(), others.clone()
     with torch.inference_mode():

@@ -16,6 +16,12 @@ HAS_KERNELS = packed_linear.find_kernels() is not None
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this torch has no oneDNN")
 
 
+@pytest.fixture(autouse=True)
+def has_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has: which layers are packed depends on it."""
+    monkeypatch.setattr(packed_linear, "HAS_AVX512", True)
+
+
 class Shared(nn.Module):
     """A linear layer used in two places, beside one whose weight an embedding shares."""
 
@@ -142,6 +148,15 @@ def test_layers_of_one_input_are_packed_as_one_and_give_the_same(num_rows: int, 
         assert [part.out_features for part in (model.gate, model.up, model.scale)] == [40, 40, 1]
         for rows, wanted in zip(many, expected, strict=True):
             torch.testing.assert_close(model(rows), wanted, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernels
+def test_with_avx2_deep_layers_stay_as_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that are packed as one with others."""
+    monkeypatch.setattr(packed_linear, "HAS_AVX512", False)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 32), nn.Linear(32, 17), Gated(bias=True)).eval()
+    assert pack_linears(model, run=lambda: model[3](torch.zeros(1, 2, 24))) == 6
+    assert [type(layer) for layer in model[:3]] == [PackedLinear, nn.Linear, PackedLinear]
 
 
 @needs_kernels
