@@ -220,6 +220,7 @@ class ReplicaInfo:
     has_kv_events: bool = True  # False: its events carry load alone, and routers imitate its cache
     delta_endpoint: str = ""  # TCP: deltas of calls that ask for them there; "" = all come by the call
     has_logits: bool = True  # False: its model is simulated, and nothing about logits can be asked of it
+    num_ranks: int = 1  # processes that compute the model together; `device` is the first one's
     machine: str = ""  # equal for those that share their cores or their card; "" = shared with nobody
 
     def to_json(self) -> dict[str, Any]:

@@ -171,8 +171,9 @@ class _Watch:
 
 
 def _replica_line(replica: dict[str, Any]) -> str:
+    ranks = f"{replica['num_ranks']} ranks, " if replica["num_ranks"] > 1 else ""
     return (
-        f"{replica['replica_id']}  {replica['device']}, {replica['kv_dtype']}, "
+        f"{replica['replica_id']}  {replica['device']}, {ranks}{replica['kv_dtype']}, "
         f"{replica['attention_backend']} attention, "
         f"{replica['num_blocks']} blocks of {replica['block_size']} tokens"
     )

@@ -93,5 +93,6 @@ def _info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> Repli
         has_prefix_cache=config.prefix_caching,
         has_kv_events=config.kv_events,
         has_logits=info.has_logits,
+        num_ranks=info.num_ranks,
         machine=machine_of(info.device),
     )

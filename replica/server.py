@@ -77,8 +77,9 @@ class ReplicaServer:
             self._close = undo.pop_all()
         info = self._info
         logger.info(
-            "ready: %s, %s attention, %d blocks of %d tokens",
+            "ready: %s%s, %s attention, %d blocks of %d tokens",
             info.device,
+            f", {info.num_ranks} ranks" if info.num_ranks > 1 else "",
             info.attention_backend,
             info.num_blocks,
             info.fingerprint.block_size,

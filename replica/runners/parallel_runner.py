@@ -44,6 +44,7 @@ class ParallelRunner:
         self._runner = runner
         self._followers = followers
         self._undo = undo
+        self._info = replace(runner.info, num_ranks=1 + len(followers.pids))
 
     @classmethod
     def load(
@@ -105,7 +106,7 @@ class ParallelRunner:
 
     @property
     def info(self) -> RunnerInfo:
-        return self._runner.info
+        return self._info
 
     @property
     def follower_pids(self) -> list[int]:

@@ -33,6 +33,7 @@ class RunnerInfo:
     eos_token_ids: frozenset[int]
     num_host_blocks: int = 0  # that it can copy to host memory; 0 = none
     has_logits: bool = True  # False: its tokens come from nowhere; what is about logits cannot be honoured
+    num_ranks: int = 1  # processes that compute a step together; `device` is the first one's
 
 
 @dataclass(frozen=True, slots=True)

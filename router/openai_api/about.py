@@ -67,6 +67,7 @@ class About:
             "replica_id": numbers.replica_id,
             "pid": info.pid,
             "device": info.device,
+            "num_ranks": info.num_ranks,
             "attention_backend": info.attention_backend,
             "kv_dtype": info.fingerprint.kv_dtype,
             "num_blocks": info.num_blocks,

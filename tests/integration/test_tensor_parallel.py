@@ -88,6 +88,7 @@ def test_two_processes_say_what_one_says_until_one_is_killed(llama: Path, whole:
             assert answered == expected
             assert sampling is SCORED or any(answer.cached_tokens for answer in answered)
         assert runner.info.kv_bytes_per_block == whole.info.kv_bytes_per_block // 2, "its own heads alone"
+        assert (runner.info.num_ranks, whole.info.num_ranks) == (2, 1)
         assert not isinstance(runner, LaunchingRunner), "followers cannot know tokens yet to be drawn"
 
         (pid,) = runner.follower_pids

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from cache.types import ReplicaId
 from router.openai_api.about import Readiness
-from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, error_of
+from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, a_replica_info, error_of
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,21 @@ async def test_models_name_the_context_length(router: RouterUnderTest) -> None:
     (card,) = (await router.client.get("/v1/models")).json()["data"]
     assert (card["id"], card["max_model_len"]) == (MODEL, MAX_MODEL_LEN)
     assert (await router.client.get(f"/v1/models/{MODEL}")).json() == card
+
+
+async def test_version_tells_what_each_replica_computes_on(router: RouterUnderTest) -> None:
+    in_two = a_replica_info(device="cuda:0", num_ranks=2, attention_backend="triton")
+    routing = router.parts.routing
+    routing.update_replicas({**routing.replicas, ReplicaId("in-two"): in_two})
+    replicas = (await router.client.get("/version")).json()["replicas"]
+    shown = {
+        each["replica_id"]: (each["device"], each["num_ranks"], each["attention_backend"])
+        for each in replicas
+    }
+    assert shown == {
+        **dict.fromkeys(router.replicas, ("cpu", 1, "none")),
+        "in-two": ("cuda:0", 2, "triton"),
+    }
 
 
 async def test_metrics_and_the_api_description_are_served(router: RouterUnderTest) -> None:
