@@ -39,9 +39,7 @@ class Pipeline(Protocol):
         """Nothing of the open step counts, nor of one that was begun after it: it fails, or is taken back."""
 
 
-def pipeline(
-    wanted: bool | str, scheduler: Scheduler, cache: KVCacheManager, runner: Runner
-) -> OneByOne | OneAhead:
+def pipeline(wanted: bool | str, scheduler: Scheduler, cache: KVCacheManager, runner: Runner) -> Pipeline:
     """wanted: `ReplicaConfig.async_scheduling`. Raises ConfigError where the runner cannot do it."""
     launches = isinstance(runner, LaunchingRunner)
     if wanted is True and not launches:
