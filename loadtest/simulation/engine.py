@@ -25,7 +25,7 @@ from loadtest.simulation.machine import Machine, MachineWithHost
 from loadtest.simulation.turns import Turn, TurnTokens
 from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival, Arrivals
-from replica.engine.engine import LOAD_INTERVAL_S
+from replica.engine.bulletins import LOAD_INTERVAL_S
 from replica.output.detokenizer import Detokenizer, NoText
 from replica.scheduling.request import Request
 from replica.scheduling.runner import StepResult

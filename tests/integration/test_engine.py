@@ -22,7 +22,9 @@ from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
 from replica.engine.arrivals import Arrival
-from replica.engine.engine import Door, Engine, EngineCore
+from replica.engine.door import Door
+from replica.engine.engine import Engine
+from replica.engine.engine_core import EngineCore
 from replica.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -274,7 +276,7 @@ async def test_a_thread_stuck_outside_of_its_steps_is_noticed(
         async with engine(
             sim=FAST, step_time_limit_s=0.2, heartbeat_interval_s=0.05, on_hang=hung.set
         ) as running:
-            monkeypatch.setattr(running, "_report_if_due", release.wait)
+            monkeypatch.setattr(running._bulletins, "report_if_due", release.wait)
             await eventually(hung.is_set)
             monkeypatch.undo()
             release.set()

@@ -12,7 +12,9 @@ from cache.block_hash import BlockHasher
 from cache.events import EventBatch, EventLog
 from cache.messages import Delta
 from replica.config import SimConfig
-from replica.engine.engine import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S, Engine, EngineCore
+from replica.engine.bulletins import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S
+from replica.engine.engine import Engine
+from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
 from tests.fakes.engine import TokenizersDecoder, VirtualClock, fingerprint, make_request, sim_config
 

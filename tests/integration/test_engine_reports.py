@@ -14,7 +14,8 @@ from cache.events import EventLog
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from replica.config import SimConfig
-from replica.engine.engine import Engine, EngineCore
+from replica.engine.engine import Engine
+from replica.engine.engine_core import EngineCore
 from replica.publisher import REPORT_TOPIC, Publisher
 from replica.runners.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup

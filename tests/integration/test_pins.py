@@ -15,7 +15,8 @@ from cache.errors import HandedOver, PinsFull
 from cache.messages import Delta, FinishReason
 from cache.types import PinId
 from replica.config import SimConfig
-from replica.engine.engine import Engine, EngineCore
+from replica.engine.engine import Engine
+from replica.engine.engine_core import EngineCore
 from replica.errors import EngineStopped
 from replica.runners.sim_runner import SimRunner
 from tests.fakes.engine import BLOCK_SIZE, TokenizersDecoder, fingerprint, make_pin, make_request, sim_config

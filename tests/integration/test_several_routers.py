@@ -20,7 +20,8 @@ from cache.events import EventLog
 from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
 from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
-from replica.engine.engine import Engine, EngineCore
+from replica.engine.engine import Engine
+from replica.engine.engine_core import EngineCore
 from replica.publisher import Publisher, new_epoch
 from replica.runners.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup

@@ -26,7 +26,8 @@ from cache.events import EventBatch, EventLog
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.config import SimConfig
-from replica.engine.engine import Engine, EngineCore
+from replica.engine.engine import Engine
+from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
 from router.dispatch import Dispatcher, Job
 from router.metrics import RouterMetrics

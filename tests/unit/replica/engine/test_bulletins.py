@@ -1,0 +1,79 @@
+"""What an engine tells of itself is told when it is due, and not before.
+
+`integration/test_engine_pace.py` has the pace of an engine at work.
+"""
+
+from __future__ import annotations
+
+from cache.engine_report import EngineReport
+from cache.events import EventBatch, EventLog
+from cache.types import RequestId
+from replica.engine.bulletins import LOAD_INTERVAL_S, REPORT_INTERVAL_S, Bulletins
+from tests.fakes.engine import VirtualClock, make_request, sim_core
+
+HEARTBEAT_S = 1.0
+
+
+class Heard:
+    """An engine's bulletins, and who hears of them."""
+
+    def __init__(self) -> None:
+        self.clock, events = VirtualClock(), EventLog(epoch=7)
+        self.core = sim_core(sink=events, clock=self.clock)
+        self.batches: list[EventBatch] = []
+        self.reports: list[EngineReport] = []
+        self.bulletins = Bulletins(
+            self.core,
+            events=events,
+            publish=self.batches.append,
+            report=self.reports.append,
+            heartbeat_interval_s=HEARTBEAT_S,
+            clock=self.clock,
+        )
+        self.bulletins.publish_if_due()
+        self.batches.clear()
+
+    def num_told_after(self, seconds: float) -> int:
+        self.clock.now_s += seconds
+        before = len(self.batches)
+        self.bulletins.publish_if_due()
+        return len(self.batches) - before
+
+
+def test_of_nothing_a_heartbeat_tells() -> None:
+    heard = Heard()
+    assert heard.num_told_after(0.75) == 0
+    assert heard.bulletins.until_heartbeat_s() == 0.25
+    assert heard.num_told_after(0.25) == 1
+    assert heard.bulletins.until_heartbeat_s() == HEARTBEAT_S
+
+
+def test_who_was_taken_in_is_named_at_once_and_once() -> None:
+    heard = Heard()
+    heard.core.submit(make_request("r", range(9)))
+    heard.bulletins.admitted(RequestId("r"))
+    assert heard.num_told_after(0.0) == 1
+    assert heard.num_told_after(0.0) == 0
+    assert heard.num_told_after(LOAD_INTERVAL_S) == 1
+    assert [batch.load.admitted for batch in heard.batches] == [("r",), ()]
+    assert heard.bulletins.load.num_waiting == 1
+
+
+def test_an_end_and_a_drain_are_told_at_once() -> None:
+    heard = Heard()
+    heard.bulletins.changed()
+    assert heard.num_told_after(0.0) == 1
+    heard.bulletins.drains()
+    assert heard.num_told_after(0.0) == 1
+    assert [batch.load.is_draining for batch in heard.batches] == [False, True]
+    heard.bulletins.stepped()
+    assert heard.bulletins.load.is_draining
+
+
+def test_reports_are_numbered_and_come_twice_a_second() -> None:
+    heard = Heard()
+    for _ in range(3):
+        heard.bulletins.report_if_due()
+        heard.bulletins.report_if_due()
+        heard.clock.now_s += REPORT_INTERVAL_S
+    assert [(report.epoch, report.number) for report in heard.reports] == [(7, 1), (7, 2), (7, 3)]
