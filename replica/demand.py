@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # Serve's controller reads the keys below, and needs no engine for that
     from cache.events import Load
     from cache.kv_cache_manager import CacheStats
-    from replica.engine.engine_core import EngineStats
+    from replica.engine.engine_stats import EngineStats
 
 QUEUED_KEY = "queued_s"  # seconds of prefill that wait in this engine
 HELD_KEY = "held_s"  # seconds of this replica's time that wait at Routers: its share, the same for all

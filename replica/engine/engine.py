@@ -28,7 +28,8 @@ from replica.config import ReplicaConfig
 from replica.engine.arrivals import Arrival
 from replica.engine.bulletins import Bulletins
 from replica.engine.door import Door
-from replica.engine.engine_core import EngineCore, EngineStats
+from replica.engine.engine_core import EngineCore
+from replica.engine.engine_stats import EngineStats
 from replica.engine.inbox import AskPins, Cancel, Drain, HandOver, Inbox, Stop, Submit
 from replica.engine.outbox import Outbox
 from replica.engine.pins import EnginePins

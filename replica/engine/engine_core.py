@@ -19,12 +19,13 @@ from cache.engine_report import EngineReport
 from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
 from cache.host_tier import HostTier, TierEventSink
-from cache.kv_cache_manager import CacheStats
 from cache.messages import FinishReason, GenerateRequest
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.engine.completion import Completion
 from replica.engine.engine_meter import Ending, EngineMeter
+from replica.engine.engine_stats import EngineStats
+from replica.engine.host_copies import HostCopies
 from replica.engine.intake import Intake
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.pipeline import pipeline
@@ -42,9 +43,6 @@ from replica.structures.matcher import StructureMatcher
 
 logger = logging.getLogger(__name__)
 
-# In a row, to or from host memory; then it is left alone, since each costs a step.
-MAX_FAILED_COPIES = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -57,21 +55,6 @@ class Progress:
     @property
     def is_last(self) -> bool:
         return self.error is not None or self.request.finish_reason is not None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Counters since the start, and the cache as it is. For metrics, logs and tests."""
-
-    cache: CacheStats
-    num_steps: int
-    num_failed_steps: int
-    computed_tokens: int  # new tokens of all steps, recomputed ones included
-    output_tokens: int
-    preemptions: int
-    prompt_s: float  # seconds of the steps that computed prompts
-    steps_ahead: int = 0  # of all steps, begun while the one before was computed
-    wasted_tokens: int = 0  # computed in those for answers that had ended by then
 
 
 class EngineCore:
@@ -98,14 +81,14 @@ class EngineCore:
         self.structures = structures or NoStructures("this engine does not know what its tokens stand for")
         self._clock = clock
         self._step_time = StepTimeFit()
-        self._copy_pace = CopyPace(
+        copy_pace = CopyPace(
             self._step_time.model,
             block_size=info.block_size,
             max_batched_tokens=config.max_batched_tokens,
         )
         host = None
         if info.num_host_blocks:
-            host = HostTier(info.num_host_blocks, sink, is_cheaper=self._copy_pace.is_cheaper)
+            host = HostTier(info.num_host_blocks, sink, is_cheaper=copy_pace.is_cheaper)
         self._cache = paged_cache(
             CacheDiscipline(config.cache_discipline),
             info.num_blocks,
@@ -136,7 +119,7 @@ class EngineCore:
             itl_target_s=config.itl_target_s,
             pace=self._step_time.model,
             swaps=config.preemption == "swap",
-            copy_block_s=self._copy_pace.block_s,
+            copy_block_s=copy_pace.block_s,
         )
         self._steps = pipeline(config.async_scheduling, self._scheduler, self._cache, runner)
         self._intake = Intake(
@@ -150,12 +133,10 @@ class EngineCore:
             clock=clock,
         )
         self._meter = EngineMeter(looks_up_prefixes=config.prefix_caching)
+        self._copies = HostCopies(self._cache, runner, self._scheduler, copy_pace, self._meter)
         self._watchers: list[RequestWatcher] = []
         self._ended_at_submission: list[Progress] = []
         self._logged_cause = ""
-        self._num_failed_copies = 0  # in a row
-        self._num_steps = self._num_failed_steps = self._computed_tokens = self._output_tokens = 0
-        self._prompt_s = 0.0
 
     def warm_up(self) -> float:
         """Let the runner do once what its first steps would otherwise wait for. Seconds of a full step."""
@@ -229,7 +210,7 @@ class EngineCore:
         sequences = self._steps.next()
         if not sequences:
             return progress
-        if not self._copy_blocks():
+        if not self._copies.make():
             self._steps.drop()
             return progress
         try:
@@ -277,14 +258,9 @@ class EngineCore:
         return self._scheduler.load(admitted)
 
     def stats(self) -> EngineStats:
-        return EngineStats(
+        return self._meter.stats(
             cache=self._cache.stats(),
-            num_steps=self._num_steps,
-            num_failed_steps=self._num_failed_steps,
-            computed_tokens=self._computed_tokens,
-            output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
-            prompt_s=self._prompt_s,
             steps_ahead=self._steps.num_begun_ahead,
             wasted_tokens=self._steps.num_wasted,
         )
@@ -304,9 +280,6 @@ class EngineCore:
             max_pinned_blocks=self._cache.pins.limit,
             pins=self.pins.held(),
             preemptions=self._scheduler.num_preemptions,
-            steps=self._num_steps,
-            failed_steps=self._num_failed_steps,
-            computed_tokens=self._computed_tokens,
             cut_steps=self._scheduler.num_cut_steps,
             swapped=self._scheduler.num_swapped,
             host=self._cache.host_totals(),
@@ -352,7 +325,6 @@ class EngineCore:
         self._meter.got_token(request, now_s)
         if request.lease is not None:
             return self._held(request)
-        self._output_tokens += 1
         try:
             reason = _take_token(request, token_id)
         except StructureRefused as error:
@@ -365,6 +337,7 @@ class EngineCore:
 
     def _held(self, request: Request) -> Progress:
         """Its prompt has been computed, to be held: that is its end, and its token nobody's."""
+        self._meter.token_is_nobodys()
         try:
             self.pins.hold(request)
         except RequestRefused as error:
@@ -400,14 +373,14 @@ class EngineCore:
         )
 
     def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
-        self._num_failed_steps += 1
+        self._meter.step_failed()
         failed = self._scheduler.fail_step()
         cause = f"{type(error).__name__}: {error}"
         logger.error(
             "forward failed; the step's requests fail, the engine goes on",
             extra={
                 "num_sequences": num_sequences,
-                "num_failed_steps": self._num_failed_steps,
+                "num_failed_steps": self._meter.num_failed_steps,
                 "request_ids": [request.request_id for request in failed],
             },
             # A cause that repeats with every step is told in full once.
@@ -419,36 +392,6 @@ class EngineCore:
             self._note_end(request, Ending.FAILED)
         return [Progress(request, error=ForwardFailed(reason)) for request in failed]
 
-    def _copy_blocks(self) -> bool:
-        """Bring the coming step's blocks from host memory, and there what it pushes out of the cache.
-
-        False if a copy raised: nothing in host memory counts any more, and the step is taken back. Nobody
-        fails, what was to come from there is computed. After a few in a row host memory is left alone.
-        """
-        moves = self._cache.take_moves()
-        if not moves:
-            return True
-        try:
-            copies = self._runner.copy_blocks(moves)
-        except Exception as error:
-            self._num_failed_copies += 1
-            is_over = self._num_failed_copies >= MAX_FAILED_COPIES
-            self._cache.forget_host(for_good=is_over)
-            logger.warning(
-                "a copy to or from host memory failed; what it held is lost",
-                extra={"num_saves": len(moves.saves), "num_loads": len(moves.loads), "is_off": is_over},
-                exc_info=error,
-            )
-            if not (isinstance(error, StepOutOfMemory) and self._scheduler.retreat()):
-                self._scheduler.take_back()
-            else:
-                self._meter.ran_out_of_memory()
-            return False
-        self._num_failed_copies = 0
-        for copy in copies:
-            self._copy_pace.observe(copy)
-        return True
-
     def _check(self, result: StepResult, sequences: list[ScheduledSequence]) -> None:
         """A runner that breaks its promise must not leave the schedule half updated."""
         expected = [sequence.samples for sequence in sequences]
@@ -458,12 +401,7 @@ class EngineCore:
 
     def _measure(self, sequences: list[ScheduledSequence], result: StepResult) -> None:
         work = step_work(sequences)
-        self._num_steps += 1
-        self._computed_tokens += work.new_tokens
-        num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
-        self._meter.stepped(work.new_tokens, work.sequences, num_decodes, _mask_s(sequences))
-        if work.new_tokens > work.sequences:  # somebody's prompt: a decode is one token of each sequence
-            self._prompt_s += result.elapsed_s
+        self._meter.stepped(sequences, work, result.elapsed_s)
         self._step_time.observe(
             new_tokens=work.new_tokens,
             attention=work.attention,
@@ -471,12 +409,6 @@ class EngineCore:
             elapsed_s=result.elapsed_s,
         )
         self._scheduler.took(result.elapsed_s)
-
-
-def _mask_s(sequences: list[ScheduledSequence]) -> float | None:
-    """Seconds that a step has just spent on what structures allow; None if it asked none."""
-    asked = [each.structure.mask_s for each in sequences if each.structure is not None and each.samples]
-    return sum(asked) if asked else None
 
 
 def _take_token(request: Request, token_id: int) -> FinishReason | None:

@@ -1,19 +1,24 @@
-"""What an engine has done, counted for metrics: tokens, ends, and how long each part of a request took.
+"""What an engine has done, counted: tokens, ends, and how long each part of a request took.
 
     arrival ──queue──> admitted ──prefill──> first token ──decode──> last token
             <────────── first_token_s ─────>             <─ inter_token_s each ─>
 
-Knows requests and times; knows neither metric names nor how a report travels. Engine thread only.
+Knows requests, steps and times; knows neither metric names nor how a report travels. Engine thread only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from cache.engine_report import BOUNDS, FORMAT_VERSION, EngineReport, HeldPin, Tally
 from cache.host_tier import HostTotals
+from cache.kv_cache_manager import CacheStats
 from cache.messages import FinishReason
+from replica.engine.engine_stats import EngineStats
 from replica.scheduling.request import Request
+from replica.scheduling.runner import ScheduledSequence
+from replica.scheduling.step_time import StepWork
 from replica.structures.compiler import CompileTotals
 
 
@@ -36,24 +41,34 @@ class EngineMeter:
     def __init__(self, *, looks_up_prefixes: bool) -> None:
         """looks_up_prefixes: False for an engine without a prefix cache, whose prompts query nothing."""
         self._looks_up_prefixes = looks_up_prefixes
+        self.num_failed_steps = 0
+        self._num_steps = self._computed_tokens = 0
+        self._prompt_s = 0.0
         self._prompt_tokens = self._cached_prompt_tokens = self._queried_tokens = 0
-        self._generated_tokens = 0
+        self._generated_tokens = self._nobodys_tokens = 0
         self._decode_tokens = self._mixed_steps = self._out_of_memory_steps = 0
         self._ended = dict.fromkeys(Ending, 0)
         self._tallies = {name: Tally(bounds) for name, bounds in BOUNDS.items() if name != "compile_s"}
         self._inter_token_s = self._tallies["inter_token_s"]  # the one that every token needs
 
-    def stepped(
-        self, new_tokens: int, num_sequences: int, num_decodes: int, mask_s: float | None = None
-    ) -> None:
-        """A step was computed. num_decodes: sequences of it that had only their last token to compute.
-        mask_s: of it, spent on what structures allow; None = it had none."""
-        self._tallies["step_tokens"].add(new_tokens)
-        self._tallies["step_sequences"].add(num_sequences)
+    def stepped(self, sequences: Sequence[ScheduledSequence], work: StepWork, elapsed_s: float) -> None:
+        """A step was computed. work: of its sequences."""
+        self._num_steps += 1
+        self._computed_tokens += work.new_tokens
+        if work.new_tokens > work.sequences:  # somebody's prompt: a decode is one token of each sequence
+            self._prompt_s += elapsed_s
+        self._tallies["step_tokens"].add(work.new_tokens)
+        self._tallies["step_sequences"].add(work.sequences)
+        # Those that had only their last token to compute.
+        num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
         self._decode_tokens += num_decodes
-        self._mixed_steps += 0 < num_decodes < num_sequences
-        if mask_s is not None:
+        self._mixed_steps += 0 < num_decodes < work.sequences
+        if (mask_s := _mask_s(sequences)) is not None:
             self._tallies["mask_s"].add(mask_s)
+
+    def step_failed(self) -> None:
+        """A step raised, and its requests failed."""
+        self.num_failed_steps += 1
 
     def ran_out_of_memory(self) -> None:
         """A step did not fit, and was taken back."""
@@ -68,6 +83,10 @@ class EngineMeter:
         else:
             self._inter_token_s.add(now_s - request.last_token_s)
         request.last_token_s = now_s
+
+    def token_is_nobodys(self) -> None:
+        """The one that a request has just got, whose prompt was computed to be held."""
+        self._nobodys_tokens += 1
 
     def ended(self, request: Request, ending: Ending, now_s: float) -> None:
         """The request is over. One that never got a token here tells nothing of latencies."""
@@ -90,6 +109,22 @@ class EngineMeter:
         if num_output > 1:
             tallies["per_output_token_s"].add((last_s - first_s) / (num_output - 1))
 
+    def stats(
+        self, *, cache: CacheStats, preemptions: int, steps_ahead: int, wasted_tokens: int
+    ) -> EngineStats:
+        """The totals now, with the engine's own numbers. Asked for with every step."""
+        return EngineStats(
+            cache=cache,
+            num_steps=self._num_steps,
+            num_failed_steps=self.num_failed_steps,
+            computed_tokens=self._computed_tokens,
+            output_tokens=self._generated_tokens - self._nobodys_tokens,
+            preemptions=preemptions,
+            prompt_s=self._prompt_s,
+            steps_ahead=steps_ahead,
+            wasted_tokens=wasted_tokens,
+        )
+
     def report(
         self,
         *,
@@ -104,9 +139,6 @@ class EngineMeter:
         max_pinned_blocks: int,
         pins: tuple[HeldPin, ...],
         preemptions: int,
-        steps: int,
-        failed_steps: int,
-        computed_tokens: int,
         cut_steps: int,
         swapped: int,
         host: HostTotals,
@@ -143,9 +175,9 @@ class EngineMeter:
             host_declined=host.declined,
             host_saves=host.saved,
             host_loads=host.loaded,
-            steps=steps,
-            failed_steps=failed_steps,
-            computed_tokens=computed_tokens,
+            steps=self._num_steps,
+            failed_steps=self.num_failed_steps,
+            computed_tokens=self._computed_tokens,
             decode_tokens=self._decode_tokens,
             mixed_steps=self._mixed_steps,
             cut_steps=cut_steps,
@@ -165,3 +197,9 @@ class EngineMeter:
         if self._looks_up_prefixes:
             self._queried_tokens += request.num_prompt_tokens
         self._tallies["first_token_s"].add(now_s - request.arrival_s)
+
+
+def _mask_s(sequences: Sequence[ScheduledSequence]) -> float | None:
+    """Seconds that a step has just spent on what structures allow; None if it asked none."""
+    asked = [each.structure.mask_s for each in sequences if each.structure is not None and each.samples]
+    return sum(asked) if asked else None

@@ -18,7 +18,7 @@ from cache.kv_cache_manager import CacheStats
 from deploy.autoscaling import fleet_of
 from deploy.wanted_replicas import Fleet, Targets, wanted_replicas
 from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, Demand
-from replica.engine.engine_core import EngineStats
+from replica.engine.engine_stats import EngineStats
 from tests.fakes.engine import VirtualClock
 
 LOOK_BACK_S, ASKED_EVERY_S = 30.0, 10.0  # Serve's own

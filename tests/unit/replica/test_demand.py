@@ -7,7 +7,7 @@ import pytest
 from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import CacheStats
 from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, Demand, queued_s
-from replica.engine.engine_core import EngineStats
+from replica.engine.engine_stats import EngineStats
 from tests.fakes.engine import VirtualClock
 
 EMPTY = CacheStats(100, 100, 0, cached=0, pinned=0)
