@@ -6,10 +6,8 @@ knows neither the schedule nor the cache's bookkeeping: block tables come in wit
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from array import array
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,8 +18,6 @@ import torch
 from torch import nn
 
 from cache.host_tier import BlockMoves
-from cache.messages import SamplingParams
-from cache.types import RequestId
 from replica.attention import kv_pages
 from replica.attention.backend import HoldingBackend, choose_backend
 from replica.attention.host_pages import HostPages
@@ -314,13 +310,23 @@ class ModelRunner:
         began_s, self._done_s = max(began_s, self._done_s), self._clock()
         return replace(result, elapsed_s=self._done_s - began_s)
 
+    def check_against(self, reference: torch.Tensor, source: str) -> None:
+        """Refuse, and close, a model that answers otherwise through our attention than through its own."""
+        self._set_torch_threads()
+        try:
+            with torch.inference_mode():
+                self_check.compare(reference, self._info, self._dtype, self._answer)
+        except self_check.Differs as error:
+            self.close()
+            raise ModelRefused(source, f"cannot be served: {error}") from error
+
     def warm_up(self) -> float:
         """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""
         room = min(self._info.num_blocks * self._info.block_size, self._info.max_model_len) - 1
         length = max(1, min(self._max_batched_tokens, room))
         for start, stop in ((0, length), (length, length + 1)):
-            self.execute([self._scratch_sequence(start, stop)])
-        return self.execute([self._scratch_sequence(0, length)]).elapsed_s
+            self.execute([self_check.scratch_sequence(start, stop, self._info)])
+        return self.execute([self_check.scratch_sequence(0, length, self._info)]).elapsed_s
 
     def close(self) -> None:
         """Give the pages and the model's memory back. Idempotent; the runner is of no use afterwards."""
@@ -384,53 +390,18 @@ class ModelRunner:
             self._pages.batch = None
         return logits if self._takes_rows else logits[batch.last_rows]
 
+    def _answer(self, sequence: ScheduledSequence) -> torch.Tensor:
+        """Logits of its last row, (vocabulary,), in a step of its own."""
+        if self._announce is not None:
+            self._announce([sequence])
+        return self._forward(StepBatch([sequence], self._info.block_size, self._device, self._dtype))[0]
+
     def _set_torch_threads(self) -> None:
         # The count belongs to the thread that set it (OpenMP): the engine's is not the one that loaded.
         thread_id = threading.get_ident()
         if self._torch_threads is not None and thread_id != self._thread_id:
             torch.set_num_threads(self._torch_threads)
             self._thread_id = thread_id
-
-    def _scratch_sequence(self, start: int, stop: int) -> ScheduledSequence:
-        """Tokens [start, stop) of a made-up sequence in blocks 0, 1, 2, ..."""
-        return ScheduledSequence(
-            request_id=RequestId("warm-up"),
-            token_ids=array("i", self_check.check_tokens(stop, self._info.vocab_size)),
-            block_table=list(range(-(-stop // self._info.block_size))),
-            start=start,
-            num_new_tokens=stop - start,
-            num_prompt_tokens=stop,
-            sampling=SamplingParams(max_tokens=1, temperature=0.0),
-            seed=0,
-        )
-
-    # -- the self-check ---------------------------------------------------------------------------
-
-    def check_against(self, reference: torch.Tensor, source: str) -> None:
-        """Refuse a model that answers otherwise through our attention than through its own."""
-        length = min(reference.shape[0], self._info.num_blocks * self._info.block_size)
-        cuts = sorted({0, length // 2, max(0, length - 1), length})  # a chunk, a chunk with context, a decode
-        rows = []
-        self._set_torch_threads()
-        with torch.inference_mode():
-            for start, stop in itertools.pairwise(cuts):
-                sequence = self._scratch_sequence(start, stop)
-                if self._announce is not None:
-                    self._announce([sequence])
-                batch = StepBatch([sequence], self._info.block_size, self._device, self._dtype)
-                logits = self._forward(batch)
-                rows.append((stop - 1, logits[0].float()))
-        tolerance = self_check.tolerance_of(self._dtype)
-        for row, ours in rows:
-            own = reference[row]
-            difference = float((ours - own).norm() / own.norm().clamp(min=1e-12))
-            if not difference <= tolerance:  # NaN is refused too
-                self.close()
-                raise ModelRefused(
-                    source,
-                    f"cannot be served: paged attention changes its logits by {difference:.2g} (relative) "
-                    f"at position {row}; more than {tolerance} is not rounding",
-                )
 
 
 def _is_out_of_memory(error: Exception) -> bool:
