@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -28,12 +27,13 @@ from replica.errors import StepOutOfMemory
 from replica.layers.decoder_block import fuse_blocks
 from replica.layers.fused_norm import fuse_norms
 from replica.layers.packed_linear import pack_linears
-from replica.layers.screened_head import RowsAsked, ScreenedHead
+from replica.layers.screened_head import ScreenedHead
 from replica.models import model_probe
 from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config, load_model
-from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler, takes_largest
+from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
+from replica.runners.draw_rows import draw_row, masks_of, rows_asked, structures_of
 from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn_tokens
 from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult
@@ -277,7 +277,7 @@ class ModelRunner:
             ordered = [sequences[i] for i in batch.order]
             if (drawn := drawn_tokens(ordered, before)) is not None:
                 batch.put_tokens(*drawn)  # decodes, which come first and have a row each
-            rows, structures = [_draw_row(sequence) for sequence in ordered], _structures(ordered)
+            rows, structures = [draw_row(sequence) for sequence in ordered], structures_of(ordered)
             if not (chunks := wanted(sequences, batch.order)):
                 return QueuedStep(batch.order, self._draw(batch, rows, structures))
             scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
@@ -347,12 +347,12 @@ class ModelRunner:
     ) -> Drawing:
         """Run the forward and draw from it, in the order of the batch. structures: by row."""
         if self._head is not None:
-            asked = _rows_asked(rows, self._info.eos_token_ids, structures)
+            asked = rows_asked(rows, self._info.eos_token_ids, structures)
             answered = None
             if self._head.screens(asked, len(rows)):
                 answered = self._head.answer(asked, lambda: self._forward(batch))
             if answered is not None:
-                masks = _masks(
+                masks = masks_of(
                     {p: structures[row] for p, row in enumerate(answered.computed) if row in structures}
                 )
                 in_full = self._sampler.sample(
@@ -364,7 +364,7 @@ class ModelRunner:
                 return Drawing.done(drawn, self._device)
         logits = self._forward(batch)
         # Now: on a GPU the forward has only been queued, and is computed meanwhile.
-        return self._sampler.begin(logits, rows, masks=_masks(structures))
+        return self._sampler.begin(logits, rows, masks=masks_of(structures))
 
     def _replay(self, sequences: Sequence[ScheduledSequence], before: QueuedStep | None) -> Drawing | None:
         """The step from a recording, in the order given; None where there is none of its shape."""
@@ -374,8 +374,8 @@ class ModelRunner:
         logits = graphs.logits(sequences, drawn_tokens(sequences, before))
         if logits is None:
             return None
-        rows = [_draw_row(sequence) for sequence in sequences]
-        return self._sampler.begin(logits, rows, masks=_masks(_structures(sequences)))
+        rows = [draw_row(sequence) for sequence in sequences]
+        return self._sampler.begin(logits, rows, masks=masks_of(structures_of(sequences)))
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch.
@@ -411,26 +411,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     return "DefaultCPUAllocator: " in str(error)
 
 
-def _draw_row(sequence: ScheduledSequence) -> DrawRow | None:
-    if not sequence.samples:
-        return None
-    position = sequence.num_tokens
-    num_output_tokens = position - sequence.num_prompt_tokens
-    return DrawRow(sequence.sampling, sequence.seed, position, num_output_tokens, sequence.token_ids)
-
-
-def _rows_asked(
-    rows: list[DrawRow | None], eos_token_ids: frozenset[int], structures: Container[int]
-) -> RowsAsked:
-    largest: list[int] = []
-    others: list[int] = []
-    for index, row in enumerate(rows):
-        if row is not None:
-            is_largest = index not in structures and takes_largest(row, eos_token_ids)
-            (largest if is_largest else others).append(index)
-    return RowsAsked(tuple(largest), tuple(others))
-
-
 def _copies(sequences: Sequence[ScheduledSequence], block_size: int) -> list[tuple[int, int]]:
     """(from, to) of the blocks that forked sequences begin with."""
     return [
@@ -438,22 +418,3 @@ def _copies(sequences: Sequence[ScheduledSequence], block_size: int) -> list[tup
         for item in sequences
         if item.copy_source is not None
     ]
-
-
-def _structures(sequences: Sequence[ScheduledSequence]) -> dict[int, StructureMatcher]:
-    """By row, of those that draw a token."""
-    return {
-        row: sequence.structure
-        for row, sequence in enumerate(sequences)
-        if sequence.structure is not None and sequence.samples
-    }
-
-
-def _masks(structures: Mapping[int, StructureMatcher]) -> dict[int, torch.Tensor]:
-    """What may come next, by row: bits, the lowest first."""
-    masks = {}
-    for row, structure in structures.items():
-        words = np.zeros(structure.num_words, dtype=np.int32)
-        structure.fill(words)
-        masks[row] = torch.from_numpy(words)
-    return masks
