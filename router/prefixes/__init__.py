@@ -4,7 +4,8 @@
     holdings    who holds what, as the replicas' reports say
     copies      one replica made to hold a prefix, or to give it back
     kept_pin    one that this Router keeps, as it knows it
-    keeper      the pins that this Router keeps: copies made, lost ones made again
+    copy_maker  a pin's missing copies, made: on which replicas
+    keeper      the pins that this Router keeps: how long, and lost copies made again
     succession  pins whose Router has gone, adopted by another
 
 The replicas are the truth: each tells every Router what it holds, so whichever is asked knows all of it.

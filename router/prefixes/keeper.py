@@ -5,36 +5,31 @@
                                └─ made again <┴── a replica died or drains
 
 Replicas hold by leases of their own, so a pin outlives the Router it came through, and another one adopts it
-then (`succession.py`). What is listed comes from the replicas (`holdings.py`). A copy that vanishes
-from a replica which lives on was given back, through whichever Router: then all of them are.
+then (`succession.py`). What is listed comes from the replicas (`holdings.py`), and on which of them a copy is
+made is not decided here (`copy_maker.py`). A copy that vanishes from a replica which lives on was given back,
+through whichever Router: then all of them are.
 Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the router's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from cache.engine_report import EngineReport
-from cache.errors import PinsFull, ServingError
-from cache.messages import PinLease
-from cache.types import PinId, ReplicaId, RequestId
-from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, PrefixNotFound
+from cache.types import PinId, ReplicaId
+from router.errors import PrefixNotFound
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
-from router.prefixes.holdings import Engines, holdings, holds, room, roomiest
+from router.prefixes.copy_maker import CopyMaker
+from router.prefixes.holdings import Engines, holdings, holds
 from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
+from router.prefixes.own_tasks import OwnTasks
 from router.prefixes.prefix import PinnedPrefix, Prefix
 
 LOOK_INTERVAL_S = 0.5  # engines report as often
-TIMEOUT_S = 300.0  # of one copy, where requests have no limit of their own
-FIRST_REPORT_S = 2.0  # a replica that just came has told nothing yet: waited for so long
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
 MAX_UNTOLD_REPORTS = 8
 FORGET_S = 5.0  # what was given back may still be in a report that is on its way
@@ -75,12 +70,21 @@ class PrefixKeeper:
         self._engines = engines
         self._clock = clock
         self._wall_clock = wall_clock
-        self._timeout_s = timeout_s or TIMEOUT_S
+        self._tasks = OwnTasks()
+        self._maker = CopyMaker(
+            routing,
+            copies,
+            engines,
+            self._tasks,
+            keeper=name,
+            clock=clock,
+            wall_clock=wall_clock,
+            timeout_s=timeout_s,
+        )
         self._pins: dict[PinId, KeptPin] = {}
         self._given_back: dict[PinId, float] = {}  # when that was, by `clock`
         self._watching: asyncio.Task[None] | None = None
-        self._releases: set[asyncio.Task[Any]] = set()
-        self._counts: Counter[str] = Counter()
+        self._num_restored = self._num_adopted = 0
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -95,9 +99,12 @@ class PrefixKeeper:
         return next((pin for pin in self.pins(owner) if pin.pin_id == pin_id), None)
 
     def statistics(self) -> KeeperStatistics:
-        counts = self._counts
         return KeeperStatistics(
-            len(self._pins), counts["made"], counts["restored"], counts["refused"], counts["adopted"]
+            len(self._pins),
+            self._maker.num_made,
+            self._num_restored,
+            self._maker.num_refused,
+            self._num_adopted,
         )
 
     def keeps(self, pin_id: PinId) -> bool:
@@ -120,8 +127,8 @@ class PrefixKeeper:
         pin = self._pins[pin_id] = KeptPin(pin_id, owner, prefix, copies, now, now + seconds)
         self._watch()
         try:
-            await self._hear_of(self._routing.replicas)
-            cached_tokens = await self._fill(pin, request_id)
+            await self._maker.hear_of_all()
+            cached_tokens = await self._maker.fill(pin, request_id)
             if pin_id not in self._pins:  # given back before it was there
                 raise PrefixNotFound
         except BaseException:
@@ -142,7 +149,7 @@ class PrefixKeeper:
                 pin.held[replica_id] = KeptCopy(report.number, report.epoch)
         pin.is_established, pin.formerly = True, told.keeper
         self._pins[told.pin_id] = pin
-        self._counts["adopted"] += 1
+        self._num_adopted += 1
         self._watch()
 
     async def give_back(self, pin: PinnedPrefix) -> None:
@@ -154,138 +161,19 @@ class PrefixKeeper:
             replicas |= dict.fromkeys(kept.held)
             if kept.work is not None:
                 kept.work.cancel()
-        await asyncio.gather(*[self._start(self._copies.end(pin.pin_id, name)) for name in replicas])
+        await asyncio.gather(*[self._tasks.start(self._copies.end(pin.pin_id, name)) for name in replicas])
 
     async def aclose(self) -> None:
         """Keep nothing any more. Idempotent."""
-        tasks = [pin.work for pin in self._pins.values()] + [self._watching, *self._releases]
-        running = [task for task in tasks if task is not None]
         self._pins.clear()
         self._watching = None
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-    # --- making copies ------------------------------------------------------------------------
-
-    async def _fill(self, pin: KeptPin, request_id: str) -> int:
-        """Make the copies that are missing; tokens of them that were cached already.
-
-        Raises what the last replica said that could have taken one, or why there is none.
-        """
-        cached_tokens, tried, refusals = 0, set(pin.held), list[ServingError]()
-        while (missing := pin.copies - len(pin.held)) > 0:
-            candidates = self._candidates(pin, tried)
-            # All or none when it is asked for; of lost ones, as many as there can be.
-            if len(candidates) < (1 if pin.is_established else missing):
-                raise self._why_not(pin, refusals, candidates)
-            ordered = self._copies.order(pin.prefix, self._unique(request_id), candidates)
-            chosen = sorted(ordered, key=lambda name: not self._has_room(pin, name))[:missing]
-            tried |= set(chosen)
-            results = await self._all(
-                [self._start(self._make(pin, target, self._unique(request_id))) for target in chosen]
-            )
-            for result in results:
-                if isinstance(result, int):
-                    cached_tokens += result
-                elif isinstance(result, ServingError):
-                    refusals.append(result)
-                else:
-                    raise result
-        return cached_tokens
-
-    async def _make(self, pin: KeptPin, target: ReplicaId, request_id: RequestId) -> int:
-        """One copy. Known of as soon as it may be there, so that it is given back if this is cancelled."""
-        seconds = pin.expires_at - self._wall_clock()
-        lease = PinLease(
-            pin.pin_id,
-            pin.owner,
-            seconds,
-            pin.copies,
-            pin.created_at,
-            pin.expires_at,
-            self.name,
-            pin.prefix.cache_salt,
-        )
-        report = self._report_of(target)
-        pin.held[target] = KeptCopy(since_number=report.number if report is not None else 0)
-        try:
-            cached = await self._copies.make(
-                pin.prefix, lease, target, request_id, min(self._timeout_s, seconds)
-            )
-        except Exception:  # not a cancellation: what that has left there must be given back
-            pin.held.pop(target, None)
-            raise
-        self._counts["made"] += 1
-        if (report := self._report_of(target)) is not None and target in pin.held:
-            pin.held[target].since_number = report.number
-        return cached
-
-    def _candidates(self, pin: KeptPin, tried: Iterable[ReplicaId]) -> list[ReplicaId]:
-        """Replicas that may hold a copy and have not been asked. What is shared with other pins there may
-        make it fit where it would not alone, so that is theirs to say."""
-        refused = set(tried)
-        return [
-            replica.replica_id
-            for replica in self._routing.fleet_statistics().replicas
-            if replica.is_matched
-            and not replica.is_draining
-            and not replica.is_silent
-            and replica.replica_id not in refused
-            and (report := self._report_of(replica.replica_id)) is not None
-            and report.max_pinned_blocks >= pin.prefix.num_blocks
-            and (self._has_room(pin, replica.replica_id) or report.pins)
-        ]
-
-    def _has_room(self, pin: KeptPin, replica_id: ReplicaId) -> bool:
-        """Whether it fits there even if it shares nothing with other pins."""
-        report = self._report_of(replica_id)
-        return report is not None and room(report) >= pin.prefix.num_blocks
-
-    def _why_not(
-        self, pin: KeptPin, refusals: Sequence[ServingError], candidates: Sequence[ReplicaId]
-    ) -> ServingError:
-        """What is told where so few candidates are left that not all copies can be made."""
-        members = self._routing.replicas
-        if not members:
-            return NoReplica()
-        if not any(info.has_prefix_cache for info in members.values()):
-            return PrefixCachingOff()
-        full = [error for error in refusals if isinstance(error, PinsFull)]
-        if len(full) < len(refusals):
-            return next(error for error in refusals if not isinstance(error, PinsFull))
-        self._counts["refused"] += not pin.is_established
-        fitting = [*pin.held, *(name for name in candidates if self._has_room(pin, name))]
-        needed, left = max(
-            [(error.needed, error.left) for error in full], key=lambda each: each[1], default=(0, 0)
-        )
-        return PrefixDoesNotFit(
-            needed or pin.prefix.num_blocks,
-            left if full else roomiest(self._engines(), without=set(fitting)),
-            pin.copies,
-            len(fitting),
-        )
-
-    def _unique(self, request_id: str) -> RequestId:
-        return RequestId(f"{request_id}-{secrets.token_hex(4)}")
-
-    async def _hear_of(self, replicas: Iterable[ReplicaId]) -> None:
-        """Wait until all of these have reported, or long enough."""
-        deadline = self._clock() + FIRST_REPORT_S
-        while any(self._report_of(name) is None for name in replicas):
-            if self._clock() >= deadline:
-                return
-            await asyncio.sleep(0.02)  # reports are looked at, nobody is told of them
-
-    def _report_of(self, replica_id: ReplicaId) -> EngineReport | None:
-        view = self._engines().get(replica_id)
-        return view.report if view is not None else None
+        await self._tasks.aclose()
 
     # --- keeping them -------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if self._watching is None:
-            self._watching = self._start(self._keep(), is_kept=True)
+            self._watching = self._tasks.start(self._keep())
 
     async def _keep(self) -> None:
         while self._pins:
@@ -316,7 +204,7 @@ class PrefixKeeper:
                 self._count_strangers(pin, told[pin.pin_id].replicas, leaving, engines)
             is_short = len(pin.held) < pin.copies
             if is_short and pin.work is None and self._clock() >= pin.retry_at:
-                pin.work = self._start(self._restore(pin), is_kept=True)
+                pin.work = self._tasks.start(self._restore(pin))
 
     def _was_given_back(self, pin: KeptPin, engines: Engines) -> bool:
         """Whether a replica that lives on holds it no more. Copies of engines that are gone are forgotten."""
@@ -338,7 +226,7 @@ class PrefixKeeper:
     async def _restore(self, pin: KeptPin) -> None:
         before = len(pin.held)
         try:
-            await self._fill(pin, pin.pin_id)
+            await self._maker.fill(pin, pin.pin_id)
             pin.retry_s = RETRY_S[0]
         except Exception as error:
             if pin.retry_s == RETRY_S[0]:  # once, however long it lasts
@@ -350,7 +238,7 @@ class PrefixKeeper:
             pin.retry_at = self._clock() + pin.retry_s
             pin.retry_s = min(2 * pin.retry_s, RETRY_S[1])
         finally:
-            self._counts["restored"] += max(0, len(pin.held) - before)
+            self._num_restored += max(0, len(pin.held) - before)
             pin.work = None
             if pin.pin_id not in self._pins and not pin.is_handed_on:  # given back in the meantime
                 self._end(pin)
@@ -381,7 +269,7 @@ class PrefixKeeper:
                 pin.held[replica_id] = KeptCopy(report.number, report.epoch)
             else:
                 pin.surplus.add(replica_id)
-                self._start(self._copies.end(pin.pin_id, replica_id))
+                self._tasks.start(self._copies.end(pin.pin_id, replica_id))
 
     def _hand_on(self, pin: KeptPin) -> None:
         """Another Router took this one for gone, and keeps it now."""
@@ -394,7 +282,7 @@ class PrefixKeeper:
         self._given_back[pin.pin_id] = self._clock()
         told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
         for replica_id in dict.fromkeys((*pin.held, *(told.replicas if told is not None else ()))):
-            self._start(self._copies.end(pin.pin_id, replica_id))
+            self._tasks.start(self._copies.end(pin.pin_id, replica_id))
         pin.held.clear()
 
     # --- small parts --------------------------------------------------------------------------
@@ -413,22 +301,3 @@ class PrefixKeeper:
         limit = self._clock() - FORGET_S
         for pin_id in [pin_id for pin_id, at in self._given_back.items() if at < limit]:
             del self._given_back[pin_id]
-
-    def _start(self, work: Coroutine[Any, Any, Any], *, is_kept: bool = False) -> asyncio.Task[Any]:
-        """In a context of its own: Serve takes calls made in one request's context for parts of it."""
-        task = asyncio.create_task(work, context=contextvars.Context())
-        if not is_kept:
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
-        return task
-
-    async def _all(self, tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseException]:
-        """What all of them came to. If this is cancelled, so are they."""
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        return [task.exception() or task.result() for task in tasks]
