@@ -21,12 +21,7 @@ booked. The others keep their place and are bound to nothing. How soon follows f
 
 so that the order holds between routers that do not know each other's requests: whoever holds the shorter one
 may send it earlier, and the others hear of it from the replica before their own turn has come.
-This is also the router's bounded queue: who would wait too long is refused with AllBusy (`admission.py`),
-and so is who comes when `max_held_per_replica` are here, which guards memory. Whoever was taken in is past
-the age floor after half of the longest wait at the latest, and then nobody goes first who came later. Once
-it is known that more keeps coming than is served, those who were let in before that and have waited one and a
-half times as long as anybody may from then on are refused as well: served first, they would make everybody
-after them as late as they are.
+This is also the router's bounded queue: who may wait in it, and who no longer, is said in `entrance.py`.
 
 Pure and clock-driven: it neither waits nor calls back. Whoever drives it (an event loop, a simulation) calls
 `poll` after every `submit` and after everything that may free a replica, and again at `next_poll_at`.
@@ -38,17 +33,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from cache.errors import DeadlineExceeded, ServingError
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission, QueueState
-from router.placement.decision import Decision, Placement, RouteQuery
+from router.placement.deciding import Deciding
+from router.placement.decision import Decision, RouteQuery
+from router.placement.entrance import Entrance
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
-from router.placement.observer import RoutingObserver
 from router.placement.sent_prompts import SentPrompts
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
@@ -64,34 +59,6 @@ SUCCESSION_S = 5.0
 MEAN_OVER = 32  # requests, about, that the mean own prefill goes back
 
 
-class Deciding(Protocol):
-    """What is asked of `Routing`."""
-
-    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
-        """Where it should go now, behind those; books nothing. Raises RoutingError or ConfigError."""
-
-    def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
-        """Whether weighing it anew might choose one of these; much cheaper than weighing."""
-
-    def book(self, decision: Decision) -> Placement:
-        """Act on a decision just taken."""
-
-    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
-        """How many replicas may be chosen, now or in time; and those that would start so soon on new work."""
-
-    def wait_s(self, held_s: float) -> float:
-        """Until somebody could start on a newcomer, when so much work goes before it; 0: at once."""
-
-    def note_held(self, num_held: int) -> None:
-        """So many requests wait here: they count as queued."""
-
-    def note_refused(self, error: AllBusy | NoReplica) -> None:
-        """Somebody was not taken in, or let go without a replica, for that."""
-
-    def watch(self, observer: RoutingObserver) -> None:
-        """Tell it of every decision from now on, and of what comes of it."""
-
-
 class HeldRequests:
     """The requests one router holds back."""
 
@@ -103,6 +70,7 @@ class HeldRequests:
         self._numbers = itertools.count()
         self._queue = HeldQueue()
         self._demand = TenantDemand()
+        self._entrance = Entrance(routing, options, self._admission, self._demand, self._queue)
         self._sent = SentPrompts()
         routing.watch(self._sent)
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
@@ -199,10 +167,8 @@ class HeldRequests:
         num_replicas, _ = self._routing.free_replicas(0.0)
         # Whose replica was lost has waited, and may have begun to answer.
         is_new = not held.query.excluded
-        most = self._options.max_held_per_replica * max(1, num_replicas)
-        if is_new and self._is_full(held.tenant, most):
-            shared = max(1, num_replicas)
-            raise self._admission.refusal(self._mean_engine_s / shared, self._mean_engine_s, shared)
+        if is_new:
+            self._entrance.check_places(held, num_replicas)
         try:
             self._weigh(held, now)
         except AllBusy:
@@ -210,69 +176,18 @@ class HeldRequests:
         except NoReplica as error:
             if not self._may_wait_for_successors(held, error, now):
                 raise
-        starts_now = held.decision is not None and held.decision.starts_now
-        wait_s = 0.0 if starts_now and not self._queue else self._routing.wait_s(self.engine_s)
         if is_new:
-            self._demand.came(held.tenant, held.uncached_tokens, held.query.share, now)
-            prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
-            self._admission.came(
-                prefill_s, num_waiting=len(self._queue), wait_s=wait_s, num_replicas=num_replicas
-            )
-        # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
-        waits = is_new and num_replicas and not starts_now
-        if waits and (self._options.max_wait_s < math.inf or held.deadline < math.inf):
-            before_s = self._queue.seconds_before(held, in_order=False)
-            self._admission.check(
-                wait_s=self._routing.wait_s(before_s) if before_s < self.engine_s else wait_s,
-                ahead_s=self._ahead_s(held),
-                own_s=held.engine_s,
-                deadline=held.deadline,
-                num_replicas=num_replicas,
-                is_within_share=self._is_within_share(held, now),
-            )
-
-    def _ahead_s(self, held: HeldRequest) -> float:
-        """Until somebody could start on it behind those that go before it; 0 for who has no deadline."""
-        if held.deadline == float("inf"):
-            return 0.0
-        return self._routing.wait_s(self._queue.seconds_before(held, in_order=True))
-
-    def _is_within_share(self, held: HeldRequest, now: float) -> bool:
-        """In overload: whether others ask for too much, and its tenant does not."""
-        return self._admission.is_overload and self._demand.is_within_share(held.tenant, now)
-
-    def _is_full(self, tenant: str, most: int) -> bool:
-        """Where others have filled it a tenant may still have what would be its part, were it divided equally
-        among those that wait: so at most twice as many are held as are allowed."""
-        if len(self._queue) < most:
-            return False
-        num_tenants = self._queue.num_tenants + (not self._queue.num_of(tenant))
-        return self._queue.num_of(tenant) >= most // num_tenants
+            self._entrance.check_wait(held, now, num_replicas)
 
     def _too_late(self, now: float) -> list[Departure]:
-        """In overload: whoever was taken in before it was known to be one, and has waited too long for it.
-
-        Not who was lost by a replica: it may have begun to answer.
-        """
         if not self._admission.is_overload:
             return []
-        latest = now - (1.0 + AGED) * self._admission.bound_s
         departures = []
-        for held in self._queue.came_before(latest):
-            if held.query.excluded or self._is_within_share(held, now):
-                continue
-            num_replicas = max(1, self._routing.free_replicas(0.0)[0])
-            wait_s = self._routing.wait_s(self.engine_s)
-            error = self._admission.refusal(wait_s - self._admission.bound_s, held.engine_s, num_replicas)
+        for held, error in self._entrance.too_late(now):
             self._leave(held)
             self._routing.note_refused(error)
             departures.append(Departure(held.request_id, now - held.since, error=error))
         return departures
-
-    @property
-    def _mean_engine_s(self) -> float:
-        """Of those that are held."""
-        return self.engine_s / max(1, len(self._queue))
 
     # --- deciding -----------------------------------------------------------------------------
 
