@@ -100,6 +100,10 @@ class CacheActs:
         """Blocks are in use, so nothing may be cleared."""
         return any(sequence.blocks.block_table for sequence in self.sequences)
 
+    def _is_another(self, now: PrefixHit, hit: PrefixHit) -> bool:
+        """What is found now is not what was found before."""
+        return now.block_ids[: len(hit.block_ids)] != hit.block_ids
+
     def _did_refuse(self, why: str) -> None:
         """A call found no room, or its hit stale."""
 
@@ -163,7 +167,7 @@ class CacheActs:
         except StaleHit:
             assert self.state() == before
             assert old_hit is not None
-            assert self._match(sequence).block_ids[: len(hit.block_ids)] != hit.block_ids
+            assert self._is_another(self._match(sequence), hit)
             self.count["stale"] += 1
             self._did_refuse("stale")
             return
