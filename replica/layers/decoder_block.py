@@ -86,7 +86,7 @@ class DecoderBlock(nn.Module):
         # Modules, for whoever walks the model; what a step calls is found without `Module.__getattr__`.
         self.qkv = PackedLinear(*qkv, pack, multiply)
         self.out, self.gate, self.up, self.down = (
-            CombiningLinear(*each, *suited(kernels, each[0])) for each in (out, gate, up, down)
+            CombiningLinear(weight, bias, *suited(kernels, weight)) for weight, bias in (out, gate, up, down)
         )
         self._norm_before_attention, self._norm_before_mlp = _norm(before_attention), _norm(before_mlp)
         self._project, self._plus_out = self.qkv.forward, self.out.plus
