@@ -301,7 +301,8 @@ from router.index.hash_trie import HashTrie
 
 def resident() -> int:
     gc.collect()
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+    _, resident, of_files, *_ = map(int, open("/proc/self/statm").read().split())
+    return (resident - of_files) * resource.getpagesize()  # pages of files come and go with need
 
 def fill(trie, replicas, blocks, prompts, seed):
     rng = random.Random(seed)
