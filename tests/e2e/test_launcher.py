@@ -38,7 +38,7 @@ def deploy(command: str, file: Path, *options: str, temp: Path) -> subprocess.Co
         env={**os.environ, "RAY_TMPDIR": str(temp), "COLUMNS": "300"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
 
 
@@ -198,7 +198,7 @@ def test_plain_serve_run_of_a_model_folder_without_chat_template(short_folder: P
         stop(process)
 
 
-def _eventually_healthy(client: httpx.Client, limit_s: float = 100.0) -> bool:
+def _eventually_healthy(client: httpx.Client, limit_s: float = 240.0) -> bool:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
