@@ -30,6 +30,8 @@ from tests.servers import (
     stop,
 )
 
+pytestmark = pytest.mark.timeout(300)  # several starts in a test, each of them 40 s on a slow machine
+
 
 def deploy(command: str, file: Path, *options: str, temp: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
