@@ -119,6 +119,9 @@ def test_it_outlives_the_routers_that_knew_of_it(server: Server) -> None:
     os.kill(victim["pid"], signal.SIGKILL)
     eventually(lambda: told().get("status") == "held" and victim["replica_id"] not in told()["replicas"])
     assert told()["expires_at"] == held["expires_at"]
-    assert turn(server, 1000)[1] >= held["tokens"]  # earlier questions may have begun alike
+    holders = told()["replicas"]  # not the killed one's successor, which may be there by now
+    found = [cached for replica, cached in (turn(server, 1000 + n) for n in range(6)) if replica in holders]
+    assert found
+    assert min(found) >= held["tokens"]  # earlier questions may have begun alike
     ask(server, "DELETE", f"/{held['id']}")
     eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)
