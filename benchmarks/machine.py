@@ -10,6 +10,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "transformers")
+VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))  # by the processor's flags, widest first
 
 
 def describe(threads: int) -> str:
@@ -23,12 +24,15 @@ def describe(threads: int) -> str:
 
 
 def cpu_name(cpuinfo: str) -> str:
-    """The first CPU's model name in the text of /proc/cpuinfo, else the architecture."""
+    """The first CPU's model name in the text of /proc/cpuinfo, else the architecture; and its widest vectors,
+    by which kernels differ more than by names."""
+    found: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return " ".join(value.split())
-    return platform.machine()
+        found.setdefault(key.strip(), " ".join(value.split()))
+    flags = found.get("flags", "").split()
+    vectors = next((f" with {name}" for flag, name in VECTORS if flag in flags), "")
+    return found.get("model name", platform.machine()) + vectors
 
 
 def commit(folder: Path) -> str:

@@ -26,9 +26,6 @@ from replica.layers.packed_linear import (
     is_better_as_loaded,
 )
 
-# With AVX2 the activation as a post-op takes longer than by itself (512 rows, 3072 x 768: 49 ms for 37).
-FUSES_SWISH = HAS_AVX512
-
 # Product of rows and packed weight, combined with a tensor of its shape: (rows, others, weight, bias, how).
 Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, str], torch.Tensor]
 
@@ -51,8 +48,6 @@ class CombiningLinear(PackedLinear):
 
     def swish(self, rows: torch.Tensor) -> torch.Tensor:
         """SiLU of the product."""
-        if not FUSES_SWISH:
-            return silu(self(rows), inplace=True)
         count = rows.shape[1]
         if count >= self._fewest_rows:
             return self._multiply(rows, self.weight, self.bias, "swish", NO_SCALARS, "")
@@ -80,15 +75,25 @@ class CombiningLinear(PackedLinear):
 
 
 def suited(kernels: Kernels, weight: torch.Tensor) -> Kernels:
-    """The kernels for this weight, (outputs, inputs): torch's own where they are faster."""
-    return _AS_LOADED if is_better_as_loaded(weight) else kernels
+    """The kernels for this weight, (outputs, inputs), on this machine: not always oneDNN's.
+
+    With AVX2 the activation as a post-op takes longer than by itself (512 rows, 3072 x 768: 51 ms for 39,
+    `python -m benchmarks.products`).
+    """
+    if HAS_AVX512:
+        return kernels
+    pack, multiply, combine = _AS_LOADED if is_better_as_loaded(weight) else kernels
+    return pack, _with_silu_apart(multiply), combine
 
 
-def _multiply_as_loaded(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: str, *_: object
-) -> torch.Tensor:
-    product = linear(rows, weight, bias)
-    return silu(product, inplace=True) if how == "swish" else product
+def _with_silu_apart(multiply: Multiply) -> Multiply:
+    def product(
+        rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: str, *rest: object
+    ) -> torch.Tensor:
+        plain: torch.Tensor = multiply(rows, weight, bias, "none", *rest)
+        return silu(plain, inplace=True) if how == "swish" else plain
+
+    return product
 
 
 def _combine_as_loaded(
@@ -98,7 +103,12 @@ def _combine_as_loaded(
     return product.mul_(others) if how == "mul" else product.add_(others)
 
 
-_AS_LOADED: Kernels = (lambda weight, _num_rows: weight, _multiply_as_loaded, _combine_as_loaded)
+# torch's own, in the places of oneDNN's.
+_AS_LOADED: Kernels = (
+    lambda weight, _num_rows: weight,
+    lambda rows, weight, bias, *_: linear(rows, weight, bias),
+    _combine_as_loaded,
+)
 
 
 def find_combining_kernels() -> Kernels | None:

@@ -8,8 +8,11 @@ order. Measured on one AVX-512 core (weights 768 x 2304, out of cache), torch 2.
     as loaded   0.55   0.85   1.73   18.6   ms
     packed      0.37   0.48   1.17   16.6
 
-With AVX2 (453 MB of such weights, 1, 8, 32 and 512 rows) 32, 87, 179 and 1,631 ms as loaded, and 34, 61, 146
-and 1,740 packed.
+With AVX2 (weights 3072 x 768, `python -m benchmarks.products`):
+
+    rows          1      8      32     512
+    as loaded   0.74   1.59   2.85   34.6   ms
+    packed      0.76   1.24   2.54   36.9
 
 Layers that are given the same rows (query, key and value; gate and up) are packed as one: fewer, larger
 products, which shows where they are small (256 x 384 as three and as one, one row: 54 and 30 us).
@@ -37,13 +40,13 @@ EXPECTED_ROWS = 512
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 # With AVX-512 one or two rows take longer than four (132M: 29 and 35 ms a step, against 23), so that fewer
-# are repeated; not where the weight is so small (1 MiB) that repeating them takes longer. With AVX2 each row
-# takes its time (one 34 ms, four 46).
+# are repeated; not where the weight is so small (1 MiB) that repeating them takes longer. With AVX2 one
+# row is multiplied in 0.76 ms (3072 x 768), four of it in 1.00.
 FEWEST_ROWS = 4 if HAS_AVX512 else 1
 LARGE_WEIGHT = 1 << 18
 
 # With AVX2 they fall behind where many terms are summed for few outputs, as behind an MLP (768 x 3072, 1, 8,
-# 32 and 512 rows: 0.7, 1.9, 3.6 and 33 ms as loaded; 1.0, 1.5, 3.3 and 37 packed).
+# 32 and 512 rows: 0.65, 1.85, 3.2 and 34 ms as loaded; 0.84, 1.48, 3.1 and 38 packed).
 DEEP = 2  # times as many inputs as outputs
 
 Pack = Callable[[torch.Tensor, int], torch.Tensor]

@@ -24,7 +24,7 @@ def test_each_step_is_what_it_is_by_itself(
     """Whichever way is chosen for this machine, the other one holds here as well."""
     torch.manual_seed(num_rows)
     assert KERNELS is not None
-    monkeypatch.setattr(combining_linear, "FUSES_SWISH", has_avx512)
+    monkeypatch.setattr(combining_linear, "HAS_AVX512", has_avx512)
     monkeypatch.setattr(packed_linear, "FEWEST_ROWS", 4 if has_avx512 else 1)
     weight, bias = torch.randn(width, 96) / 10, torch.randn(width) if has_bias else None
     monkeypatch.setattr(packed_linear, "HAS_AVX512", has_avx512)
@@ -51,7 +51,6 @@ def test_a_kernel_that_does_something_else_is_left_alone(monkeypatch: pytest.Mon
     ) -> object:
         return multiply(rows, packed, bias, "none", *rest)
 
-    monkeypatch.setattr(combining_linear, "FUSES_SWISH", True)
     monkeypatch.setattr(combining_linear, "find_kernels", lambda: (pack, without_swish))
     assert find_combining_kernels() is None
 

@@ -18,8 +18,9 @@ needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="this torch has no on
 
 @pytest.fixture(autouse=True)
 def has_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has: which layers are packed depends on it."""
+    """Whatever this machine has: which layers are packed, and how few rows are repeated, depend on it."""
     monkeypatch.setattr(packed_linear, "HAS_AVX512", True)
+    monkeypatch.setattr(packed_linear, "FEWEST_ROWS", 4)
 
 
 class Shared(nn.Module):
