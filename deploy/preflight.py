@@ -35,7 +35,7 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
     Serve itself would leave those without a GPU pending for ever, and say nothing.
     """
     asked = _gpus_asked(file, num_gpus)
-    if asked.each and asked.in_all > num_gpus:
+    if asked.is_more_than(num_gpus):
         fitting = max(0, int((num_gpus - asked.by_routers) // asked.each))
         is_scaled = file.options("Replica").get("autoscaling_config")
         key = "autoscaling_config.max_replicas" if is_scaled else "num_replicas"
@@ -51,6 +51,9 @@ class _GpusAsked(NamedTuple):
     @property
     def in_all(self) -> float:
         return self.num_replicas * self.each + self.by_routers
+
+    def is_more_than(self, num_gpus: float) -> bool:
+        return self.each > 0 and self.in_all > num_gpus
 
 
 def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
@@ -81,7 +84,7 @@ def check_here(file: ServeFile, cards: int | None = None) -> None:
 
 
 def _missing_cards(asked: _GpusAsked, cards: int) -> list[str]:
-    if not asked.each or asked.in_all <= cards:
+    if not asked.is_more_than(cards):
         return []
     lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
     takes = f"{asked.num_replicas} replicas take {asked.each:g} GPUs each, {asked.in_all:g} in all"
