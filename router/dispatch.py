@@ -69,6 +69,7 @@ class Job:
     tenant: str = ""  # whose turn it uses, here and at the replica
     share: float = 1.0  # its tenant's part, beside other tenants'
     priority: int = 0  # among its tenant's requests
+    part: float = 1.0  # of its HTTP request: of n prompts each is 1/n
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
@@ -273,6 +274,7 @@ class Generation:
                 tenant=job.tenant,
                 share=job.share,
                 priority=job.priority,
+                part=job.part,
                 prompt=job.text,
                 asked_at=self._began_at,
             ),

@@ -318,6 +318,7 @@ class Service:
             tenant=visit.tenant,
             share=visit.key.share,
             priority=visit.priority(body.priority),
+            part=1.0 / len(body.prompt) if isinstance(body, CompletionBody) else 1.0,
             timeout_s=timeout_s,
             policy=policy,
             text=SaltedText(text, salt) if salt else text,

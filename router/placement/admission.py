@@ -81,11 +81,13 @@ class Admission:
         """For metrics. wait_s: a newcomer's."""
         return QueueState(wait_s, self.bound_s, self.is_overload)
 
-    def came(self, prefill_s: float, *, num_waiting: int, wait_s: float, num_replicas: int) -> None:
+    def came(
+        self, prefill_s: float, *, num_waiting: float, wait_s: float, num_replicas: int, part: float = 1.0
+    ) -> None:
         """Somebody new, before it is asked whether there is room. Once per request.
 
         prefill_s: its own, alone on its replica; 0 while speeds are unknown. num_waiting: here, before it.
-        num_replicas: that take new requests.
+        num_replicas: that take new requests. part: of its HTTP request.
         """
         if prefill_s > 0.0:
             self._prefills_s.add(prefill_s)
@@ -95,6 +97,7 @@ class Admission:
                 self._clock(),
                 num_waiting,
                 wait_s,
+                part,
                 num_replicas=num_replicas,
                 long_wait_s=LONG_WAIT * strict_s,
                 least_busy_s=LEAST_BUSY * strict_s,
@@ -118,6 +121,7 @@ class Admission:
         own_s: float,
         deadline: float,
         num_replicas: int,
+        part: float = 1.0,
         is_within_share: bool = False,
     ) -> None:
         """Raises AllBusy for who should not wait.
@@ -129,16 +133,16 @@ class Admission:
         now = self._clock()
         bound_s = self._max_wait_s if is_within_share else self.bound_s
         if wait_s > bound_s:
-            raise self.refusal(wait_s - bound_s, own_s, num_replicas)
+            raise self.refusal(wait_s - bound_s, own_s, num_replicas, part)
         left_s = deadline - now
         # One that is too late already is told so, by whoever keeps the deadlines.
         if ahead_s > 0.0 and 0.0 < left_s < ahead_s + own_s:
-            raise self.refusal(ahead_s + own_s - left_s, own_s, num_replicas)
+            raise self.refusal(ahead_s + own_s - left_s, own_s, num_replicas, part)
 
-    def refusal(self, room_in_s: float, own_s: float, num_replicas: int) -> AllBusy:
+    def refusal(self, room_in_s: float, own_s: float, num_replicas: int, part: float = 1.0) -> AllBusy:
         """What to tell somebody for whom there will be room after so many seconds, if nobody comes."""
         now = self._clock()
-        self._overload.refused()
+        self._overload.refused(part)
         least, most = RETRY_AFTER_RANGE_S
         room_at = min(max(now + room_in_s, self._promised_until), now + most)
         self._promised_until = room_at + own_s / num_replicas

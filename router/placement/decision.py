@@ -46,6 +46,7 @@ class RouteQuery(NamedTuple):
     tenant: str = ""  # whose turn it uses, where several wait
     share: float = 1.0  # its tenant's, beside other tenants'; above 0
     priority: int = 0  # among its tenant's: `cache/priority.py`
+    part: float = 1.0  # of what came in one HTTP request: of n prompts each is 1/n
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
 
 

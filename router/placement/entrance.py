@@ -47,7 +47,7 @@ class Entrance:
         shared = max(1, num_replicas)
         if self._is_full(held.tenant, self._options.max_held_per_replica * shared):
             mean_s = self._queue.engine_s / max(1, len(self._queue))
-            raise self._admission.refusal(mean_s / shared, mean_s, shared)
+            raise self._admission.refusal(mean_s / shared, mean_s, shared, held.query.part)
 
     def check_wait(self, held: HeldRequest, now: float, num_replicas: int) -> None:
         """Of one that has just been weighed; from now on it counts as having come. Raises AllBusy."""
@@ -56,7 +56,11 @@ class Entrance:
         self._demand.came(held.tenant, held.uncached_tokens, held.query.share, now)
         prefill_s = held.decision.prefill_s if held.decision is not None else 0.0
         self._admission.came(
-            prefill_s, num_waiting=len(self._queue), wait_s=wait_s, num_replicas=num_replicas
+            prefill_s,
+            num_waiting=self._queue.num_bodies,
+            wait_s=wait_s,
+            num_replicas=num_replicas,
+            part=held.query.part,
         )
         # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
         if starts_now or not num_replicas:
@@ -69,6 +73,7 @@ class Entrance:
                 own_s=held.engine_s,
                 deadline=held.deadline,
                 num_replicas=num_replicas,
+                part=held.query.part,
                 is_within_share=self._is_within_share(held, now),
             )
 
@@ -83,8 +88,8 @@ class Entrance:
             if held.query.excluded or self._is_within_share(held, now):
                 continue
             num_replicas = max(1, self._routing.free_replicas(0.0)[0])
-            wait_s = self._routing.wait_s(self._queue.engine_s)
-            yield held, self._admission.refusal(wait_s - self._admission.bound_s, held.engine_s, num_replicas)
+            room_in_s = self._routing.wait_s(self._queue.engine_s) - self._admission.bound_s
+            yield held, self._admission.refusal(room_in_s, held.engine_s, num_replicas, held.query.part)
 
     def _ahead_s(self, held: HeldRequest) -> float:
         """Until somebody could start on it behind those that go before it; 0 for who has no deadline."""

@@ -43,6 +43,7 @@ class HeldQueue:
         self._lines: dict[str, _Line] = {}  # by tenant; none without a request
         self._by_deadline: list[HeldRequest] = []  # of those that have one
         self._shares = TenantShares(CREDIT_TOKENS)
+        self._num_bodies = 0.0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -52,6 +53,11 @@ class HeldQueue:
 
     def __iter__(self) -> Iterator[RequestId]:
         return iter(list(self._by_id))
+
+    @property
+    def num_bodies(self) -> float:
+        """HTTP requests: one with n prompts, of which k are here, is k/n."""
+        return self._num_bodies
 
     @property
     def engine_s(self) -> float:
@@ -80,6 +86,7 @@ class HeldQueue:
     def add(self, held: HeldRequest) -> None:
         """O(log n) to find its places, and a memory move; so is removing."""
         self._by_id[held.request_id] = held
+        self._num_bodies += held.query.part
         line = self._lines.get(held.tenant)
         if line is None:
             line = self._lines[held.tenant] = _Line(held.query.share)
@@ -94,6 +101,8 @@ class HeldQueue:
 
     def remove(self, held: HeldRequest) -> None:
         del self._by_id[held.request_id]
+        # Of a sum of differences nothing may be left over.
+        self._num_bodies = self._num_bodies - held.query.part if self._by_id else 0.0
         line = self._lines[held.tenant]
         line.engine_s -= held.engine_s
         line.priorities[held.query.priority] -= 1
@@ -103,7 +112,7 @@ class HeldQueue:
         _remove(line.by_age, held, _age)
         if held.deadline < float("inf"):
             _remove(self._by_deadline, held, _deadline)
-        if not line.in_order:  # of a sum of differences nothing may be left over
+        if not line.in_order:  # nor here
             del self._lines[held.tenant]
             self._shares.contend(self._lines.keys())
 

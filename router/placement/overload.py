@@ -1,13 +1,14 @@
 """Whether more keeps coming than is served: a queue that only grows, told from one that drains or stands.
 
-    E = those that wait here + those refused since the queue was last empty
+    E = HTTP requests that wait here + those refused since the queue was last empty
 
-A batch of prompts makes E jump once, then fall. So many clients, each with one request at a time, make it
-jump to their number at most, and stand. Requests that come faster than they can be served, whoever sends
-them, make it grow without end, refused or not. So the last is told from the others by its growth: in the
-second half of the time since the queue was last empty E has become half as large again as it had ever been
-in the first half, and a few more. That knows no rate, no speed and no number of clients, and finds 1.2 times
-capacity as well as three times, only later.
+So many clients, each with one request at a time, make E jump to their number at most, and stand. A body's
+prompts count as parts of one request, or a few clients with batches would pass for many. A burst of requests
+makes it jump once, then fall. Requests that come faster than they can be served, whoever sends them, make it
+grow without end, refused or not. So the last is told from the others by its growth: in the second half of the
+time since the queue was last empty E has become half as large again as it had ever been in the first half,
+and a few more. That knows no rate, no speed and no number of clients, and finds 1.2 times capacity as well as
+three times, only later.
 
 While it lost replicas a fleet is excused. The others take over what those had under way and compute anew
 what only they had cached, so a queue grows as if too many came, and most times passes. Not noticed is one
@@ -39,19 +40,20 @@ class Overload:
     def __init__(self) -> None:
         self.is_on = False
         self._since = 0.0  # when the queue was last seen empty, by the caller's clock
-        self._num_refused = 0  # since then
+        self._num_refused = 0.0  # since then
         self._num_replicas = 0  # now, or when it was a tenth more
         self._excused_until = 0.0  # by the same clock
         self._num_lately = 0.0  # refused, of about `LATELY` that came last; a mean that forgets
         # Maxima of E since then, each when it was reached: rising in both.
         self._reached_at: list[float] = []
-        self._maxima: list[int] = []
+        self._maxima: list[float] = []
 
     def look(
         self,
         now: float,
-        num_waiting: int,
+        num_waiting: float,
         wait_s: float,
+        part: float = 1.0,
         *,
         num_replicas: int,
         long_wait_s: float,
@@ -60,12 +62,13 @@ class Overload:
     ) -> bool:
         """Whether this is overload. O(log of the queue's length).
 
-        wait_s: a newcomer's; 0 = none. num_replicas: that take new requests.
+        num_waiting: HTTP requests, a part of one as such. wait_s: a newcomer's; 0 = none. part: of its HTTP
+        request that the newcomer is. num_replicas: that take new requests.
         long_wait_s: a shorter wait is none yet. least_busy_s: nor is one behind a queue younger than this.
         excused_s: nor any so soon after replicas were lost.
         """
         self._count(num_replicas, now, excused_s)
-        self._num_lately *= 1.0 - 1.0 / LATELY
+        self._num_lately *= 1.0 - part / LATELY
         if wait_s <= 0.0 and not (self.is_on and self._num_lately > FEW_REFUSED * LATELY):
             self._begin_anew(now)
             return False
@@ -84,10 +87,10 @@ class Overload:
             self._maxima.append(excess)
         return self.is_on
 
-    def refused(self) -> None:
-        """Somebody who came, or waited, was sent away."""
-        self._num_refused += 1
-        self._num_lately += 1.0
+    def refused(self, part: float = 1.0) -> None:
+        """Somebody who came, or waited, was sent away; it is such a part of its HTTP request."""
+        self._num_refused += part
+        self._num_lately += part
 
     def _count(self, num_replicas: int, now: float, excused_s: float) -> None:
         if num_replicas > self._num_replicas:
@@ -96,13 +99,13 @@ class Overload:
             self._num_replicas = num_replicas
             self._excused_until = now + excused_s
 
-    def _most_by(self, time_s: float) -> int:
+    def _most_by(self, time_s: float) -> float:
         number = bisect_right(self._reached_at, time_s)
-        return self._maxima[number - 1] if number else 0
+        return self._maxima[number - 1] if number else 0.0
 
     def _begin_anew(self, now: float) -> None:
         self.is_on = False
         self._since = now
-        self._num_refused = 0
+        self._num_refused = 0.0
         self._reached_at.clear()
         self._maxima.clear()

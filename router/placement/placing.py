@@ -84,6 +84,7 @@ class PromptPlacer:
                     num_waiting=num_waiting,
                     wait_s=wait_s,
                     num_replicas=self._routing.free_replicas(0.0)[0],
+                    part=query.part,
                 )
             if not (query.excluded or decision.starts_now):
                 self._admission.check(
@@ -92,6 +93,7 @@ class PromptPlacer:
                     own_s=decision.engine_s,
                     deadline=math.inf if deadline is None else deadline,
                     num_replicas=len(decision.ranking),
+                    part=query.part,
                 )
         except (AllBusy, NoReplica) as error:
             self._routing.note_refused(error)

@@ -6,6 +6,7 @@ The queue here is a number: so many are served a second, and whoever waits is co
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -27,19 +28,29 @@ class Queue:
     def __post_init__(self) -> None:
         self.overload = Overload()
         self.num_replicas = 4
+        self.waiting: deque[tuple[float, float]] = deque()  # until when, and which part of a request
 
-    def came(self, now: float) -> bool:
+    def came(self, now: float, part: float = 1.0) -> bool:
         """Somebody comes and is taken in; whether that is overload."""
         wait_s = max(0.0, self.free_at - now)
-        num_waiting = round(wait_s * self.rate_per_s)
+        while self.waiting and self.waiting[0][0] <= now:
+            self.waiting.popleft()
+        num_waiting = sum(each for _, each in self.waiting)
         self.free_at = max(now, self.free_at) + 1 / self.rate_per_s
-        return self.look(now, num_waiting, wait_s)
+        self.waiting.append((self.free_at, part))
+        return self.look(now, num_waiting, wait_s, part)
 
-    def look(self, now: float, num_waiting: int, wait_s: float) -> bool:
+    def stand(self, count: int, now: float) -> None:
+        """So many wait, having done so for as long as there is a queue."""
+        self.free_at = now + count / self.rate_per_s
+        self.waiting.extend((now + (number + 1) / self.rate_per_s, 1.0) for number in range(count))
+
+    def look(self, now: float, num_waiting: float, wait_s: float, part: float = 1.0) -> bool:
         return self.overload.look(
             now,
             num_waiting,
             wait_s,
+            part,
             num_replicas=self.num_replicas,
             long_wait_s=LONG_WAIT_S,
             least_busy_s=LEAST_BUSY_S,
@@ -71,6 +82,22 @@ def test_clients_with_one_request_each_are_no_overload_however_many(
         heapq.heappush(asks, queue.free_at + thinking_s)
 
 
+@given(RATES, st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=4), min_size=1, max_size=FEW))
+def test_a_few_clients_are_no_overload_however_large_their_batches(
+    rate_per_s: float, sizes: list[list[int]]
+) -> None:
+    """Each sends its next when it has the last answer of the one before."""
+    queue = Queue(rate_per_s)
+    asks = [(1.0 + number / rate_per_s, number) for number in range(len(sizes))]
+    heapq.heapify(asks)
+    while asks:
+        now, client = heapq.heappop(asks)
+        size = sizes[client].pop()
+        assert not any([queue.came(now, 1 / size) for _ in range(size)])
+        if sizes[client]:
+            heapq.heappush(asks, (queue.free_at, client))
+
+
 @given(RATES, st.floats(1.2, 10.0), st.integers(0, 50))
 def test_more_than_is_served_is_overload_before_the_queue_is_long(
     rate_per_s: float, load: float, num_first: int
@@ -98,9 +125,8 @@ def test_clients_that_were_there_for_long_hide_little_of_it(
     queue = Queue(rate_per_s)
     for _ in range(num_clients):
         queue.came(1.0)
-    standing_s = num_clients / rate_per_s
     now = 1.0 + since_s
-    queue.free_at = now + standing_s
+    queue.stand(num_clients, now)
     while not queue.came(now):
         now += 1 / (3 * rate_per_s)
         most = max(1.1 * (GROWTH * num_clients + FEW), LONG_WAIT_S * rate_per_s)

@@ -10,6 +10,7 @@ import pytest
 
 from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
+from router.placement.decision import Placement, RouteQuery
 from tests.fakes.http import RouterUnderTest, events_of
 
 
@@ -67,3 +68,20 @@ async def test_a_batch_of_64_prompts_is_64_decisions(binding: str, stream: bool)
         assert router.parts.routing.statistics().in_flight == 0
         if not stream:
             assert [choice["index"] for choice in answer.json()["choices"]] == list(range(64))
+
+
+async def test_each_prompt_of_a_batch_is_its_part_of_what_waits(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that overload is told from a few clients with batches (`router/placement/overload.py`)."""
+    placer, parts = router.parts.dispatcher.placer, []
+    place = placer.place
+
+    async def spied(query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
+        parts.append(query.part)
+        return await place(query, since=since, deadline=deadline)
+
+    monkeypatch.setattr(placer, "place", spied)
+    for prompts in (["a", "b", "c", "d"], ["a"]):
+        assert (await router.complete(prompts)).status_code == 200
+    assert parts == [0.25, 0.25, 0.25, 0.25, 1.0]

@@ -83,6 +83,25 @@ def test_in_overload_those_let_in_before_it_was_known_wait_no_longer_than_others
     assert all(each.error is None for each in router.held.poll())
 
 
+@pytest.mark.parametrize(("prompts_each", "is_overload"), [(20, False), (1, True)])
+def test_a_few_batches_are_no_overload_however_many_prompts_they_have(
+    prompts_each: int, is_overload: bool
+) -> None:
+    """One replica, eight times twenty prompts in a second; in overload 0.1 s may be waited."""
+    options = replace(OPTIONS, max_wait_s=100.0, overload_wait_s=0.1, max_held_per_replica=1000)
+    router, num_refused = HoldingRouter(options=options), 0
+    router.report(A, backlog_s=10.0)
+    for number in range(160):
+        asked = query(f"{number}", round(0.1 / TOKEN_S / BLOCK_SIZE), part=1 / prompts_each)
+        try:
+            router.held.submit(asked)
+        except AllBusy:
+            num_refused += 1
+        if number % 20 == 19:
+            router.clock.advance(0.125)
+    assert (num_refused > 0) == router.held.queue_state().is_overload == is_overload
+
+
 def test_those_turned_away_are_not_told_to_come_back_together() -> None:
     router = HoldingRouter(options=replace(OPTIONS, max_wait_s=2.0))
     router.report(A, backlog_s=5.0)
