@@ -1,6 +1,6 @@
 """`make conformance`: one line per row, from the tests that hold it.
 
-    python -m tests.conformance        runs tests/e2e/conformance and prints the table
+    python -m tests.conformance        runs tests/http/conformance and prints the table
 
 A test names its row with `@row("...")`. Exit status 1 when a row's test fails or a row has no test. A row
 whose behaviour is not implemented has a strict xfail for the behaviour, beside a passing test that it is
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tests.conformance.rows import ROWS
 
-SUITE = Path(__file__).parents[1] / "e2e" / "conformance"
+SUITE = Path(__file__).parents[1] / "http" / "conformance"
 
 
 @dataclass

@@ -11,7 +11,7 @@ from tests.conformance.rows import ROWS
 
 def test_every_row_has_a_test() -> None:
     files = sorted(Path(__file__).parent.glob("test_*.py"))
-    modules = [importlib.import_module(f"tests.e2e.conformance.{file.stem}") for file in files]
+    modules = [importlib.import_module(f"tests.http.conformance.{file.stem}") for file in files]
     tests = [test for module in modules for name, test in vars(module).items() if name.startswith("test_")]
     assert all(inspect.isfunction(test) for test in tests)
     held = {item for test in tests for item in getattr(test, "conformance_rows", ())}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.chromium import Page
-from tests.e2e.dashboard.bench import Bench
-from tests.e2e.dashboard.looking import LIVE, ROWS, needs_chromium
+from tests.http.dashboard.bench import Bench
+from tests.http.dashboard.looking import LIVE, ROWS, needs_chromium
 
 pytestmark = needs_chromium
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chromium import Browser, Page, running_chromium
-from tests.e2e.dashboard.bench import Bench, bench
-from tests.e2e.dashboard.looking import CHROMIUM
+from tests.http.dashboard.bench import Bench, bench
+from tests.http.dashboard.looking import CHROMIUM
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from router.tenants.settings import TenantSettings
 from tests.chromium import Browser, Page
-from tests.e2e.dashboard.bench import bench
-from tests.e2e.dashboard.looking import LIVE, POOR_CONTRAST, keep, needs_chromium
+from tests.http.dashboard.bench import bench
+from tests.http.dashboard.looking import LIVE, POOR_CONTRAST, keep, needs_chromium
 
 pytestmark = needs_chromium
 

@@ -6,8 +6,8 @@ import pytest
 
 from cache.types import ReplicaId
 from tests.chromium import Browser, Page
-from tests.e2e.dashboard.bench import Bench, bench
-from tests.e2e.dashboard.looking import LIVE, POOR_CONTRAST, ROWS, STICKING_OUT, keep, needs_chromium
+from tests.http.dashboard.bench import Bench, bench
+from tests.http.dashboard.looking import LIVE, POOR_CONTRAST, ROWS, STICKING_OUT, keep, needs_chromium
 
 pytestmark = needs_chromium
 

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.openai_api.dashboard import DATA_PATH
 from tests.chromium import Page
-from tests.e2e.dashboard.bench import Bench
-from tests.e2e.dashboard.looking import LIVE, ROWS, keep, needs_chromium
 from tests.fakes.http import RouterUnderTest
+from tests.http.dashboard.bench import Bench
+from tests.http.dashboard.looking import LIVE, ROWS, keep, needs_chromium
 from tests.http_server import serving
 
 pytestmark = needs_chromium

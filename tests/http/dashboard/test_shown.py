@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 
 from tests.chromium import Browser, Page
-from tests.e2e.dashboard.bench import bench
-from tests.e2e.dashboard.looking import LIVE, POOR_CONTRAST, ROWS, STICKING_OUT, keep, needs_chromium
 from tests.fakes.holding import HoldingReplicas
+from tests.http.dashboard.bench import bench
+from tests.http.dashboard.looking import LIVE, POOR_CONTRAST, ROWS, STICKING_OUT, keep, needs_chromium
 
 pytestmark = needs_chromium
 
