@@ -24,8 +24,10 @@ SUMMARY = "find the highest rate that keeps a latency target, per policy"
 DESCRIPTION = """\
 For each contender: sends the workload by the clock at a rate, and raises the rate while 99 % of the requests
 keep the targets, lowers it when they do not, until the highest good rate is known to the precision asked for.
-A try that is lost already is given up. The first half of each only warms the caches, as whoever meets its
-sessions for the first time has none of their histories. Every repeat starts servers anew, with another seed.
+A try that is lost already is given up, and sent once more before its rate is believed to be too high. The
+first half of each only warms the caches, as whoever meets its sessions for the first time has none of their
+histories; it lasts until enough requests count for one in a hundred of them to be a number. Every repeat
+starts servers anew, with another seed.
 
 examples
   python -m loadtest sweep --policy expected_time,round_robin --replicas 4 --ttft 1 --rate 4
@@ -50,10 +52,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of each try's requests only warm the caches and are not counted (default: 0.5)",
     )
+    parser.add_argument(
+        "--counted",
+        type=read.count,
+        default=200,
+        metavar="N",
+        help="requests of each try count, at least, however long that takes (default: 200)",
+    )
     add_repeats(parser)
     add_report(parser, "sweep")
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    search = Search(workload_of(options), options.rate, options.seconds, options.precision, options.warm)
+    search = Search(
+        workload_of(options),
+        options.rate,
+        options.seconds,
+        options.precision,
+        options.warm,
+        options.counted,
+    )
     carry_out(plan_of(options, searches=(search,)), options, console, sys.argv[1:])

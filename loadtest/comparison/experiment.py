@@ -88,11 +88,19 @@ class Experiment:
         first = self._found_before(visit.contender.label, search) or search.first_per_s
         rates = RateSearch(first, precision=search.precision)
         while (rate := rates.next_rate()) is not None:
-            run = self._measure(visit, search.cell(rate), "search", f"{name} {rate}")
-            rates.tell(rate, is_met=is_met(run.tally) and run.is_whole)
+            rates.tell(rate, is_met=self._holds(visit, search, rate, name))
         found = Found(visit.contender.label, search.workload.label, visit.repeat, rates.found_per_s)
         self._found.append(found)
         self.observer.found(found)
+
+    def _holds(self, visit: _Visit, search: Search, rate_per_s: float, name: str) -> bool:
+        """Whether one of the attempts at this rate keeps the targets. No prompt is sent twice."""
+        for attempt in range(search.attempts):
+            cell = search.cell(rate_per_s)
+            run = self._measure(visit, cell, "search", f"{name} {rate_per_s} {attempt}")
+            if is_met(run.tally) and run.is_whole:
+                return True
+        return False
 
     def _found_before(self, contender: str, search: Search) -> float | None:
         """A repeat begins where the one before it ended: the same end, sooner."""

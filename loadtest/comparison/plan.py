@@ -36,17 +36,22 @@ class Search:
     """Find the highest rate that keeps the targets.
 
     A server that has just met its sessions has none of their histories, whoever places them: a rate that can
-    be held shows once most of them have been there.
+    be held shows once most of them have been there. One late answer is more than one of a hundred in a try of
+    fifty, and one moment in which a machine stands still makes several late: so enough have to count, and a
+    rate that is missed is tried again before it is believed.
     """
 
     workload: WorkloadRef
     first_per_s: float
-    seconds: float  # of each try
+    seconds: float  # of each try, at least
     precision: float = 0.08
     warm_share: float = 0.5  # of each try
+    least_counted: int = 200  # requests of each try: so long it lasts
+    attempts: int = 2  # at a rate, until one keeps the targets
 
     def cell(self, rate_per_s: float) -> Cell:
-        return Cell(self.workload, rate_per_s, self.seconds, self.warm_share)
+        least_s = self.least_counted / (1.0 - self.warm_share) / rate_per_s
+        return Cell(self.workload, rate_per_s, max(self.seconds, least_s), self.warm_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class ComparisonProgress(Observer):
 def expected_s(plan: Plan) -> float:
     """About; searches take as many tries as they take."""
     cells = sum(cell.num_requests / cell.rate_per_s for cell in plan.cells)
-    searches = sum(_TRIES * search.seconds for search in plan.searches)
+    searches = sum(_TRIES * search.cell(search.first_per_s).seconds for search in plan.searches)
     return plan.repeats * len(plan.contenders) * (_START_S + cells + searches)
 
 

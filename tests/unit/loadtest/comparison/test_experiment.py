@@ -44,6 +44,8 @@ class Servers:
         self.sent: list[tuple[str, Load]] = []
         self.interrupt_at: int | None = None
         self.fails = False
+        self.stands_still = False  # while it is first searched at a rate
+        self._stood_still: set[tuple[str, float]] = set()
 
     @contextlib.contextmanager
     def start(self, contender: Contender) -> Iterator[str]:
@@ -61,6 +63,10 @@ class Servers:
         tally = Tally(targets=load.targets, counted_from_s=load.counted_from_s)
         rate = (len(load.arrivals) - 1) / (load.arrivals[-1].due_s or 1.0)
         ttft_s = 0.1 if rate <= self.capacities[self.running] else 5.0
+        moment = (self.running, rate)
+        if load.ends_when_lost and self.stands_still and moment not in self._stood_still:
+            self._stood_still.add(moment)
+            ttft_s = 5.0
         stops = self.interrupt_at == len(self.sent)
         for arrival in load.arrivals[: len(load.arrivals) // 2 if stops else None]:
             tally.sent(arrival.due_s, 0.0)
@@ -118,6 +124,23 @@ def test_a_search_finds_what_each_server_can_take(servers: Servers) -> None:
         # The window's real rate is near the one asked for, not equal to it.
         assert all(0.6 * capacity <= rate <= 1.4 * capacity for rate in rates), (name, rates)
     assert {run.kind for run in results.runs} == {"search"}
+
+
+def test_a_moment_that_stood_still_is_not_taken_for_a_rate_too_high(servers: Servers) -> None:
+    wanted = experiment(servers, plan(cells=False, search=True, repeats=1)).run().found
+    servers.stands_still = True
+    servers.sent.clear()
+    assert experiment(servers, plan(cells=False, search=True, repeats=1)).run().found == wanted
+    tries = [load for name, load in servers.sent if name == "c" and load.ends_when_lost]
+    begun = [tuple(load.question(load.arrivals[0]).body["prompt"]) for load in tries]
+    assert len(set(begun)) == len(begun), "what a try has computed must not help the next one"
+
+
+@pytest.mark.parametrize("rate_per_s", [0.25, 4.0, 100.0])
+def test_enough_requests_of_a_try_count_at_any_rate(rate_per_s: float) -> None:
+    cell = Search(CHATS, 4.0, 10.0).cell(rate_per_s)
+    assert cell.num_requests - cell.num_warming >= 200
+    assert cell.seconds >= 10.0
 
 
 def test_of_a_try_half_only_warms_the_caches_and_of_a_cell_an_eighth(servers: Servers) -> None:
