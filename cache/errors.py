@@ -118,12 +118,17 @@ class PromptTooLong(RequestRefused):
 
 
 class DeadlineExceeded(RequestRefused):
-    """The request's `deadline_s` passed before its last token."""
+    """The request's `deadline_s` passed before its last token, or will have before its first.
 
-    def __init__(self, deadline_s: float, waited_s: float) -> None:
-        super().__init__(f"not finished {waited_s:.3f} s after arrival, the deadline was {deadline_s:.3f} s")
+    prefill_s: what its prompt would take, of one that was not begun for that.
+    """
+
+    def __init__(self, deadline_s: float, waited_s: float, prefill_s: float | None = None) -> None:
+        done = "not finished" if prefill_s is None else f"its prompt of about {prefill_s:.3f} s not begun"
+        super().__init__(f"{done} {waited_s:.3f} s after arrival, the deadline was {deadline_s:.3f} s")
         self.deadline_s = deadline_s
         self.waited_s = waited_s
+        self.prefill_s = prefill_s
 
 
 class HandedOver(RequestRefused):

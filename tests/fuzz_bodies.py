@@ -86,12 +86,12 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
             "model": "tiny",
             "messages": [_LONG, {"role": "user", "content": "Hello"}],
             "copies": 2,
-            "seconds": 1,
+            "seconds": 20,
         },
     ),
     (
         "/v1/prefixes",
-        {"model": "tiny", "prompt": [*range(5, 45)], "copies": 1, "seconds": 1, "cache_salt": "s"},
+        {"model": "tiny", "prompt": [*range(5, 45)], "copies": 1, "seconds": 20, "cache_salt": "s"},
     ),
 ]
 
@@ -179,7 +179,7 @@ def corpus(max_model_len: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
         return chat, json.dumps({"model": "tiny", "messages": [fields], "max_tokens": 4}).encode()
 
     def prefix(**fields: Any) -> tuple[str, bytes]:
-        return prefixes, json.dumps({"model": "tiny", "copies": 1, "seconds": 1, **fields}).encode()
+        return prefixes, json.dumps({"model": "tiny", "copies": 1, "seconds": 20, **fields}).encode()
 
     return {
         "huge n": completion(n=10**18),

@@ -206,10 +206,14 @@ class Scheduler:
     def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
         """Take out every request whose time has run out, waiting or running.
 
-        Or will have when its prompt is computed, by what steps take: of those that have never begun.
+        Or will have when its prompt is computed, by what steps take: of those that have never begun. One of
+        these is begun all the same if nobody else is here. It keeps nobody from anything, and what steps take
+        is learned from steps: believed to be too slow for every deadline, the engine would never begin again.
         """
         now_s = self._clock()
         late = [r for r in self if r.expires_s is not None and now_s >= _latest_s(r)]
+        if len(late) == len(self):
+            late = _without_first(late, now_s)
         for request in late:
             self._remove(request)
         return [(r, _deadline_exceeded(r, now_s)) for r in late]
@@ -402,6 +406,17 @@ def _latest_s(request: Request) -> float:
     )
 
 
+def _without_first(late: Sequence[Request], now_s: float) -> list[Request]:
+    """Without the first whose time has not run out yet, and those that follow it."""
+    in_time = [r for r in late if r.expires_s is not None and now_s < r.expires_s]
+    if not in_time:
+        return list(late)
+    first = min(in_time, key=lambda r: r.place)
+    return [r for r in late if r is not first and r not in first.followers]
+
+
 def _deadline_exceeded(request: Request, now_s: float) -> DeadlineExceeded:
-    assert request.expires_s is not None
-    return DeadlineExceeded(request.expires_s - request.arrival_s, now_s - request.arrival_s)
+    expires_s = request.expires_s
+    assert expires_s is not None
+    prefill_s = expires_s - request.starts_by_s if now_s < expires_s else None
+    return DeadlineExceeded(expires_s - request.arrival_s, now_s - request.arrival_s, prefill_s)

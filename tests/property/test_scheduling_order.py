@@ -278,7 +278,9 @@ def test_an_urgent_twin_does_not_wait_for_who_is_less_urgent() -> None:
 
 @given(st.lists(st.tuples(st.integers(20, 300), st.floats(0.05, 3.0)), min_size=1, max_size=12))
 def test_who_cannot_be_answered_in_time_is_told_before_it_is_begun(sizes: list[tuple[int, float]]) -> None:
-    """And nobody is told who could start in time: by what steps take, which here is what they take."""
+    """And nobody is told who could start in time: by what steps take, which here is what they take.
+
+    Nor is the last one that is here."""
     engine = Engine(SchedulingOrder.FIRST_COME, max_running=1)
     jobs = [Job(0.0, length, expires_s=left_s) for length, left_s in sizes]
     requests = [engine.submit(number, job) for number, job in enumerate(jobs)]
@@ -289,13 +291,29 @@ def test_who_cannot_be_answered_in_time_is_told_before_it_is_begun(sizes: list[t
             if number not in engine.started:
                 assert engine.now_s + own_s(job) >= job.expires_s - 1e-9
                 assert error.deadline_s == job.expires_s
+                assert (error.prefill_s is None) == (engine.now_s >= job.expires_s)
         waiting = [r for r in requests if r.state is RequestState.WAITING and r.admitted_s is None]
         for request in waiting:
             job = jobs[requests.index(request)]
             assert job.expires_s is not None
-            assert engine.now_s + own_s(job) < job.expires_s
+            assert engine.now_s + own_s(job) < job.expires_s or len(engine.scheduler) == 1
         if len(engine.scheduler):
             engine.step()
+
+
+def test_steps_believed_too_slow_for_every_deadline_are_tried_again() -> None:
+    """One at a time: else nothing would ever be begun that could prove them quicker."""
+    engine = Engine(SchedulingOrder.FIRST_COME)
+    hopeless = Job(0.0, 200, expires_s=0.2)
+    assert own_s(hopeless) > 0.2
+    for number in range(3):
+        engine.submit(number, hopeless)
+    told = {request.request_id for request, _ in engine.scheduler.expire()}
+    assert told == {"1", "2"}
+    engine.step()
+    assert engine.started == [0]
+    engine.submit(3, hopeless)
+    assert [request.request_id for request, _ in engine.scheduler.expire()] == ["3"]  # somebody else runs
 
 
 # -- tenants --------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ EXAMPLES = [
     QueueFull(waiting=8, limit=8),
     PromptTooLong(prompt_tokens=9, limit=8),
     DeadlineExceeded(deadline_s=1.0, waited_s=1.5),
+    DeadlineExceeded(deadline_s=1.0, waited_s=0.5, prefill_s=0.7),
     ForwardFailed("CUDA error"),
     HandedOver(),
     DeltasLost(),
