@@ -110,19 +110,22 @@ def test_what_routers_and_engines_counted_is_what_was_answered(server: Server) -
     def engines(name: str, **labels: str) -> float:
         return total(scrape(server), name, **labels)
 
-    # What the last test asked for has been reported by the engines.
+    # What the last test asked for has been reported by the engines: prompts first, the last tokens last.
     until(lambda: engines("vllm:prompt_tokens_total") == engines("warmpath_prompt_tokens_total"))
+    until(lambda: engines("vllm:generation_tokens_total") == engines("warmpath_completion_tokens_total"))
     before = scrape(server)
     with ThreadPoolExecutor(4) as pool:
         usages = list(pool.map(lambda number: ask(server, number), range(40)))
     prompt = total(before, "vllm:prompt_tokens_total") + sum(usage["prompt_tokens"] for usage in usages)
+    completion = sum(usage["completion_tokens"] for usage in usages)
+    generated = total(before, "vllm:generation_tokens_total") + completion
     until(lambda: engines("vllm:prompt_tokens_total") == prompt)
+    until(lambda: engines("vllm:generation_tokens_total") == generated)
     after = scrape(server)
 
     def grown(name: str, **labels: str) -> float:
         return total(after, name, **labels) - total(before, name, **labels)
 
-    completion = sum(usage["completion_tokens"] for usage in usages)
     assert grown("vllm:generation_tokens_total") == grown("warmpath_completion_tokens_total") == completion
     assert grown("vllm:request_success_total", finished_reason="length") == len(usages)
     assert grown("warmpath_requests_total", outcome="ok") == len(usages)
