@@ -16,7 +16,7 @@ from loadtest.open_loop.tally import Tally
 from loadtest.progress_bar import bar_with_time_left
 
 _START_S = 25.0  # to start and to stop a deployment, about
-_TRIES = 6  # of a search, about
+_RATES = 6  # that a search tries, about: half as high as the first, and half of them missed
 
 
 class ComparisonProgress(Observer):
@@ -79,7 +79,10 @@ class ComparisonProgress(Observer):
 def expected_s(plan: Plan) -> float:
     """About; searches take as many tries as they take."""
     cells = sum(cell.num_requests / cell.rate_per_s for cell in plan.cells)
-    searches = sum(_TRIES * search.cell(search.first_per_s).seconds for search in plan.searches)
+    searches = sum(
+        _RATES * (1 + search.attempts) / 2 * search.cell(search.first_per_s / 2).seconds
+        for search in plan.searches
+    )
     return plan.repeats * len(plan.contenders) * (_START_S + cells + searches)
 
 
