@@ -6,20 +6,19 @@ others are measured against.
 - A decode attends as one row per query head, grouped by K/V head: the query heads that share a K/V
   head become that head's query axis, so K and V are never repeated. Where many sequences' K and V are
   kept side by side, two products take SDPA's place (`wide_decode.py`).
-- A prefill without context is plain causal attention over the K and V just computed.
-- A prefill with context is two attentions without any mask, over the context and over the new
-  tokens, merged by their log-sum-exp; where the kernel that returns it is missing, one attention
-  with the causal mask as a bias.
+- A prefill on a CPU is attentions over the context and over the new tokens, without any mask, merged by
+  their weights (`cpu_flash.py`).
+- Where that kernel is missing, a prefill without context is plain causal attention over the K and V just
+  computed, and with context one attention with the causal mask as a bias.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention.backend import AttentionCall
+from replica.attention.cpu_flash import CpuFlash
 from replica.attention.kv_pages import LayerPages
 from replica.attention.resident import ResidentDecodes
 from replica.attention.step_batch import DecodeGroup, PrefillPiece, StepBatch
@@ -27,8 +26,6 @@ from replica.attention.wide_decode import WideDecode
 
 # The explicit formula keeps its scores under this many elements (256 MiB of float32) at a time.
 MAX_EXPLICIT_SCORES = 1 << 26
-
-FlashWithLogSumExp = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class GatherSdpa:
@@ -38,7 +35,7 @@ class GatherSdpa:
 
     def __init__(self, device: torch.device) -> None:
         self._scratch: dict[tuple[str, tuple[int, ...], torch.dtype], torch.Tensor] = {}
-        self._flash = _flash_with_log_sum_exp(device)
+        self._flash = CpuFlash.find(device)
         self._resident = ResidentDecodes()
         self._wide = WideDecode()
 
@@ -120,10 +117,10 @@ class GatherSdpa:
         key, value = call.key[:, rows], call.value[:, rows]
         context = self._context(pages, piece) if piece.block_ids is not None else None
         is_plain = call.softcap is None and call.sinks is None and piece.bias is None
-        if is_plain and context is None:
+        if is_plain and self._flash is not None and key_dim == value_dim:
+            attended = self._flash.attend(query, (key, value), context, call.scale)
+        elif is_plain and context is None:
             attended = _attend_causally(query, key, value, call.scale)
-        elif is_plain and context is not None and self._flash is not None and key_dim == value_dim:
-            attended = _attend_in_two_parts(self._flash, query, context, (key, value), call.scale)
         else:
             if context is not None:
                 key, value = torch.cat([context[0], key], dim=1), torch.cat([context[1], value], dim=1)
@@ -190,28 +187,6 @@ def _attend_with_bias(
     return scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scale)
 
 
-def _attend_in_two_parts(
-    flash: FlashWithLogSumExp,
-    query: torch.Tensor,
-    context: tuple[torch.Tensor, torch.Tensor],
-    new: tuple[torch.Tensor, torch.Tensor],
-    scale: float,
-) -> torch.Tensor:
-    """Attention over context and new tokens, each without a mask, merged by the weight each part had.
-
-    Every query sees the whole context, so all query heads of a K/V head fold into one long query axis:
-    the kernel then works on its largest tiles.
-    """
-    kv_heads, group, num_tokens, dim = query.shape
-    before, log_weight_before = flash(
-        query.reshape(1, kv_heads, group * num_tokens, dim), context[0][None], context[1][None], scale=scale
-    )
-    keys, values = (part[:, None].expand(kv_heads, group, num_tokens, dim) for part in new)
-    among, log_weight_among = flash(query, keys, values, is_causal=True, scale=scale)
-    share = torch.sigmoid(log_weight_before.reshape(log_weight_among.shape) - log_weight_among)
-    return torch.lerp(among, before.reshape(among.shape), share.unsqueeze(-1).to(among.dtype))
-
-
 def _explicit(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -247,23 +222,3 @@ def _explicit(
         folded = weights.reshape(batch, kv_heads, group * rows, num_keys)
         tiles.append(torch.matmul(folded, value).view(batch, kv_heads, group, rows, -1))
     return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=3)
-
-
-def _flash_with_log_sum_exp(device: torch.device) -> FlashWithLogSumExp | None:
-    """The CPU kernel behind SDPA, called directly because only it also returns the log-sum-exp.
-
-    Not a public name (seen in torch 2.11 and 2.13), so it is tried once on a tiny input and left alone
-    unless it behaves.
-    """
-    if device.type != "cpu":
-        return None
-    try:
-        kernel: FlashWithLogSumExp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        probe = torch.ones(1, 1, 2, 8)
-        # Not scale 0, which would be simpler: the kernel scales after masking, and 0 * -inf is NaN.
-        attended, log_sum_exp = kernel(probe, probe, probe, is_causal=True, scale=1.0)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    expected = 8 + torch.tensor([1.0, 2.0]).log()  # row 0 sees one key, row 1 two, each with a score of 8
-    agrees = torch.allclose(attended, probe) and torch.allclose(log_sum_exp.flatten().float(), expected)
-    return kernel if agrees else None

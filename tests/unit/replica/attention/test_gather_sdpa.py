@@ -15,6 +15,7 @@ import torch
 
 from replica.attention import gather_sdpa, wide_decode
 from replica.attention.backend import AttentionCall
+from replica.attention.cpu_flash import CpuFlash
 from replica.attention.gather_sdpa import GatherSdpa
 from replica.attention.kv_pages import LayerPages
 from replica.scheduling.runner import ScheduledSequence
@@ -108,32 +109,11 @@ def test_every_route_is_dense_attention(
     if is_wide:
         monkeypatch.setattr(wide_decode, "FEWEST_ELEMENTS", 0)
     if not has_flash:
-        monkeypatch.setattr(gather_sdpa, "_flash_with_log_sum_exp", lambda device: None)
+        monkeypatch.setattr(CpuFlash, "find", lambda device: None)
     whole = call(19, **options)
     table = [9, 3, 14, 0, 7]
     got = attend_in_pieces(GatherSdpa(CPU), layer_pages(), whole, table, cuts)
     torch.testing.assert_close(got, dense(whole, 0), rtol=1e-5, atol=1e-5)
-
-
-def test_the_kernel_that_merges_two_parts_is_found_here() -> None:
-    """A trial that fails silently would cost a tenth of every prefill; CI runs the torch we pin."""
-    assert gather_sdpa._flash_with_log_sum_exp(CPU) is not None
-
-
-@pytest.mark.parametrize("failure", [AttributeError("gone"), RuntimeError("other arguments"), None])
-def test_a_kernel_that_behaves_otherwise_is_left_alone(
-    failure: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kernel(query: torch.Tensor, *others: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        if failure is not None:
-            raise failure
-        return query, torch.zeros(1, 1, 2)  # a log-sum-exp in another base, or of something else
-
-    class Operations:
-        _scaled_dot_product_flash_attention_for_cpu = staticmethod(kernel)
-
-    monkeypatch.setattr(torch.ops, "aten", Operations)
-    assert gather_sdpa._flash_with_log_sum_exp(CPU) is None
 
 
 def test_the_explicit_formula_is_tiled_to_bound_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
