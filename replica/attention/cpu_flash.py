@@ -9,16 +9,15 @@ attentions over some of the keys each are merged into the one over all, without 
         sees all    │ those before it
 
 The kernel takes 256 rows at a time where there are 768, and 64 where there are fewer; as many columns of
-scores as there are keys, up to 512. Hence, microseconds of a layer on one AVX2 core (torch 2.13, float32, 2
-K/V heads of 32, 4 query heads each; what is in brackets is as wide and not as it likes it):
+scores as there are keys, up to 512. Hence (microseconds of a layer on one AVX2 core, torch 2.13, float32, 2
+K/V heads of 32, 4 query heads each):
 
 - over the context the query heads of a K/V head are one long axis of rows: its large tiles;
-- 384 to 767 new tokens are cut into halves, of which the second sees the whole first by such rows
-  (512 tokens: 6,600 and 5,950);
+- 384 to 767 new tokens are cut into halves, of which the second sees the whole first by such rows: 512
+  tokens take 5,950 and not 6,600;
 - keys that are no multiple of a vector leave rows of scores that begin anywhere, and a tail that is computed
-  number by number (511 after 511: 11,000; 512 after 512: 10,400). A decode in the same step is all it takes.
-  So the context's odd keys join the new tokens, behind rows that nobody asked for, and zeros fill up the end:
-  9,400.
+  number by number. A decode in the same step is all it takes: 511 tokens after 511 took 11,000. The context's
+  odd keys join the new tokens, behind rows that nobody asked for, and zeros fill up the end: 9,400.
 
 Knows tensors; knows neither pages nor requests.
 """
