@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from loadtest.__main__ import BAD_REQUEST, main
-from loadtest.commands import serving
+from loadtest.commands import bench_fleet, serving
+from loadtest.comparison.plan import Plan
+from loadtest.comparison.progress import expected_s
 
 TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
 
@@ -63,14 +66,14 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no OpenAI-compatible server answers at http://127.0.0.1:1" in said(arguments, tmp_path, capsys, 1)
 
 
-def test_the_projects_own_comparison_is_what_its_documents_say() -> None:
-    import argparse
-
-    from loadtest.commands import bench_fleet
-
+def fleet_plan(*arguments: str) -> Plan:
     parser = argparse.ArgumentParser()
     bench_fleet.add_options(parser)
-    plan = bench_fleet.fleet_plan(parser.parse_args([]))
+    return bench_fleet.fleet_plan(parser.parse_args(arguments))
+
+
+def test_the_projects_own_comparison_is_what_its_documents_say() -> None:
+    plan = fleet_plan()
     assert [contender.label for contender in plan.contenders] == list(bench_fleet.CONTENDERS)
     assert {contender.num_replicas for contender in plan.contenders} == {4}
     assert {contender.engine for contender in plan.contenders} == {"real engine, model tiny"}
@@ -79,7 +82,13 @@ def test_the_projects_own_comparison_is_what_its_documents_say() -> None:
         *("no_reuse", "hot_prefix", "decode_heavy"),
     ]
     assert (len(plan.searches), plan.repeats) == (1, 3)
-    some = bench_fleet.fleet_plan(parser.parse_args(["--policy", "expected_time,ray_prefix_router"]))
+    some = fleet_plan("--policy", "expected_time,ray_prefix_router")
     assert [contender.label for contender in some.contenders] == ["expected_time", "ray_prefix_router"]
-    quick = bench_fleet.fleet_plan(parser.parse_args(["--quick"]))
+    quick = fleet_plan("--quick")
     assert (len(quick.cells), quick.searches, quick.repeats) == (2, (), 1)
+
+
+def test_a_search_is_told_by_the_tries_it_takes() -> None:
+    """Two policies took 63 minutes: six rates about half as high as the first, half of them tried twice."""
+    plan = fleet_plan("--part", "search", "--policy", "expected_time,round_robin", "--repeats", "1")
+    assert expected_s(plan) == 2 * (25 + 9 * 200)
