@@ -26,6 +26,9 @@ HERMES = (
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+# As a model of that template writes it.
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Zürich"}}\n</tool_call>'
 CHATML_TOKENS = tuple(
     AddedToken(text, special=True, normalized=False)
     for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

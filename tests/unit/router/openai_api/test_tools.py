@@ -1,0 +1,327 @@
+"""Calls of tools over HTTP: asked for, rendered, and answered as the API has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from cache.messages import Delta, FinishReason, GenerateRequest
+from cache.types import ReplicaId
+from tests.fakes.http import MODEL, RouterUnderTest, events_of
+from tests.fakes.tokenizers import CALL, CHATML, HERMES, a_tokenizer
+from tests.fuzz_bodies import GOOD, mutated
+from tests.http_server import HttpServer, scripted_server
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather at a place.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+
+
+def a_router(
+    *texts: str, template: str = HERMES, finish: FinishReason = FinishReason.STOP
+) -> RouterUnderTest:
+    """A Router of a model with this template, that answers these texts, one delta each."""
+
+    async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        for index, text in enumerate(texts):
+            yield Delta(text, (index,), 0, finish if index + 1 == len(texts) else None)
+
+    router = RouterUnderTest(tokenizer=a_tokenizer("bytes", template=template), max_model_len=4096)
+    router.follow(script)
+    return router
+
+
+def prompt_of(router: RouterUnderTest) -> str:
+    text: str = router.tokenizer.decode(list(router.calls.requests[-1][1].token_ids))
+    return text
+
+
+async def test_tools_are_rendered_and_calls_read_back() -> None:
+    async with a_router("Let me see.\n", CALL[:20], CALL[20:], "\n") as router:
+        answer = (await router.chat("Weather?", tools=[WEATHER])).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Let me see."
+        (call,) = choice["message"]["tool_calls"]
+        assert call["id"].startswith("call_")
+        assert call["type"] == "function"
+        assert call["function"] == {"name": "weather", "arguments": '{"place": "Zürich"}'}
+        assert '"description": "The weather at a place."' in prompt_of(router)
+
+
+async def test_the_prompt_is_that_of_apply_chat_template() -> None:
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"place": "Ulm"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
+    ]
+    async with a_router("It is sunny.") as router:
+        body = {"model": MODEL, "messages": messages, "tools": [WEATHER]}
+        answer = await router.client.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "It is sunny."
+        assert answer.json()["choices"][0]["finish_reason"] == "stop"
+        function = {"name": "weather", "arguments": {"place": "Ulm"}}
+        rendered = router.tokenizer.apply_chat_template(
+            [
+                messages[0],
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"type": "function", "function": function}],
+                },
+                {"role": "tool", "content": "sunny"},
+            ],
+            tools=[WEATHER],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        assert prompt_of(router) == rendered
+        assert '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}' in rendered
+
+
+@pytest.mark.parametrize(
+    "texts", [[CALL], ["a\n", CALL], [*CALL], [CALL, "\n", CALL], ["no call <tool_call>x</tool_call>"], [""]]
+)
+async def test_streaming_equals_not_streaming(texts: list[str]) -> None:
+    async with a_router(*texts) as router:
+        whole = (await router.chat(tools=[WEATHER])).json()["choices"][0]
+        streamed = await router.chat(tools=[WEATHER], stream=True)
+    choices = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [
+        whole["finish_reason"]
+    ]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == (
+        whole["message"]["content"] or ""
+    )
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert [call["index"] for call in calls] == list(range(len(calls)))
+    assert [call["function"] for call in calls] == [
+        call["function"] for call in whole["message"].get("tool_calls", [])
+    ]
+    assert choices[0]["delta"]["role"] == "assistant"
+
+
+async def test_an_answer_cut_off_keeps_its_reason() -> None:
+    async with a_router(CALL, "<tool_call>{", finish=FinishReason.LENGTH) as router:
+        choice = (await router.chat(tools=[WEATHER])).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["message"]["content"] == "<tool_call>{"
+
+
+async def test_none_keeps_the_prompt_and_reads_no_calls() -> None:
+    """The same prefix as in the turns before is in the cache; its answer is text."""
+    async with a_router(CALL) as router:
+        await router.chat("x", tools=[WEATHER])
+        auto = prompt_of(router)
+        choice = (await router.chat("x", tools=[WEATHER], tool_choice="none")).json()["choices"][0]
+        assert prompt_of(router) == auto
+        assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+        assert "tool_calls" not in choice["message"]
+
+
+async def test_without_tools_no_calls_are_looked_for() -> None:
+    async with a_router(CALL) as router:
+        choice = (await router.chat("x", tools=[])).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": CALL, "refusal": None}
+
+
+async def test_parallel_calls_can_be_switched_off() -> None:
+    async with a_router(CALL, CALL) as router:
+        choice = (await router.chat("x", tools=[WEATHER], parallel_tool_calls=False)).json()["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+def changed(**function: Any) -> list[dict[str, Any]]:
+    return [{**WEATHER, "function": {**WEATHER["function"], **function}}]
+
+
+def named(name: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: Any) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]},
+    }
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "invalid_value"),
+    ({"tool_choice": named("other")}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "unsupported_parameter"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools", "invalid_value"),
+    ({"tool_choice": allowed("none", "weather")}, "tool_choice.allowed_tools", "invalid_value"),
+    ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools", "invalid_value"),
+    ({"tool_choice": allowed("auto", 5)}, "tool_choice.allowed_tools.tools[0]", "invalid_value"),
+    ({"tool_choice": allowed("auto", "other")}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {}}, "tool_choice", "invalid_value"),
+    ({"tools": {}}, "tools", "invalid_value"),
+    ({"tools": [WEATHER] * 129}, "tools", "invalid_value"),
+    ({"tools": ["weather"]}, "tools[0]", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0]", "invalid_value"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+    ({"tools": changed(name="")}, "tools[0].function.name", "invalid_value"),
+    ({"tools": changed(name="a b")}, "tools[0].function.name", "invalid_value"),
+    ({"tools": changed(name="x" * 65)}, "tools[0].function.name", "invalid_value"),
+    ({"tools": changed(description=1)}, "tools[0].function.description", "invalid_value"),
+    ({"tools": changed(parameters="x")}, "tools[0].function.parameters", "invalid_value"),
+    ({"tools": changed(strict="yes")}, "tools[0].function.strict", "invalid_value"),
+    (
+        {"tools": changed(strict=True, parameters={"type": "array"})},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    (
+        {"tools": changed(strict=True, parameters={"properties": {"x": {"not": {}}}})},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    (
+        {"tool_choice": "required", "tools": changed(parameters={"properties": {"x": {"type": "objct"}}})},
+        "tools[0].function.parameters",
+        "invalid_value",
+    ),
+    ({"tools": [WEATHER], "guided_choice": ["a", "b"]}, "guided_choice", "unsupported_parameter"),
+    ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED)
+async def test_what_cannot_be_honoured_is_named(fields: dict[str, Any], param: str, code: str) -> None:
+    async with a_router("x") as router:
+        answer = await router.chat("x", **{"tools": [WEATHER], **fields})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, code)
+        assert not router.calls.requests
+
+
+async def test_what_is_forced_or_strict_becomes_a_structure_and_nothing_else_does() -> None:
+    strict = changed(strict=True)
+    asked: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"tool_choice": "none", "tools": strict}, False),
+        ({"tools": strict}, True),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": named("weather")}, True),
+        ({"tool_choice": allowed("auto", "weather")}, True),
+        ({"guided_json": {}}, True),
+    ]
+    async with a_router("x") as router:
+        prompts = set()
+        for fields, is_held in asked:
+            await router.chat("x", **{"tools": [WEATHER], **fields})
+            sent = router.calls.requests[-1][1]
+            assert (sent.structure is not None) is is_held, fields
+            prompts.add(bytes(sent.token_ids))
+        assert len(prompts) == 1  # whatever is asked of calls, the prefix stays in the cache
+        assert router.metric("warmpath_structured_requests_total", kind="calls") == 5
+
+
+def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, Any]:
+    entry = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
+    return {"role": role, "content": None, "tool_calls": [entry]}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (called("nonsense"), "messages[0].tool_calls[0].function.arguments"),
+        (called("[1]"), "messages[0].tool_calls[0].function.arguments"),
+        (called({"x": 1}), "messages[0].tool_calls[0].function.arguments"),
+        (called('{"x": NaN}'), "messages[0].tool_calls[0].function.arguments"),
+        (called("{}", id=5), "messages[0].tool_calls[0].id"),
+        (called("{}", function={}), "messages[0].tool_calls[0].function.name"),
+        (called("{}", function=None), "messages[0].tool_calls[0]"),
+        (called("{}", role="user"), "messages[0].tool_calls"),
+        ({"role": "assistant", "content": None}, "messages[0].content"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": None}, "messages[0].content"),
+    ],
+)
+async def test_a_turn_with_calls_is_checked(message: dict[str, Any], param: str) -> None:
+    async with a_router("x") as router:
+        body = {"model": MODEL, "messages": [message], "tools": [WEATHER]}
+        answer = await router.client.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("template", "choice", "status"),
+    [
+        (CHATML, "auto", 400),
+        (CHATML, "none", 400),
+        ("{% if tools %}{{ tools }}{% endif %}" + CHATML, "auto", 400),  # calls in a format of its own
+        ("{% if tools %}{{ tools }}{% endif %}" + CHATML, "none", 200),
+    ],
+)
+async def test_a_template_that_cannot_do_it_is_told(template: str, choice: str, status: int) -> None:
+    async with a_router("x", template=template) as router:
+        answer = await router.chat("x", tools=[WEATHER], tool_choice=choice)
+        assert answer.status_code == status
+        if status != 200:
+            assert answer.json()["error"]["code"] == "unsupported_parameter"
+            assert answer.json()["error"]["param"] == "tools"
+
+
+async def test_mutated_tools_and_calls_are_answered_or_refused() -> None:
+    """Whatever reaches the template or the reader: never a 5xx, and the next request is fine."""
+    bodies = [(path, body) for path, body in GOOD if body.get("tools")]
+    statuses = []
+    async with a_router("Let me see.\n", CALL) as router:
+        for path, content in mutated(400, seed=4, bodies=bodies):
+            answer = await router.client.post(path, content=content)
+            assert answer.status_code in (200, 400, 404), (content, answer.text)
+            statuses.append(answer.status_code)
+        assert (await router.chat("x", tools=[WEATHER])).status_code == 200
+        assert router.calls.running == 0
+    assert statuses.count(200) > 50
+    assert statuses.count(400) > 50
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    with scripted_server(a_router("Let me see.\n", CALL[:20], CALL[20:], "\n", CALL)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_openai_client_reads_the_calls(server: HttpServer, stream: bool) -> None:
+    messages: Any = [{"role": "user", "content": "Weather?"}]
+    options: Any = {"model": MODEL, "messages": messages, "tools": [WEATHER]}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        if stream:
+            with client.chat.completions.stream(**options) as events:
+                completion: Any = events.get_final_completion()
+        else:
+            completion = client.chat.completions.create(**options)
+    (choice,) = completion.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
+        {"place": "Zürich"}
+    ] * 2
+    assert len({call.id for call in choice.message.tool_calls}) == 2
