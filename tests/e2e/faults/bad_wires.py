@@ -118,9 +118,7 @@ def _relayed_replica() -> type:
             deltas = DeltaRelay(self._info.delta_endpoint, folder)
             deltas.start()
             self._info = replace(self._info, event_endpoint=relay.address, delta_endpoint=deltas.address)
-            engine_thread = self._engine._thread.ident
-            assert engine_thread is not None, "it runs"
-            Murderer(engine_thread, folder).start()
+            Murderer(self._engine._thread, folder).start()
             (folder / f"{os.getpid()}.address").write_text(self._info.snapshot_endpoint)
 
     return RelayedReplica

@@ -20,14 +20,8 @@ _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _libc.ptrace.restype = ctypes.c_long
 
 
-def sleeping_thread(pid: int) -> int | None:
-    """A thread of that process that is in `time.sleep` now: a simulated engine inside a step; or None."""
-    threads = [int(task.name) for task in (Path("/proc") / str(pid) / "task").iterdir()]
-    return next((thread_id for thread_id in threads if is_sleeping(thread_id)), None)
-
-
 def is_sleeping(thread_id: int) -> bool:
-    """Whether it is in `time.sleep`; also while it is stopped there."""
+    """Whether it is in `time.sleep`, as a simulated engine inside a step; also while it is stopped there."""
     with contextlib.suppress(OSError):
         system_call = Path(f"/proc/{thread_id}/syscall").read_text().split()[0]
         return system_call == _SLEEPS[os.uname().machine]

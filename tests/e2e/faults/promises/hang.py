@@ -16,10 +16,10 @@ from tests.e2e.faults import checks, fleet
 from tests.e2e.faults.checks import Row
 from tests.e2e.faults.cluster import Cluster, cluster
 from tests.e2e.faults.injections import paused
-from tests.e2e.faults.mortal_engine import kill_engine
+from tests.e2e.faults.mortal_engine import engine_thread, kill_engine
 from tests.e2e.faults.processes import read
 from tests.e2e.faults.promises.events import DRIVER
-from tests.e2e.faults.threads import is_sleeping, sleeping_thread, stopped_thread
+from tests.e2e.faults.threads import is_sleeping, stopped_thread
 from tests.e2e.faults.traffic import OpenLoop, Outcome, cycle
 
 SEEN_WITHIN_S = 10.0
@@ -75,11 +75,12 @@ async def _hung(
     return rows
 
 
-async def _thread(_running: Cluster, pid: int) -> float:
-    """Stop a thread inside a step. When its process was gone, `time.monotonic()`."""
+async def _thread(running: Cluster, pid: int) -> float:
+    """Stop its engine's thread inside a step. When its process was gone, `time.monotonic()`."""
+    thread_id = engine_thread(running.server.temp / "wires", pid)
     while True:
         await asyncio.sleep(0.002)
-        if (thread_id := sleeping_thread(pid)) is None:
+        if not is_sleeping(thread_id):
             continue
         with stopped_thread(thread_id):
             await asyncio.sleep(0.002)
