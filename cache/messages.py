@@ -222,6 +222,7 @@ class ReplicaInfo:
     has_logits: bool = True  # False: its model is simulated, and nothing about logits can be asked of it
     num_ranks: int = 1  # processes that compute the model together; `device` is the first one's
     machine: str = ""  # equal for those that share their cores or their card; "" = shared with nobody
+    machine_engines: float = 1.0  # such as this one that the machine computes at once, none slowing another
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,7 +17,7 @@ from cache.messages import ReplicaInfo
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
 from replica.engine.engine import Engine
-from replica.machine import machine_of
+from replica.machine import engines_at_once, machine_of
 from replica.publisher import Publisher, new_epoch
 from replica.scheduling.runner import Runner
 
@@ -95,4 +95,10 @@ def _info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> Repli
         has_logits=info.has_logits,
         num_ranks=info.num_ranks,
         machine=machine_of(info.device),
+        machine_engines=engines_at_once(info.device, _num_threads(config)),
     )
+
+
+def _num_threads(config: ReplicaConfig) -> int | None:
+    """Of all processes that compute the model."""
+    return None if config.torch_threads is None else config.torch_threads * config.tensor_parallel

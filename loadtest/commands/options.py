@@ -69,7 +69,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         type=read.machine,
         default=H100_8B,
         metavar="NAME=VALUE,...",
-        help=f"constants of the simulated machine; without: {H100_8B.describe()}",
+        help="constants of the simulated machine, one for each replica, or with num_engines=N one that all "
+        f"share and that computes N at full speed; without: {H100_8B.describe()}",
     )
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 from loadtest.simulation.cell import Failure, Scaling
-from loadtest.simulation.machine import H100_8B, Machine
+from loadtest.simulation.machine import H100_8B, Machine, SharedMachine
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generators import make_generator
 from loadtest.workloads.reference import WorkloadRef
@@ -132,8 +132,9 @@ def scaling(text: str) -> Scaling:
 
 
 def machine(text: str) -> Machine:
-    """`per_token_s=4e-5,max_batched_tokens=2048`: the default machine, but for these."""
-    kinds = {field.name: field.type for field in fields(Machine)}
+    """`per_token_s=4e-5,max_batched_tokens=2048`: the default machine, but for these. With `num_engines=2`
+    all replicas share it."""
+    kinds = {field.name: field.type for field in fields(SharedMachine)}
     changes: dict[str, float] = {}
     for part in text.split(","):
         name, value = _assignment(part)
@@ -141,6 +142,8 @@ def machine(text: str) -> Machine:
             raise argparse.ArgumentTypeError(f"unknown constant {name!r}; there are: {', '.join(kinds)}")
         changes[name] = int(value) if kinds[name] == "int" else value
     try:
+        if "num_engines" in changes:
+            return SharedMachine(**{**asdict(H100_8B), **changes})
         return replace(H100_8B, **changes)  # type: ignore[arg-type]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

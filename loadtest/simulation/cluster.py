@@ -17,6 +17,7 @@ from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from loadtest.simulation.cell import CellResult, CellSpec
 from loadtest.simulation.clock import EventQueue
+from loadtest.simulation.crowd import Crowd
 from loadtest.simulation.engine import NEVER_FULL, SimEngine
 from loadtest.simulation.host_memory import host_tier
 from loadtest.simulation.recorder import Recorder
@@ -42,6 +43,7 @@ class Cluster:
         self._infos: dict[ReplicaId, ReplicaInfo] = {}  # of the members
         self._router_of: dict[RequestId, RouterNode] = {}
         self._num_retries = 0
+        self._crowd = Crowd.of(spec.machine)
         # One stream of draws for the way to a router, the same whatever the policy; one per router.
         self._way = random.Random(f"{spec.seed} way")
         self._routers = [
@@ -160,6 +162,7 @@ class Cluster:
             listener=self,
             events=events,
             slowdown=slowdown,
+            crowd=self._crowd,
             jumps=self._jumps,
         )
         self._engines.append(engine)
@@ -176,6 +179,8 @@ class Cluster:
             max_running=machine.max_running,
             max_waiting=NEVER_FULL,
             has_kv_events=spec.has_kv_events,
+            machine="shared" if self._crowd is not None else "",
+            machine_engines=self._crowd.num_engines if self._crowd is not None else 1.0,
         )
         return engine
 

@@ -21,6 +21,7 @@ from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
+from loadtest.simulation.crowd import Crowd, Pace
 from loadtest.simulation.machine import Machine, MachineWithHost
 from loadtest.simulation.turns import Turn, TurnTokens
 from replica.config import ReplicaConfig
@@ -64,13 +65,15 @@ class SimEngine:
         listener: EngineListener,
         events: EventLog | None = None,
         slowdown: float = 1.0,
+        crowd: Crowd | None = None,
         jumps: bool = True,
     ) -> None:
         """num_blocks: that its running sequences may hold. events: the log that is also the cache's sink;
-        None publishes nothing. jumps: take quiet steps many at once."""
+        None publishes nothing. crowd: of its machine, if it shares that. jumps: take quiet steps many at
+        once, which those that share a machine never do: others begin in the middle of them."""
         self.index = index
         self.replica_id = replica_id
-        self.step_time: StepTimeModel = machine.step_time(slowdown)
+        self._pace = Pace(machine.step_time(slowdown), index, crowd)
         self.scheduler = Scheduler(
             cache,
             num_blocks=num_blocks,
@@ -94,7 +97,7 @@ class SimEngine:
         self._queue = queue
         self._listener = listener
         self._events = events
-        self._jumps = jumps
+        self._jumps = jumps and crowd is None
         self._inbox: list[tuple[Turn, int]] = []  # and how many tokens of its answer it brings along
         self._turns: dict[RequestId, Turn] = {}
         self._admitted: list[RequestId] = []  # taken in since the last batch
@@ -141,6 +144,11 @@ class SimEngine:
             for request in self.scheduler
         ]
         return lost + self._inbox
+
+    @property
+    def step_time(self) -> StepTimeModel:
+        """As it tells of itself."""
+        return self._pace.fitted
 
     @property
     def step_ends_s(self) -> float:
@@ -205,7 +213,7 @@ class SimEngine:
             is_one = has_news or not self._jumps
             num_steps = 1 if is_one else min(num_steps, 1 + self.scheduler.quiet_steps())
         self._has_prefilled = has_prompt
-        run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self.step_time)
+        run = _Run(self._queue.now, planned, new_tokens, attention, num_steps, self._pace.step())
         if self._copy_block_s is not None:  # what is copied out goes beside the step
             run.copy_s = len(self._cache.take_moves().loads) * self._copy_block_s
         self._run = run
@@ -213,6 +221,7 @@ class SimEngine:
 
     def _rest(self) -> None:
         """Idle from now on."""
+        self._pace.rests()
         if self._busy_since is not None:
             self.busy_s += self._queue.now - self._busy_since
             self._busy_since = None

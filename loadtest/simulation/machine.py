@@ -54,12 +54,12 @@ class Machine:
 
     def step_time(self, slowdown: float = 1.0) -> StepTimeModel:
         """The step-time model of one replica, every term `slowdown` times the machine's."""
-        return StepTimeModel(
-            base_s=self.base_s * slowdown,
-            per_token_s=self.per_token_s * slowdown,
-            per_attention_s=self.per_attention_s * slowdown,
-            per_sequence_s=self.per_sequence_s * slowdown,
-        )
+        alone = StepTimeModel(self.base_s, self.per_token_s, self.per_attention_s, self.per_sequence_s)
+        return slowed(alone, slowdown)
+
+    def engines_at_once(self, num_replicas: int) -> float:
+        """Of so many, those that compute at full speed at one time."""
+        return num_replicas
 
     def describe(self) -> str:
         """One line with every constant, for the head of a report."""
@@ -77,6 +77,38 @@ class MachineWithHost(Machine):
 
     host_blocks: int = 65_536
     copy_block_s: float = 0.1e-3  # 2 MiB, 16 tokens of the model above, at 20 GB/s: a card's own bus, shared
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMachine(Machine):
+    """One machine that all replicas compute on, as several do on one host's cores: those that compute at one
+    time slow each other. A class of its own for the same reason."""
+
+    num_engines: float = 1.0  # that it computes at full speed
+
+    def __post_init__(self) -> None:
+        super(SharedMachine, self).__post_init__()  # the class that slots made is another than `super()` has
+        if self.num_engines < 1:
+            raise ValueError(f"machine.num_engines = {self.num_engines} is less than 1")
+
+    def engines_at_once(self, num_replicas: int) -> float:
+        """As many as it has room for."""
+        return min(num_replicas, self.num_engines)
+
+    def describe(self) -> str:
+        """The same, and who shares it."""
+        alone = super(SharedMachine, self).describe()
+        return f"{alone}; all replicas on one machine that computes {self.num_engines:g} at full speed"
+
+
+def slowed(model: StepTimeModel, times: float) -> StepTimeModel:
+    """Every term so many times the model's."""
+    return StepTimeModel(
+        base_s=model.base_s * times,
+        per_token_s=model.per_token_s * times,
+        per_attention_s=model.per_attention_s * times,
+        per_sequence_s=model.per_sequence_s * times,
+    )
 
 
 H100_8B = Machine()

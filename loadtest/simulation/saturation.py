@@ -36,7 +36,7 @@ def saturation_rate_per_s(
 ) -> float:
     """Requests per second of this mix that are load 1.0 for so many replicas."""
     work = work_per_request(workload, num_replicas=num_replicas, cache_tokens=cache_tokens, machine=machine)
-    return num_replicas / work.seconds
+    return machine.engines_at_once(num_replicas) / work.seconds
 
 
 def work_per_request(

@@ -21,7 +21,7 @@ from router.insight.shadow import ShadowTotals, ShadowVerdict
 from router.placement.decision import DecisionRecord
 from router.pricing.cost import cost_terms
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_LAST = 200  # requests in one answer: made on the event loop, in a few milliseconds
 MAX_CANDIDATES = 16  # shown of one decision; of the rest their number
 
@@ -33,6 +33,7 @@ class CostView(msgspec.Struct, frozen=True):
     prefill_s: float
     decode_slowdown: float
     recompute_s: float
+    alone_s: float
     memory_pressure_s: float
     total_s: float
 

@@ -89,6 +89,7 @@ class Routing:
             reservation_ttl_s=config.reservation_ttl_s,
             silent_after_s=config.silent_after_s,
             eviction_regret=self._policies.expected_time.options.eviction_regret,
+            crowding_weight=self._policies.expected_time.options.crowding,
         )
         self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()

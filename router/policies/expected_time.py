@@ -48,6 +48,8 @@ class ExpectedTimeOptions:
     memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
     # How much counts of computing what new blocks push out, where that is asked for again.
     eviction_regret: float = 1.0
+    # How much counts of what others on the same machine wait for: steps that nobody shares.
+    crowding: float = 1.0
     own_share: float = 0.1  # of a request's own prefill: how much dearer other routers' replicas are
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class ExpectedTimeOptions:
             hot_uses_per_queued=(0.0, 1e6),
             memory_pressure_s=(0.0, 60.0),
             eviction_regret=(0.0, 10.0),
+            crowding=(0.0, 10.0),
             own_share=(0.0, 10.0),
         )
 

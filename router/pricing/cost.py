@@ -4,6 +4,7 @@
            + (w - 1) * prefill(uncached - hot)                  the fleet's time, spent again
            + regret_r * prefill_r(uncached - hot)               and what new blocks push out, computed again
            - (1 - 1 / uses) * prefill_r(hot, where not cached)  later requests' share of a copy
+           + alone_r                                            steps that its answer shares with nobody
            + memory_pressure_r
 
 The first line is the time to the first token, beside the sequences that decode: each step also computes one
@@ -13,8 +14,9 @@ until the queues are empty again, so `w` grows with the queues (`RecomputeCharge
 fleet's typical replica, whoever computes: what a slow one spends is worth less, and at its own price it would
 stand idle while others wait for a fast one. What is *hot* is not charged: one more copy of it will be used by
 others, who bear its cost with the one that makes it. The third line is rent: new blocks take the room of old
-ones, which are missed the sooner the faster a cache turns over (`evictions.py`). The last keeps sequences
-from pushing each other out.
+ones, which are missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines
+that several engines compute on: what one of them takes the others wait for (`machines.py`). The last keeps
+sequences from pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
 and `tuning_free` orders all of them by uncached tokens times requests instead.
 
@@ -52,6 +54,7 @@ class Price(NamedTuple):
     memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
     fleet_time: StepTimeModel  # of a typical replica; `step_time` itself for those that are one
     regret: float = 0.0  # of a block that it evicts: how often that is asked for again, and computed
+    alone_s: float = 0.0  # of a machine that others compute on: for a newcomer's steps that nobody shares
 
 
 class Candidate(NamedTuple):
@@ -79,6 +82,7 @@ class CostTerms(NamedTuple):
     prefill_s: float  # alone
     decode_slowdown: float  # >= 1: how much longer both take beside the sequences that decode
     recompute_s: float  # for computing again what others hold; negative for a copy that others will use
+    alone_s: float  # for steps that its answer shares with nobody, where others compute on the machine
     memory_pressure_s: float
 
     @property
@@ -86,6 +90,7 @@ class CostTerms(NamedTuple):
         return (
             (self.backlog_s + self.prefill_s) * self.decode_slowdown
             + self.recompute_s
+            + self.alone_s
             + self.memory_pressure_s
         )
 
@@ -113,7 +118,7 @@ def expected_times(
     cold_room = 0
     found = []
     for price, held in zip(prices, cached, strict=True):
-        busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time, regret = price
+        busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time, regret, alone_s = price
         # Mostly all hold the same system prompt, or nothing, and are machines of one kind.
         if held != before:
             # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
@@ -132,7 +137,7 @@ def expected_times(
         wait_s = busy_until - now
         if wait_s < step_left_s:
             wait_s = step_left_s
-        other_s = wait_s + chunks * decode_s + memory_pressure_s * pressure
+        other_s = wait_s + chunks * decode_s + alone_s + memory_pressure_s * pressure
         if hot > held:
             if step_time is not cold_model or (room != cold_room and cold > min(room, cold_room)):
                 cold_model, cold_room = step_time, room
@@ -206,6 +211,7 @@ def cost_terms(
         recompute_s=(shape.recompute_weight - 1.0) * fleet_s
         + price.regret * cold_s
         - (1.0 - shape.hot_share) * (own_s - cold_s),
+        alone_s=price.alone_s,
         memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
 
@@ -250,6 +256,7 @@ def price_of(load: LoadView) -> Price | None:
         load.used_fraction,
         load.fleet_time,
         load.regret,
+        load.alone_s,
     )
 
 
@@ -262,6 +269,7 @@ def price(
     used_fraction: float,
     fleet_time: StepTimeModel | None = None,
     regret: float = 0.0,
+    alone_s: float = 0.0,
 ) -> Price:
     """fleet_time: None where nobody knows another than this one's own."""
     decode_s = decode_step_s(model, num_running, context_tokens)
@@ -274,6 +282,7 @@ def price(
         memory_pressure(used_fraction),
         fleet_time or model,
         regret,
+        alone_s,
     )
 
 

@@ -15,6 +15,7 @@ from cache.types import ReplicaId, RequestId
 from router.pricing.evictions import Evictions
 from router.pricing.fleet_speeds import FleetSpeeds
 from router.pricing.load_view import LoadView
+from router.pricing.machines import Machines
 from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
 from router.pricing.residence import Residence
 
@@ -29,10 +30,13 @@ class FleetLoad:
         reservation_ttl_s: float,
         silent_after_s: float,
         eviction_regret: float = 1.0,
+        crowding_weight: float = 1.0,
     ) -> None:
-        """eviction_regret: how much of what evictions cost later counts in a replica's price."""
+        """How much counts in a replica's price of what evictions cost later, and of what others on its
+        machine wait for."""
         self._clock = clock
         self._eviction_regret = eviction_regret
+        self._crowding_weight = crowding_weight
         self._reservation_ttl_s = reservation_ttl_s
         self._silent_after_s = silent_after_s
         self.residence = Residence()  # told by whoever sees sequences begin and end
@@ -51,10 +55,20 @@ class FleetLoad:
         self._num_chosen = 0
         self._expires_at = -math.inf  # no reservation is too old before
         self._speeds = FleetSpeeds()
+        self._machines = Machines()
 
     def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         now = self._clock()
-        replica = ReplicaLoad(replica_id, info, now, self._silent_after_s, self._changed, self.residence)
+        replica = ReplicaLoad(
+            replica_id,
+            info,
+            now,
+            self._silent_after_s,
+            self._changed,
+            self.residence,
+            self._machines.enter(info.machine, info.machine_engines),
+            self._crowding_weight,
+        )
         self._replicas[replica_id] = replica
         self.evictions.add(replica_id, info.num_blocks)
         self._note_state(replica.state())
@@ -63,7 +77,10 @@ class FleetLoad:
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Its requests stay in flight until they are released or routed elsewhere."""
-        if self._replicas.pop(replica_id, None) is not None:
+        replica = self._replicas.pop(replica_id, None)
+        if replica is not None:
+            replica.gone()
+            self._machines.forget_empty(replica.info.machine)
             self._num_waiting -= self._states.pop(replica_id).num_waiting
             self._names = list(self._states)
             self._shut.discard(replica_id)

@@ -22,6 +22,7 @@ from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from router.pricing.cost import Price, decode_step_s, memory_pressure, prefill_room, step_left_s
 from router.pricing.load_view import LoadView
+from router.pricing.machines import Machine, alone_s
 from router.pricing.residence import Residence
 
 
@@ -91,6 +92,7 @@ class ReplicaState(NamedTuple):
             num_in_flight=self.num_in_flight,
             fleet_time=self.price.fleet_time if self.price is not None else None,
             regret=self.price.regret if self.price is not None else 0.0,
+            alone_s=self.price.alone_s if self.price is not None else 0.0,
         )
 
     def is_full(self, now: float) -> bool:
@@ -110,9 +112,12 @@ class ReplicaLoad:
         silent_after_s: float,
         changed: set[ReplicaLoad],
         residence: Residence,
+        machine: Machine | None = None,
+        crowding_weight: float = 1.0,
     ) -> None:
         """changed: where it enters itself when its state is another than the one it gave last.
-        residence: how long sequences stay."""
+        residence: how long sequences stay. machine: None if it shares none. crowding_weight: how much counts
+        of what those that share it wait for."""
         self.replica_id = replica_id
         self.info = info
         self.silent_at = now + silent_after_s  # a new replica has the benefit of the doubt
@@ -133,9 +138,13 @@ class ReplicaLoad:
         self._residence = residence
         self.regret = 0.0  # of a block that it evicts, see `Evictions`; counts with the next report
         self._reported_at = now
+        self._machine = machine
+        self._crowding_weight = crowding_weight
         self._changed = changed
         self._state: ReplicaState | None = None  # as of the last change; None: to be made when asked for
         changed.add(self)
+        if machine is not None:
+            machine.enter(self)
 
     @property
     def load(self) -> Load:
@@ -223,14 +232,26 @@ class ReplicaLoad:
         self._last_chosen = number
         self._forget_state()
 
+    def gone(self) -> None:
+        """It computes no more: its machine is the others'. Idempotent."""
+        if self._machine is not None:
+            self._machine.leave(self)
+
     def state(self) -> ReplicaState:
         """As of the last change. O(1)."""
         return self._state or self._remake()
 
-    def _forget_state(self) -> None:
+    def neighbours_changed(self) -> None:
+        """Another one of its machine has begun to work, or has ended."""
         if self._state is not None:
             self._state = None
             self._changed.add(self)
+
+    def _forget_state(self) -> None:
+        if self._machine is not None:
+            load = self._load
+            self._machine.note(self, is_busy=bool(load.num_running or load.num_waiting or self._unseen))
+        self.neighbours_changed()
 
     def _remake(self) -> ReplicaState:
         load, info, unseen, model = self._load, self.info, len(self._unseen), self._step_time
@@ -249,6 +270,7 @@ class ReplicaLoad:
                 pressure,
                 fleet_time,
                 self.regret,
+                self._alone_s(model, num_requests),
             )
         self._state = state = ReplicaState(
             self.replica_id,
@@ -267,6 +289,13 @@ class ReplicaLoad:
             info,
         )
         return state
+
+    def _alone_s(self, model: StepTimeModel, num_requests: int) -> float:
+        """What a newcomer's own steps take from others on its machine."""
+        if self._machine is None or not (crowding := self._machine.crowding(self)):
+            return 0.0
+        own_s = alone_s(model, self._decode_s, num_requests, self._residence.mean_s)
+        return self._crowding_weight * crowding * own_s
 
     def _start_at(self, num_waiting: int) -> float:
         """When it can start on a newcomer: behind what is queued, and with a place."""

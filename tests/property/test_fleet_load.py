@@ -15,7 +15,7 @@ NAMES = st.sampled_from([replica_id(index) for index in range(4)])
 REQUESTS = st.sampled_from([RequestId(f"request-{index}") for index in range(5)])
 STEP_TIMES = st.sampled_from([None, STEP_TIME, StepTimeModel(0.02, 2e-4, 1e-9, 1e-3)])
 CHANGES = st.one_of(
-    st.tuples(st.just("join"), NAMES),
+    st.tuples(st.just("join"), NAMES, st.sampled_from(["", "m", "n"])),
     st.tuples(st.just("leave"), NAMES),
     st.tuples(st.just("report"), NAMES, st.lists(REQUESTS, max_size=2), st.integers(0, 90), STEP_TIMES),
     st.tuples(st.just("reserve"), NAMES, REQUESTS, st.integers(0, 3000)),
@@ -28,8 +28,8 @@ CHANGES = st.one_of(
 
 def _apply(fleet: FleetLoad, clock: FakeClock, change: tuple[object, ...]) -> None:
     match change:
-        case ("join", name) if name not in fleet:
-            fleet.add_replica(name, info())
+        case ("join", name, machine) if name not in fleet:
+            fleet.add_replica(name, info(machine=machine, machine_engines=1.5))
         case ("leave", name):
             fleet.remove_replica(name)
         case ("report", name, admitted, num_running, step_time) if name in fleet:
@@ -52,6 +52,7 @@ def _apply(fleet: FleetLoad, clock: FakeClock, change: tuple[object, ...]) -> No
 def test_states_are_those_made_anew_in_order_of_joining(changes: list[tuple[object, ...]]) -> None:
     clock = FakeClock()
     fleet = FleetLoad(clock, reservation_ttl_s=30.0, silent_after_s=5.0)
+    fleet.residence.observe(1.0)
     joined: list[str] = []
     for change in changes:
         if change[0] == "join" and change[1] not in joined:

@@ -31,6 +31,7 @@ LOADS = st.builds(
     step_time=MODELS,
     fleet_time=st.none() | MODELS,
     regret=st.floats(0, 1),
+    alone_s=st.floats(0, 10),
 )
 SHAPES = st.builds(
     RequestShape,
@@ -66,6 +67,14 @@ def test_to_forget_what_is_missed_never_makes_it_more_attractive(
     load: LoadView, shape: RequestShape, regret: float
 ) -> None:
     more = load._replace(regret=min(1.0, load.regret + regret))
+    assert not_less(cost(more, 0, shape), cost(load, 0, shape))
+
+
+@given(LOADS, SHAPES, st.floats(0, 10))
+def test_what_others_on_its_machine_wait_for_never_makes_it_more_attractive(
+    load: LoadView, shape: RequestShape, more_s: float
+) -> None:
+    more = load._replace(alone_s=load.alone_s + more_s)
     assert not_less(cost(more, 0, shape), cost(load, 0, shape))
 
 

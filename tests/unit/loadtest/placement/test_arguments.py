@@ -59,6 +59,7 @@ def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
         (read.generator, "multi_turn:turns=0", "turns"),
         (read.machine, "nonsense=1", "per_token_s"),
         (read.machine, "base_s=-1", "negative"),
+        (read.machine, "num_engines=0.5", "less than 1"),
         (read.trace, "no/such/file", "no file"),
     ],
 )
@@ -76,3 +77,10 @@ def test_a_generator_with_parameters() -> None:
 def test_machine_constants_change_one_by_one() -> None:
     found = read.machine("per_token_s=1e-5,max_batched_tokens=2048")
     assert (found.per_token_s, found.max_batched_tokens) == (1e-5, 2048)
+
+
+def test_a_machine_that_all_replicas_share() -> None:
+    found = read.machine("num_engines=1.5,base_s=0.004")
+    assert found.base_s == 0.004
+    assert found.engines_at_once(4) == 1.5
+    assert "one machine that computes 1.5 at full speed" in found.describe()

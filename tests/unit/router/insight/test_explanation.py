@@ -13,7 +13,9 @@ from router.placement.decision import RouteReason
 
 def cost(backlog_s: float, prefill_s: float, recompute_s: float = 0.0, slowdown: float = 1.0) -> CostView:
     total_s = (backlog_s + prefill_s) * slowdown + recompute_s
-    return CostView(backlog_s, prefill_s, slowdown, recompute_s, 0.0, total_s)
+    return CostView(
+        backlog_s, prefill_s, slowdown, recompute_s, alone_s=0.0, memory_pressure_s=0.0, total_s=total_s
+    )
 
 
 def candidate(replica: str, cached: int, terms: CostView | None) -> CandidateView:
