@@ -23,6 +23,7 @@ from cache.events import EventBatch, Load
 from cache.types import ReplicaId
 from loadtest.simulation.cell import IDEAL_SHORTEST, CellResult, CellSpec
 from loadtest.simulation.clock import EventQueue
+from loadtest.simulation.crowd import Crowd
 from loadtest.simulation.engine import SimEngine
 from loadtest.simulation.pooled_cache import PooledCache
 from loadtest.simulation.recorder import Recorder
@@ -52,6 +53,7 @@ class IdealCluster:
             for _ in range(spec.num_replicas)
         ]
         self._cache = caches[0]  # all of them find the same
+        crowd = Crowd.of(spec.machine)
         self._engines = [
             SimEngine(
                 index,
@@ -62,6 +64,7 @@ class IdealCluster:
                 queue=self._queue,
                 listener=self,
                 slowdown=spec.slowdowns[index] if index < len(spec.slowdowns) else 1.0,
+                crowd=crowd,
                 jumps=jumps,
             )
             for index, cache in enumerate(caches)

@@ -67,6 +67,14 @@ def test_long_answers_are_kept_together_where_engines_share_a_core() -> None:
     assert together.mean_e2e_s < 0.8 * apart.mean_e2e_s
 
 
+def test_the_ideal_computes_on_the_same_machine() -> None:
+    together = unrelated((0.0, 32, 9), (0.0, 32, 9))
+    alone, crowded = [
+        simulate(together, spec(policy="ideal", machine=each)).e2e_s.max() for each in (MACHINE, shared(1.0))
+    ]
+    assert crowded == pytest.approx(2 * alone, rel=0.1)
+
+
 def test_load_counts_what_the_machine_computes() -> None:
     work = unrelated((0.0, 32, 5))
     fleet = {"num_replicas": 4, "cache_tokens": 80}
