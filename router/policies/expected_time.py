@@ -18,6 +18,7 @@ from cache.types import ReplicaId
 from router.policies.base import PolicyContext, PolicyRequest, Scored, StatelessPolicy
 from router.policies.options import check_range
 from router.pricing.cost import (
+    MEMORY_PRESSURE_S,
     Candidate,
     Price,
     RecomputeCharge,
@@ -45,7 +46,7 @@ class ExpectedTimeOptions:
     recompute_most: float = 100.0  # reached with nine queued: overload lasts, but not for ever
     hot_uses: float = 4.0  # uses in a minute or two that a prefix's next copy must have to be worth making
     hot_uses_per_queued: float = 2.0  # more of them per queued request and replica: copies cost time
-    memory_pressure_s: float = 0.15  # costs as much at half full as so much waiting
+    memory_pressure_s: float = MEMORY_PRESSURE_S  # costs as much at half full as so much waiting
     # How much counts of computing what new blocks push out, where that is asked for again.
     eviction_regret: float = 1.0
     # How much counts of what others on the same machine wait for: steps that nobody shares.

@@ -53,6 +53,7 @@ class ReplicaState(NamedTuple):
     queued_tokens: int
     used_fraction: float
     busy_until: float  # when it can start on a newcomer: behind the queue, and with a place
+    slowness: float  # times as long as on a typical replica, of a step in which its sequences decode
     step_time: StepTimeModel | None
     load: Load
     info: ReplicaInfo
@@ -130,6 +131,7 @@ class ReplicaLoad:
         self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
         self._decode_s = 0.0  # what those add to each step
         self._step_left_s = 0.0  # of the step in progress, on average
+        self._slowness = 1.0  # see `ReplicaState`
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
         self._unseen_blocks = 0
         self._unseen_tokens = 0
@@ -284,6 +286,7 @@ class ReplicaLoad:
             load.queued_uncached_tokens + self._unseen_tokens,
             used,
             start_at,
+            self._slowness,
             model,
             load,
             info,
@@ -294,7 +297,8 @@ class ReplicaLoad:
         """What a newcomer's own steps take from others on its machine."""
         if self._machine is None or not (crowding := self._machine.crowding(self)):
             return 0.0
-        own_s = alone_s(model, self._decode_s, num_requests, self._residence.mean_s)
+        stay_s = self._slowness * self._residence.mean_s
+        own_s = alone_s(model, self._decode_s, num_requests, stay_s)
         return self._crowding_weight * crowding * own_s
 
     def _start_at(self, num_waiting: int) -> float:
@@ -304,7 +308,7 @@ class ReplicaLoad:
             load.num_running + num_waiting + 1 - self.info.max_running, self._num_without_blocks(num_waiting)
         )
         if num_short > 0:
-            place_s = self._residence.until_ended_s(num_short, load.num_running)
+            place_s = self._slowness * self._residence.until_ended_s(num_short, load.num_running)
             return max(self._busy_until, self._late_until, self._reported_at + place_s)
         return max(self._busy_until, self._late_until)
 
@@ -327,7 +331,14 @@ class ReplicaLoad:
         if model is not None:
             self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
             self._step_left_s = step_left_s(model, load.num_running, self._decode_s)
+            self._slowness = self._slowness_by(model)
         self._forget_state()
+
+    def _slowness_by(self, model: StepTimeModel) -> float:
+        """How much longer sequences stay than on a typical replica."""
+        load, typical = self._load, self._fleet_time or model
+        step_s = typical.base_s + decode_step_s(typical, load.num_running, load.context_tokens)
+        return (model.base_s + self._decode_s) / step_s if typical is not model and step_s else 1.0
 
     def _work_s(self) -> float:
         """Seconds to prefill what was queued when it last reported, and what it has not seen."""

@@ -41,7 +41,7 @@ def _blocks_s(state: ReplicaState, residence: Residence) -> float:
     room = max(0, load.free_blocks - load.growth_blocks)
     if not num_waiting or not load.total_blocks or needed <= room:
         return 0.0
-    return residence.until_ended_s(num_waiting * (1.0 - room / needed), load.num_running)
+    return state.slowness * residence.until_ended_s(num_waiting * (1.0 - room / needed), load.num_running)
 
 
 def level_s(starts_s: Sequence[float], held_s: float) -> float:

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.pricing.cost import Candidate, RequestShape, costs, expected_time, tuning_free
+from router.pricing.cost import (
+    Candidate,
+    RequestShape,
+    cost_terms,
+    costs,
+    expected_time,
+    price_of,
+    tuning_free,
+)
 from router.pricing.load_view import LoadView
 from tests.fakes.router import view
 
@@ -45,8 +53,11 @@ SHAPES = st.builds(
 def cost(load: LoadView, cached: int, shape: RequestShape) -> float:
     """As it is decided with; it must be what is told of it."""
     candidate = Candidate(ReplicaId("r"), load, cached, True)
-    [found] = costs([candidate], shape)
-    assert math.isclose(found, expected_time(candidate, shape).total_s, rel_tol=1e-9)
+    [found] = costs([candidate], shape, memory_pressure_s=0.15)
+    price = price_of(load)
+    assert price is not None
+    told = cost_terms(price, cached, shape, 0.0, memory_pressure_s=0.15)
+    assert math.isclose(found, told.total_s, rel_tol=1e-9)
     return found
 
 
