@@ -205,6 +205,20 @@ def test_free_blocks_that_answers_grow_into_are_no_room_for_a_newcomer(fleet: Fl
     assert fleet.view().backlog_s == pytest.approx(8.0 / 4)
 
 
+def test_who_is_slow_has_a_place_the_later() -> None:
+    """Sequences stay for 2 s on average; where a step takes ten times as long they stay for 20."""
+    loads = FleetLoad(FakeClock(), reservation_ttl_s=600.0, silent_after_s=5.0)
+    for name in (A, B, replica_id(2)):
+        loads.add_replica(name, info(max_running=1))
+        loads.report(name, load())
+    loads.residence.observe(2.0)
+    slow = StepTimeModel(0.1, 0.001, 0.0, 0.01)
+    loads.report(A, load(num_running=1, context_tokens=99, step_time=slow))
+    loads.report(B, load(num_running=1, context_tokens=99, step_time=StepTimeModel(0.01, 0.0001, 0.0, 0.001)))
+    assert loads.view(B).backlog_s == pytest.approx(2.0)
+    assert loads.view(A).backlog_s == pytest.approx(20.0)
+
+
 @pytest.mark.parametrize(
     "model",
     [StepTimeModel(-0.1, 1e-4, 0.0, 0.0), StepTimeModel(math.nan, 1e-4, 0.0, 0.0), StepTimeModel(0, 0, 0, 0)],
