@@ -15,8 +15,8 @@ fleet's typical replica, whoever computes: what a slow one spends is worth less,
 stand idle while others wait for a fast one. What is *hot* is not charged: one more copy of it will be used by
 others, who bear its cost with the one that makes it. The third line is rent: new blocks take the room of old
 ones, which are missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines
-that several engines compute on: what one of them takes the others wait for (`machines.py`). The last is for
-whoever wants memory to be spread, and nothing by default.
+that several engines compute on: what one of them takes the others wait for (`machines.py`). The last keeps
+sequences from pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
 and `tuning_free` orders all of them by uncached tokens times requests instead.
 
@@ -33,10 +33,9 @@ from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.pricing.load_view import LoadView
 
-# lambda: costs as much at half full as so much waiting. Nothing: engines let nobody in who would push others
-# out, so who lacks memory waits, and that is in the backlog. 0.15 s was worth nothing on any fleet, and sent
-# requests to a replica that was ten times slower and had room (docs/design/006-decision.md).
-MEMORY_PRESSURE_S = 0.0
+# lambda: costs as much at half full as 0.15 s of waiting. Worth nothing on a fleet of equals, and it sends
+# requests to a replica that is ten times slower and has room (docs/design/006-decision.md).
+MEMORY_PRESSURE_S = 0.15
 # Above it memory counts as full: a saturated replica's is always within hundredths of its end, and
 # k / (1 - k) would make many seconds of each. Who waits for memory is in the queue, and so in the backlog.
 MAX_USED_FRACTION = 0.9

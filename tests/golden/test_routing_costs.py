@@ -14,7 +14,7 @@ from router.policies import make_policy
 from router.pricing.cost import Candidate, RequestShape, costs
 from tests.fakes.router import context, request, view
 
-MEMORY_PRESSURE_S = 0.15  # of the table; not the default
+MEMORY_PRESSURE_S = 0.15  # of the table
 CASES = json.loads(Path(__file__).with_name("routing_costs.json").read_text())["cases"]
 
 

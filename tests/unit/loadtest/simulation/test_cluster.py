@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from cache.errors import ConfigError
 from loadtest.simulation.cell import CellResult, Failure, Scaling
-from loadtest.simulation.machine import Machine
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
 from router.policies import NAMES
@@ -119,47 +117,6 @@ def test_a_slow_replica_gets_less() -> None:
     result = simulate(work, spec(policy="expected_time", slowdowns=(3.0,)))
     shares = np.bincount(result.replica, minlength=2)
     assert shares[0] < 0.6 * shares[1]
-
-
-# `make chaos`'s fleet: 24 prefixes that two caches hold, answers of 32 tokens that stay for two seconds.
-SLEEPING = Machine(
-    base_s=0.06,
-    per_token_s=2e-5,
-    per_attention_s=0.0,
-    per_sequence_s=4e-4,
-    max_batched_tokens=256,
-    max_running=32,
-    max_model_len=4096,
-)
-
-
-def shared_prefixes(rate_per_s: float, seconds: float) -> Workload:
-    own = itertools.count(1_000_000)
-    return workload(
-        *(
-            request(turn / rate_per_s, 1048, 32, (*range(64 * (turn % 24), 64 * (turn % 24) + 64), *own_ids))
-            for turn, own_ids in enumerate(
-                [(next(own), next(own)) for _ in range(round(rate_per_s * seconds))]
-            )
-        )
-    )
-
-
-@pytest.mark.parametrize("binding", ["late", "at_once"])
-def test_a_replica_ten_times_slower_is_no_worse_than_none(binding: str) -> None:
-    """At 60 % of what the two others can do, for a minute: what goes to it stays there for twenty seconds."""
-    work = shared_prefixes(17.0, 60.0)
-    fleet = {
-        "policy": "expected_time",
-        "router_options": (("binding", binding),),
-        "cache_tokens": 16_384,
-        "machine": SLEEPING,
-    }
-    two = simulate(work, spec(num_replicas=2, **fleet))
-    three = simulate(work, spec(num_replicas=3, slowdowns=(10.0,), **fleet))
-    settled = three.arrival_s > 10.0
-    assert np.quantile(three.ttft_s[settled], 0.99) < 2 * np.quantile(two.ttft_s[settled], 0.99)
-    assert (three.replica[settled] == 0).mean() < 0.02
 
 
 def test_requests_of_a_dead_replica_end_elsewhere() -> None:
