@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
 
 from cache.events import Load
 from cache.messages import ReplicaInfo
@@ -15,7 +16,7 @@ from cache.types import ReplicaId, RequestId
 from router.pricing.evictions import Evictions
 from router.pricing.fleet_speeds import FleetSpeeds
 from router.pricing.load_view import LoadView
-from router.pricing.machines import Machines
+from router.pricing.machines import Machine
 from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
 from router.pricing.residence import Residence
 
@@ -55,7 +56,8 @@ class FleetLoad:
         self._num_chosen = 0
         self._expires_at = -math.inf  # no reservation is too old before
         self._speeds = FleetSpeeds()
-        self._machines = Machines()
+        # Those that replicas share, by name; one that nobody is on any more is forgotten.
+        self._machines: WeakValueDictionary[str, Machine] = WeakValueDictionary()
 
     def add_replica(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         now = self._clock()
@@ -66,7 +68,7 @@ class FleetLoad:
             self._silent_after_s,
             self._changed,
             self.residence,
-            self._machines.enter(info.machine, info.machine_engines),
+            self._machines.setdefault(info.machine, Machine()) if info.machine else None,
             self._crowding_weight,
         )
         self._replicas[replica_id] = replica
@@ -80,7 +82,6 @@ class FleetLoad:
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             replica.gone()
-            self._machines.forget_empty(replica.info.machine)
             self._num_waiting -= self._states.pop(replica_id).num_waiting
             self._names = list(self._states)
             self._shut.discard(replica_id)

@@ -7,7 +7,7 @@
 A step costs `base_s` however many sequences are in it. Where engines have a machine each, a newcomer that has
 steps of its own delays nobody; where they share one, the others' cores compute them. So replicas of one
 machine are quicker together than apart.
-Knows names of machines and who has work; knows neither requests nor what is cached.
+Knows who has work; knows neither requests nor what is cached.
 """
 
 from __future__ import annotations
@@ -27,14 +27,9 @@ class Sharer(Protocol):
 class Machine:
     """What some replicas share, and which of them have work."""
 
-    def __init__(self, num_engines: float) -> None:
-        """num_engines: that it computes at once without one slowing another."""
-        self._num_engines = num_engines
+    def __init__(self) -> None:
         self._sharers: set[Sharer] = set()
         self._busy: set[Sharer] = set()
-
-    def __len__(self) -> int:
-        return len(self._sharers)
 
     def enter(self, sharer: Sharer) -> None:
         self._sharers.add(sharer)
@@ -53,28 +48,13 @@ class Machine:
             if other is not sharer:
                 other.neighbours_changed()
 
-    def crowding(self, sharer: Sharer) -> float:
-        """Of what this one computes, the part that the others wait for: 0, while there is room, to 1."""
+    def crowding(self, sharer: Sharer, num_engines: float) -> float:
+        """Of what this one computes, the part that the others wait for: 0, while there is room, to 1.
+
+        num_engines: such as this one that the machine computes at once, none slowing another.
+        """
         num_others = len(self._busy) - (sharer in self._busy)
-        return min(1.0, max(0.0, num_others + 1 - self._num_engines))
-
-
-class Machines:
-    """By their names."""
-
-    def __init__(self) -> None:
-        self._machines: dict[str, Machine] = {}
-
-    def enter(self, name: str, num_engines: float) -> Machine | None:
-        """The machine of a replica that joins; None: it shares none. See `ReplicaInfo` for both arguments."""
-        if not name:
-            return None
-        return self._machines.setdefault(name, Machine(num_engines))
-
-    def forget_empty(self, name: str) -> None:
-        """A replica has left it: a machine without any is known no more."""
-        if name in self._machines and not len(self._machines[name]):
-            del self._machines[name]
+        return min(1.0, max(0.0, num_others + 1 - num_engines))
 
 
 def alone_s(model: StepTimeModel, decode_s: float, num_requests: int, residence_s: float) -> float:

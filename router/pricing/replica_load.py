@@ -295,7 +295,10 @@ class ReplicaLoad:
 
     def _alone_s(self, model: StepTimeModel, num_requests: int) -> float:
         """What a newcomer's own steps take from others on its machine."""
-        if self._machine is None or not (crowding := self._machine.crowding(self)):
+        if self._machine is None:
+            return 0.0
+        crowding = self._machine.crowding(self, self.info.machine_engines)
+        if not crowding:
             return 0.0
         stay_s = self._slowness * self._residence.mean_s
         own_s = alone_s(model, self._decode_s, num_requests, stay_s)

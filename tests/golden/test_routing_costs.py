@@ -14,7 +14,6 @@ from router.policies import make_policy
 from router.pricing.cost import Candidate, RequestShape, costs
 from tests.fakes.router import context, request, view
 
-MEMORY_PRESSURE_S = 0.15  # of the table
 CASES = json.loads(Path(__file__).with_name("routing_costs.json").read_text())["cases"]
 
 
@@ -31,8 +30,6 @@ def test_costs_are_those_worked_out_by_hand(case: dict[str, Any]) -> None:
     attention_s = case.get("per_attention_s", 0.0)
     candidates = [candidate(name, replica, attention_s) for name, replica in replicas.items()]
     shape = RequestShape(case["prompt"], case.get("hot", 0), case["w"], case.get("share", 1.0))
-    found = costs(candidates, shape, memory_pressure_s=MEMORY_PRESSURE_S)
-    assert found == pytest.approx([replica["cost"] for replica in replicas.values()])
-    options = {"memory_pressure_s": MEMORY_PRESSURE_S}
-    policy = make_policy("expected_time", options, context=context())
+    assert costs(candidates, shape) == pytest.approx([replica["cost"] for replica in replicas.values()])
+    policy = make_policy("expected_time", context=context())
     assert policy.rank(candidates, request(shape))[0].replica_id == case["best"]

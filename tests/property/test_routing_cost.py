@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.pricing.cost import (
-    Candidate,
-    RequestShape,
-    cost_terms,
-    costs,
-    expected_time,
-    price_of,
-    tuning_free,
-)
+from router.pricing.cost import Candidate, RequestShape, costs, expected_time, tuning_free
 from router.pricing.load_view import LoadView
 from tests.fakes.router import view
 
@@ -53,11 +45,8 @@ SHAPES = st.builds(
 def cost(load: LoadView, cached: int, shape: RequestShape) -> float:
     """As it is decided with; it must be what is told of it."""
     candidate = Candidate(ReplicaId("r"), load, cached, True)
-    [found] = costs([candidate], shape, memory_pressure_s=0.15)
-    price = price_of(load)
-    assert price is not None
-    told = cost_terms(price, cached, shape, 0.0, memory_pressure_s=0.15)
-    assert math.isclose(found, told.total_s, rel_tol=1e-9)
+    [found] = costs([candidate], shape)
+    assert math.isclose(found, expected_time(candidate, shape).total_s, rel_tol=1e-9)
     return found
 
 
@@ -65,12 +54,14 @@ def not_less(larger: float, smaller: float) -> bool:
     return larger >= smaller or math.isclose(larger, smaller, rel_tol=1e-9)
 
 
-@given(LOADS, SHAPES, st.floats(0, 100))
-def test_more_backlog_never_makes_a_replica_more_attractive(
-    load: LoadView, shape: RequestShape, more_s: float
+@given(LOADS, SHAPES, st.floats(0, 100), st.floats(0, 10))
+def test_more_waiting_there_or_of_others_for_it_never_makes_a_replica_more_attractive(
+    load: LoadView, shape: RequestShape, more_s: float, more_alone_s: float
 ) -> None:
     busier = load._replace(backlog_s=load.backlog_s + more_s)
+    more_crowded = busier._replace(alone_s=load.alone_s + more_alone_s)
     assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
+    assert not_less(cost(more_crowded, 0, shape), cost(busier, 0, shape))
 
 
 @given(LOADS, SHAPES, st.floats(0, 1))
@@ -78,14 +69,6 @@ def test_to_forget_what_is_missed_never_makes_it_more_attractive(
     load: LoadView, shape: RequestShape, regret: float
 ) -> None:
     more = load._replace(regret=min(1.0, load.regret + regret))
-    assert not_less(cost(more, 0, shape), cost(load, 0, shape))
-
-
-@given(LOADS, SHAPES, st.floats(0, 10))
-def test_what_others_on_its_machine_wait_for_never_makes_it_more_attractive(
-    load: LoadView, shape: RequestShape, more_s: float
-) -> None:
-    more = load._replace(alone_s=load.alone_s + more_s)
     assert not_less(cost(more, 0, shape), cost(load, 0, shape))
 
 

@@ -10,7 +10,7 @@ import pytest
 from cache.events import StepTimeModel
 from cache.types import RequestId
 from router.pricing.fleet_load import FleetLoad
-from router.pricing.machines import Machine, Machines, alone_s
+from router.pricing.machines import Machine, alone_s
 from router.pricing.replica_load import Reservation
 from tests.fakes.router import STEP_TIME, FakeClock, info, load, replica_id
 
@@ -35,21 +35,21 @@ class Sharer:
 def test_a_machine_is_crowded_when_more_compute_than_it_has_room_for(
     num_engines: float, expected: list[float]
 ) -> None:
-    machine, sharers = Machine(num_engines), [Sharer() for _ in range(4)]
+    machine, sharers = Machine(), [Sharer() for _ in range(4)]
     for sharer in sharers:
         machine.enter(sharer)
     *others, last = sharers
-    found = [machine.crowding(last)]
+    found = [machine.crowding(last, num_engines)]
     for other in others:
         machine.note(other, is_busy=True)
-        found.append(machine.crowding(last))
+        found.append(machine.crowding(last, num_engines))
     assert found == pytest.approx(expected)
     machine.note(last, is_busy=True)
-    assert machine.crowding(last) == found[-1], "its own work is none of the others'"
+    assert machine.crowding(last, num_engines) == found[-1], "its own work is none of the others'"
 
 
 def test_the_others_hear_of_what_is_new_and_of_nothing_else() -> None:
-    machine, one, other = Machine(1.0), Sharer(), Sharer()
+    machine, one, other = Machine(), Sharer(), Sharer()
     machine.enter(one)
     machine.enter(other)
     for is_busy in (False, True, True, False, False):
@@ -58,32 +58,16 @@ def test_the_others_hear_of_what_is_new_and_of_nothing_else() -> None:
 
 
 def test_who_has_left_is_not_waited_for() -> None:
-    machine, one, other = Machine(1.0), Sharer(), Sharer()
+    machine, one, other = Machine(), Sharer(), Sharer()
     machine.enter(one)
     machine.enter(other)
     machine.note(one, is_busy=True)
-    assert machine.crowding(other) == 1.0
+    assert machine.crowding(other, 1.0) == 1.0
     machine.leave(one)
     machine.leave(one)
-    assert machine.crowding(other) == 0.0
+    assert machine.crowding(other, 1.0) == 0.0
     machine.note(one, is_busy=True)  # its requests end, or are sent again, after it has left
-    assert machine.crowding(other) == 0.0
-    assert len(machine) == 1
-
-
-def test_a_machine_is_known_while_somebody_is_there() -> None:
-    machines = Machines()
-    assert machines.enter("", 1.0) is None
-    machine = machines.enter("m", 1.0)
-    assert machine is not None
-    assert machines.enter("m", 1.0) is machine
-    sharer = Sharer()
-    machine.enter(sharer)
-    machines.forget_empty("m")
-    assert machines.enter("m", 1.0) is machine
-    machine.leave(sharer)
-    machines.forget_empty("m")
-    assert machines.enter("m", 2.0) is not machine
+    assert machine.crowding(other, 1.0) == 0.0
 
 
 # 10 ms a step, 0.1 ms a token and 1 ms a sequence: one that decodes alone takes 11.1 ms a step.
@@ -172,3 +156,14 @@ def test_a_weight_of_nothing_leaves_it_out() -> None:
     for name in REPLICAS[:3]:
         fleet.send(name)
     assert fleet.alone_s() == [0.0] * 4
+
+
+def test_replicas_of_other_threads_take_the_machine_as_they_need_it() -> None:
+    """A rolling redeploy with another `torch_threads`: the old are told of two at once, the new of one."""
+    fleet = Fleet()
+    for name in (C, D):
+        fleet.loads.remove_replica(name)
+        fleet.loads.add_replica(name, info(machine="m", machine_engines=1.0))
+        fleet.loads.report(name, load())
+    fleet.send(A)
+    assert fleet.alone_s() == pytest.approx([0.0, 0.0, 1.0, 1.0])
