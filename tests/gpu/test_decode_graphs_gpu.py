@@ -14,8 +14,10 @@ from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
 from replica.models.model_source import resolve
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, Family, Setting
+from tests.family_engines import Setting
+from tests.model_families import FAMILIES, Family
 
 
 def _why_skipped() -> str | None:
@@ -43,8 +45,8 @@ def test_replayed_steps_answer_the_same(family: Family, heat: float, tmp_path: P
     for is_recorded in (False, True):
         runner = ModelRunner.load(replace(config, cuda_graphs=is_recorded), resolve(str(folder)))
         try:
-            engine = families.engine_over(runner, SETTING)
-            answers.append(families.answer_all(engine, families.prompts(), sampling=sampling, at_once=4))
+            engine = engines.engine_over(runner, SETTING)
+            answers.append(engines.answer_all(engine, families.prompts(), sampling=sampling, at_once=4))
             assert (runner._graphs is not None) == is_recorded
             if runner._graphs is not None:
                 assert runner._graphs.num_replays > 0, "nothing was replayed"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, MORE_FAMILIES, SETTINGS, Family, Runners, Setting
+from tests.family_engines import SETTINGS, Runners, Setting
+from tests.model_families import FAMILIES, MORE_FAMILIES, Family
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,11 +32,11 @@ def full_float32() -> Iterator[None]:
 def test_greedy_output_is_generates_on_cuda(family: Family, tmp_path: Path) -> None:
     folder = families.save(family, tmp_path)
     wanted = families.expected(folder, torch.device("cuda"))
-    families.check_variety(wanted)
+    engines.check_variety(wanted)
     runners = Runners(folder, "cuda")
     try:
         for setting in SETTINGS:
-            families.check_family(runners, setting, wanted)
-        families.check_conversation(runners, Setting("conversation", block_size=4))
+            engines.check_family(runners, setting, wanted)
+        engines.check_conversation(runners, Setting("conversation", block_size=4))
     finally:
         runners.close()

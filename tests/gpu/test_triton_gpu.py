@@ -21,10 +21,12 @@ from replica.attention.kv_pages import LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.attention.tiling import Card
 from replica.attention.triton_paged import TritonPaged
+from tests import family_engines as engines
 from tests import model_families as families
 from tests.attention_cases import Layer, Sequence, batches, check, empty_pages, layers
 from tests.fakes.steps import scheduled
-from tests.model_families import FAMILIES, SETTINGS, Family, Runners
+from tests.family_engines import SETTINGS, Runners
+from tests.model_families import FAMILIES, Family
 
 SHAPE = LayerShape(2, 64, 64)
 
@@ -104,11 +106,11 @@ def test_greedy_output_is_generates(family: Family, tmp_path: Path) -> None:
     """The whole engine over the kernels: cold, warm, chunked, preempted."""
     folder = families.save(family, tmp_path)
     wanted = families.expected(folder, CUDA)
-    families.check_variety(wanted)
+    engines.check_variety(wanted)
     runners = Runners(folder, "cuda", "triton")
     try:
         for setting in SETTINGS:
-            families.check_family(runners, setting, wanted)
+            engines.check_family(runners, setting, wanted)
     finally:
         runners.close()
 

@@ -17,9 +17,11 @@ from cache.types import RequestId
 from replica.engine.engine_core import EngineCore
 from replica.runners import model_runner
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
 from tests.fakes.recording import OperationRecorder
-from tests.model_families import FAMILIES, SETTINGS, Runners, Setting
+from tests.family_engines import SETTINGS, Runners, Setting
+from tests.model_families import FAMILIES
 from tests.property.test_decode_graphs import load
 
 PROMPTS = families.prompts()
@@ -49,19 +51,19 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runners]:
 def wanted(runners: Runners) -> list[tuple[int, ...]]:
     """What the engine says one by one: `test_exactness.py` holds that against `generate`."""
     engine = runners.engine(Setting("one by one", prefix_caching=False))
-    return [answer.token_ids for answer in families.answer_all(engine, PROMPTS)]
+    return [answer.token_ids for answer in engines.answer_all(engine, PROMPTS)]
 
 
 @pytest.mark.parametrize("setting", AHEAD)
 def test_greedy_output_is_what_it_is_one_by_one(
     runners: Runners, wanted: list[tuple[int, ...]], setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines: list[EngineCore] = []
-    build = families.engine_over
-    monkeypatch.setattr(families, "engine_over", lambda *given: engines.append(build(*given)) or engines[-1])
-    families.check_family(runners, setting, wanted)
-    assert len(engines) == 2
-    assert all(engine.stats().steps_ahead > 5 for engine in engines)
+    built: list[EngineCore] = []
+    build = engines.engine_over
+    monkeypatch.setattr(engines, "engine_over", lambda *given: built.append(build(*given)) or built[-1])
+    engines.check_family(runners, setting, wanted)
+    assert len(built) == 2
+    assert all(engine.stats().steps_ahead > 5 for engine in built)
 
 
 UNSEEN = [
@@ -82,7 +84,7 @@ def mixed_answers(
     runner: ModelRunner, setting: Setting, kinds: list[SamplingParams]
 ) -> tuple[list[Any], EngineCore]:
     """Late arrivals, one cancelled on the way; tokens, reasons and what was told of logits."""
-    engine = families.engine_over(runner, setting)
+    engine = engines.engine_over(runner, setting)
     coming = [
         GenerateRequest(RequestId(f"q{i}"), array("i", prompt), len(prompt), kinds[i % len(kinds)], 50 + i)
         for i, prompt in enumerate(PROMPTS)
@@ -96,7 +98,7 @@ def mixed_answers(
             engine.cancel(RequestId("q2"))
         for progress in engine.step():
             assert progress.error is None
-        families.check_pool(engine)
+        engines.check_pool(engine)
         steps += 1
     told = []
     for request in taken:
@@ -133,11 +135,11 @@ def test_recorded_steps_take_the_tokens_that_only_the_device_has(runners: Runner
     plain, recorded = load(folder), load(folder, recorder)
     sampling = SamplingParams(max_tokens=9, temperature=heat, ignore_eos=True)
     try:
-        one_by_one = families.answer_all(
-            families.engine_over(plain, setting), PROMPTS, sampling=sampling, at_once=4, seed=5
+        one_by_one = engines.answer_all(
+            engines.engine_over(plain, setting), PROMPTS, sampling=sampling, at_once=4, seed=5
         )
-        engine = families.engine_over(recorded, replace(setting, async_scheduling=True))
-        assert families.answer_all(engine, PROMPTS, sampling=sampling, at_once=4, seed=5) == one_by_one
+        engine = engines.engine_over(recorded, replace(setting, async_scheduling=True))
+        assert engines.answer_all(engine, PROMPTS, sampling=sampling, at_once=4, seed=5) == one_by_one
         assert engine.stats().steps_ahead > 5
         assert recorded._graphs is not None
         assert recorded._graphs.num_replays > 5
@@ -151,7 +153,7 @@ def test_a_step_after_one_that_failed_fails_for_the_same_reason(
 ) -> None:
     setting = Setting("failing", block_size=4, async_scheduling=True)
     runner = runners.get(setting.block_size, setting.num_blocks)
-    engine = families.engine_over(runner, setting)
+    engine = engines.engine_over(runner, setting)
     for index, prompt in enumerate(PROMPTS[:3]):
         name = RequestId(f"q{index}")
         engine.submit(GenerateRequest(name, array("i", prompt), len(prompt), UNSEEN[0], 0))
@@ -167,4 +169,4 @@ def test_a_step_after_one_that_failed_fails_for_the_same_reason(
     assert len(failed) == 3
     assert engine.stats().cache.used == 0
     monkeypatch.setattr(model_runner, "StepBatch", step_batch)
-    assert len(families.answer_all(engine, PROMPTS[:3])) == 3
+    assert len(engines.answer_all(engine, PROMPTS[:3])) == 3

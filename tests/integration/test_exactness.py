@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, MORE_FAMILIES, SETTINGS, Family, Runners, Setting
+from tests.family_engines import SETTINGS, Runners, Setting
+from tests.model_families import FAMILIES, MORE_FAMILIES, Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_greedy_output_is_generates(saved: Saved, setting: Setting) -> None:
     """Cold, warm, with late arrivals; shared prefixes, twins, one token, whole blocks."""
-    families.check_variety(saved.wanted)
-    families.check_family(saved.runners, setting, saved.wanted)
+    engines.check_variety(saved.wanted)
+    engines.check_family(saved.runners, setting, saved.wanted)
 
 
 def test_merging_returns_what_was_computed_twice(saved: Saved) -> None:
@@ -56,12 +58,12 @@ def test_merging_returns_what_was_computed_twice(saved: Saved) -> None:
     )
     for engine in (kept, merged):
         for _ in range(2):
-            families.check_answers(families.answer_all(engine, families.prompts()), saved.wanted, "merged")
+            engines.check_answers(engines.answer_all(engine, families.prompts()), saved.wanted, "merged")
     assert merged.stats().cache.cached < kept.stats().cache.cached
 
 
 def test_a_second_turn_reuses_the_first_answer(saved: Saved) -> None:
-    families.check_conversation(saved.runners, Setting("conversation", block_size=4))
+    engines.check_conversation(saved.runners, Setting("conversation", block_size=4))
 
 
 def test_the_cases_need_neither_ray_nor_sockets() -> None:

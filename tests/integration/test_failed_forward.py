@@ -22,8 +22,10 @@ from replica.attention.kv_pages import ATTRIBUTE
 from replica.engine.engine_core import EngineCore, Progress
 from replica.errors import ForwardFailed
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, GREEDY, MAX_NEW_TOKENS, Runners, Setting
+from tests.family_engines import GREEDY, Runners, Setting
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS
 
 PROMPTS = families.prompts()
 SETTINGS = (
@@ -98,7 +100,7 @@ def run_to_the_end(engine: EngineCore) -> dict[RequestId, Progress]:
         for progress in engine.step():
             if progress.is_last:
                 ended[progress.request.request_id] = progress
-        families.check_pool(engine)
+        engines.check_pool(engine)
     return ended
 
 
@@ -167,7 +169,7 @@ def check_aftermath(
     stats = engine.stats()
     assert stats.num_failed_steps == 1
     assert (stats.cache.used, stats.cache.free) == (0, stats.cache.total)
-    families.check_answers(families.answer_all(engine, PROMPTS), wanted, "asked again")
+    engines.check_answers(engines.answer_all(engine, PROMPTS), wanted, "asked again")
 
 
 def test_blocks_full_of_nan_are_harmless_to_whoever_gets_them_next(
@@ -183,7 +185,7 @@ def test_blocks_full_of_nan_are_harmless_to_whoever_gets_them_next(
     for pages in all_pages:
         pages.keys.fill_(float("nan"))
         pages.values.fill_(float("nan"))
-    families.check_answers(families.answer_all(runners.engine(setting), PROMPTS), wanted, "after NaN")
+    engines.check_answers(engines.answer_all(runners.engine(setting), PROMPTS), wanted, "after NaN")
     runners.close()
 
 
@@ -211,7 +213,7 @@ def test_a_runner_that_failed_answers_alone_and_in_a_batch_as_before(
         submit_all(engine)
         run_to_the_end(engine)
     alone: Callable[[int], tuple[int, ...]] = lambda index: (  # noqa: E731
-        families.answer_all(engine, [PROMPTS[index]])[0].token_ids
+        engines.answer_all(engine, [PROMPTS[index]])[0].token_ids
     )
     assert [alone(index) for index in range(4)] == wanted[:4]
     assert len(alone(0)) == MAX_NEW_TOKENS

@@ -25,8 +25,10 @@ from replica.layers.screened_head import RowsAnswered, RowsAsked
 from replica.models.model_source import NotEnoughMemory, resolve
 from replica.runners import load_choices
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, GREEDY, MAX_NEW_TOKENS, Runners, Setting, engine_over
+from tests.family_engines import GREEDY, Runners, Setting, engine_over
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS
 
 pytestmark = pytest.mark.skipif(find_bfloat16() is None, reason="no bfloat16 product here")
 
@@ -114,9 +116,9 @@ def test_a_cap_that_makes_equals_of_the_largest_logits_costs_a_second_forward(
     gemma2 = by_name("gemma2")
     capped = replace(gemma2, settings={**gemma2.settings, "final_logit_softcapping": 0.7})
     runners = Runners(families.save(capped, tmp_path / "model"), "cpu")
-    seen = watch(runners.get(4, families.ROOMY_BLOCKS, "on"), monkeypatch)
+    seen = watch(runners.get(4, engines.ROOMY_BLOCKS, "on"), monkeypatch)
     wanted = families.expected(tmp_path / "model", torch.device("cpu"))
-    families.check_family(runners, SCREENED, wanted)
+    engines.check_family(runners, SCREENED, wanted)
     assert any(answered is None for _, answered in seen)
     runners.close()
 
@@ -130,7 +132,7 @@ def test_a_step_that_draws_nothing_computes_no_logits(
     head._costs = ScreenCosts(ProductCost(1.0, 0.02), ProductCost(0.5, 0.01))  # as where it pays
     seen = watch(runner, monkeypatch)
     try:
-        families.answer_all(engine_over(runner, replace(SCREENED, max_batched_tokens=23)), [PROMPTS[5]])
+        engines.answer_all(engine_over(runner, replace(SCREENED, max_batched_tokens=23)), [PROMPTS[5]])
     finally:
         head._costs = None
     chunks = [answered for asked, answered in seen if not asked.largest]

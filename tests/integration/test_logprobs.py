@@ -16,7 +16,8 @@ from replica.engine.completion import Completion
 from replica.engine.engine_core import EngineCore
 from replica.scheduling.request import Request
 from tests import model_families as families
-from tests.model_families import FAMILIES, MORE_FAMILIES, Runners, Setting
+from tests.family_engines import Runners, Setting
+from tests.model_families import FAMILIES, MORE_FAMILIES
 
 BY_NAME = {family.name: family for family in (*FAMILIES, *MORE_FAMILIES)}
 SHORT = ("llama", "gemma2")  # gemma2: a softcap after the output layer

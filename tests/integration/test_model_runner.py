@@ -17,8 +17,10 @@ from replica.attention.kv_pages import ATTRIBUTE
 from replica.config import ReplicaConfig
 from replica.models.model_source import resolve
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, MAX_NEW_TOKENS, Runners, Setting, answer_all, engine_over
+from tests.family_engines import Runners, Setting, answer_all, engine_over
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS
 
 PROMPTS = families.prompts()
 
@@ -121,6 +123,6 @@ def test_the_embedded_model_is_exact_too(tmp_path: Path, monkeypatch: pytest.Mon
     folder = resolve("tiny").folder
     runners = Runners(folder, "cpu")
     wanted = families.expected(folder, torch.device("cpu"))
-    families.check_variety(wanted)
-    families.check_family(runners, Setting("tiny", block_size=4, max_batched_tokens=23), wanted)
+    engines.check_variety(wanted)
+    engines.check_family(runners, Setting("tiny", block_size=4, max_batched_tokens=23), wanted)
     runners.close()

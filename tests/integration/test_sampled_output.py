@@ -11,8 +11,10 @@ import pytest
 
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import FAMILIES, MAX_NEW_TOKENS, SETTINGS, Runners, Setting
+from tests.family_engines import SETTINGS, Runners, Setting
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS
 
 PROMPTS = families.prompts()
 # Hot enough that any slip in a draw's seed or position would show.
@@ -52,7 +54,7 @@ def case(request: pytest.FixtureRequest, runners: Runners) -> Case:
     sampling = SAMPLING[request.param]
     engine = runners.engine(ALONE)
     alone = [
-        families.answer_all(engine, [prompt], sampling=sampling, seed=100 + index)[0].token_ids
+        engines.answer_all(engine, [prompt], sampling=sampling, seed=100 + index)[0].token_ids
         for index, prompt in enumerate(PROMPTS)
     ]
     return Case(runners, sampling, alone)
@@ -62,8 +64,8 @@ def case(request: pytest.FixtureRequest, runners: Runners) -> Case:
 def test_the_same_seed_says_the_same_however_it_is_computed(case: Case, setting: Setting) -> None:
     engine = case.runners.engine(setting)
     for when, at_once in (("cold", None), ("warm", None), ("late", 2)):
-        answers = families.answer_all(engine, PROMPTS, sampling=case.sampling, at_once=at_once, seed=100)
-        families.check_answers(answers, case.alone, when)
+        answers = engines.answer_all(engine, PROMPTS, sampling=case.sampling, at_once=at_once, seed=100)
+        engines.check_answers(answers, case.alone, when)
     if setting.preempts:
         assert engine.stats().preemptions > 0
 
@@ -94,10 +96,10 @@ def test_a_continued_stream_draws_what_the_lost_replica_would_have_drawn(case: C
 
 def test_min_tokens_hold_across_chunks_and_batches(runners: Runners) -> None:
     """A stop id is masked until enough was said; whoever runs beside does not matter."""
-    first = families.answer_all(runners.engine(ALONE), [PROMPTS[0]])[0].token_ids
+    first = engines.answer_all(runners.engine(ALONE), [PROMPTS[0]])[0].token_ids
     sampling = replace(SAMPLING["plain"], temperature=0.0, stop_token_ids=tuple(set(first[:8])), min_tokens=8)
-    alone = families.answer_all(runners.engine(ALONE), [PROMPTS[0]], sampling=sampling)[0].token_ids
+    alone = engines.answer_all(runners.engine(ALONE), [PROMPTS[0]], sampling=sampling)[0].token_ids
     assert len(alone) >= 8
     assert not set(alone[:8]) & set(first[:8])
-    crowd = families.answer_all(runners.engine(SETTINGS[-1]), PROMPTS, sampling=sampling)
+    crowd = engines.answer_all(runners.engine(SETTINGS[-1]), PROMPTS, sampling=sampling)
     assert crowd[0].token_ids == alone

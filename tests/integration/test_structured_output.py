@@ -32,7 +32,8 @@ from replica.structures.vocabulary import StructureVocabulary
 from tests import model_families as families
 from tests.fakes.engine import VirtualClock, fingerprint, make_request, sim_config
 from tests.fakes.structures import END, regex, schema, tiny_tokenizer, tiny_vocabulary
-from tests.model_families import FAMILIES, SETTINGS, VOCABULARY, Runners, Setting
+from tests.family_engines import SETTINGS, Runners, Setting
+from tests.model_families import FAMILIES, VOCABULARY
 
 PROMPTS = families.prompts()[:8]
 MAX_TOKENS = 24

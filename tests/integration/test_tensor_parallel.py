@@ -22,16 +22,8 @@ from replica.models.model_source import ModelRefused, resolve
 from replica.runners.model_runner import ModelRunner
 from replica.runners.parallel_runner import ParallelRunner
 from replica.scheduling.runner import LaunchingRunner
-from tests.model_families import (
-    FAMILIES,
-    GREEDY,
-    MAX_NEW_TOKENS,
-    Setting,
-    answer_all,
-    engine_over,
-    prompts,
-    save,
-)
+from tests.family_engines import GREEDY, Setting, answer_all, engine_over
+from tests.model_families import FAMILIES, MAX_NEW_TOKENS, prompts, save
 
 SAMPLED = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0.8, top_p=0.9, ignore_eos=True)
 SCORED = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, prompt_logprobs=2)

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from cache.errors import ConfigError
+from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
 from replica.models.model_source import resolve
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
-from tests.model_families import MORE_FAMILIES, Family, Runners, Setting
+from tests.family_engines import Runners, Setting
+from tests.model_families import MORE_FAMILIES, Family
 from tests.triton_interpreter import needs_triton
 
 pytestmark = needs_triton
@@ -23,14 +26,14 @@ PROMPTS = families.prompts()
 # A prefix of three blocks, the same with 9 more tokens, a stranger.
 FEW = (PROMPTS[4], PROMPTS[0], PROMPTS[11])
 CACHED = (0, 48, 0)
-SAMPLING = families.SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+SAMPLING = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 
 
-def answers(runners: Runners, setting: Setting) -> dict[str, list[families.Answer]]:
+def answers(runners: Runners, setting: Setting) -> dict[str, list[engines.Answer]]:
     engine = runners.engine(setting)
     return {
-        "cold": families.answer_all(engine, FEW, sampling=SAMPLING),
-        "warm": families.answer_all(engine, FEW[:2], sampling=SAMPLING),
+        "cold": engines.answer_all(engine, FEW, sampling=SAMPLING),
+        "warm": engines.answer_all(engine, FEW[:2], sampling=SAMPLING),
     }
 
 

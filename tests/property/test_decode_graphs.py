@@ -19,9 +19,11 @@ from replica.models.model_source import resolve
 from replica.runners import decode_graphs, model_runner
 from replica.runners.decode_graphs import batch_sizes, lengths
 from replica.runners.model_runner import ModelRunner
+from tests import family_engines as engines
 from tests import model_families as families
 from tests.fakes.recording import FailingRecorder, OperationRecorder, TabledAttention
-from tests.model_families import FAMILIES, Setting
+from tests.family_engines import Setting
+from tests.model_families import FAMILIES
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 128
 SETTING = Setting("graphs", block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_batched_tokens=48)
@@ -82,8 +84,8 @@ def num_replays(runner: ModelRunner) -> int:
 
 def answers(runner: ModelRunner, setting: Setting, questions: list[tuple[int, ...]], heat: float) -> Any:
     sampling = SamplingParams(max_tokens=9, temperature=heat, ignore_eos=True)
-    return families.answer_all(
-        families.engine_over(runner, setting), questions, sampling=sampling, at_once=4, seed=5
+    return engines.answer_all(
+        engines.engine_over(runner, setting), questions, sampling=sampling, at_once=4, seed=5
     )
 
 
