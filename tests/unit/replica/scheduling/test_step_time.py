@@ -145,3 +145,22 @@ def test_single_slow_steps_change_the_pace_of_nothing() -> None:
     model = fit.model()
     assert model is not None
     assert model.prefill_s(2000, 0, 512) < 1.5 * TRUE.prefill_s(2000, 0, 512)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_short_prompts_do_not_price_long_ones_by_chance(seed: int) -> None:
+    """A busy machine, the first requests, none over 64 tokens: noise passed for attention, and so a prompt
+    of a thousand tokens for 90 times what it takes."""
+    short = StepTimeModel(base_s=0.015, per_token_s=8e-4, per_attention_s=1e-8, per_sequence_s=2e-3)
+    fit, rng = StepTimeFit(), random.Random(seed)
+    for number in range(MIN_STEPS + 8):
+        sequences, length = (rng.randint(1, 4), rng.randint(8, 64)) if number % 6 == 0 else (4, 1)
+        attention = sequences * (length * length / 2 if length > 1 else 30.0)
+        elapsed_s = short.step_s(sequences * length, attention, sequences) * rng.lognormvariate(0.0, 0.5)
+        fit.observe(
+            new_tokens=sequences * length, attention=attention, sequences=sequences, elapsed_s=elapsed_s
+        )
+    model = fit.model()
+    assert model is not None
+    assert model.prefill_s(72, 0, 512) < 4 * short.prefill_s(72, 0, 512)
+    assert model.prefill_s(1024, 0, 512) < 4 * short.prefill_s(1024, 0, 512)
