@@ -22,7 +22,7 @@ from replica.scheduling.runner import ScheduledSequence
 
 # Typical sizes, so that all four columns are of order one and the solver sees no tiny pivots.
 _SCALES = (1.0, 256.0, 65536.0, 16.0)
-_ATTENTION = 2  # its column
+_ATTENTION, _SEQUENCES = 2, 3  # their columns
 
 FORGETTING = 0.97  # per step of a kind: about its last 33 count
 FADING = 0.998  # per step of other kinds: half after 350, so that a slower machine is noticed everywhere
@@ -36,11 +36,12 @@ STRAYS = 5  # such steps in a row, all too slow or all too fast, are another pac
 RESCALE = 2.0  # if together they are this far off; below it, forgetting does
 
 _RIDGE = 1e-6  # of each column's own weight: settles what the steps cannot tell apart
-# Attention grows with the square of a prompt. Where all prompts are short it is too little to be seen, and a
-# slow step or two would be laid to it: then a prompt ten times as long is priced at a hundred times as much,
-# and whoever comes with one is refused. So it costs nothing until steps of some thousand pairs show that it
-# does: this part of all steps' weight says so.
-_UNSEEN_ATTENTION = 3e-5
+# What steps do not show belongs to the terms that grow least. Where all prompts are short, attention is too
+# little to be seen, and a slow step or two would be laid to it: a prompt ten times as long is then priced at a
+# hundred times as much, and whoever comes with one is refused. Where sequences come one by one, half of what
+# a step costs anyway would be each sequence's. So both cost nothing until steps of some thousand pairs, or of
+# several sequences, show that they do: this part of all steps' weight says so.
+_UNSEEN = 3e-5
 
 
 class StepWork(NamedTuple):
@@ -153,7 +154,8 @@ class StepTimeFit:
                 moment[i] += weight * kind.moment[i]
                 for j in range(4):
                     gram[i][j] += weight * kind.gram[i][j]
-        gram[_ATTENTION][_ATTENTION] += _UNSEEN_ATTENTION * gram[0][0]
+        for column in (_ATTENTION, _SEQUENCES):
+            gram[column][column] += _UNSEEN * gram[0][0]
         solution = _non_negative_least_squares(gram, moment)
         base_s, per_token_s, per_attention_s, per_sequence_s = (
             value / scale for value, scale in zip(solution, _SCALES, strict=True)

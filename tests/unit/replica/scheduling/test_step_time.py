@@ -164,3 +164,17 @@ def test_short_prompts_do_not_price_long_ones_by_chance(seed: int) -> None:
     assert model is not None
     assert model.prefill_s(72, 0, 512) < 4 * short.prefill_s(72, 0, 512)
     assert model.prefill_s(1024, 0, 512) < 4 * short.prefill_s(1024, 0, 512)
+
+
+def test_one_sequence_at_a_time_does_not_say_what_many_cost() -> None:
+    """Half of what a step costs anyway was laid to the sequence: decoding 32 was priced at ten times."""
+    fit, rng = StepTimeFit(), random.Random(11)
+    for _ in range(100):
+        new_tokens = rng.choice([1, 1, 1, 16, 128, 400])
+        attention = new_tokens * new_tokens / 2
+        elapsed_s = TRUE.step_s(new_tokens, attention, 1)
+        fit.observe(new_tokens=new_tokens, attention=attention, sequences=1, elapsed_s=elapsed_s)
+    model = fit.model()
+    assert model is not None
+    assert model.base_s == pytest.approx(TRUE.base_s + TRUE.per_sequence_s, rel=0.01)
+    assert model.per_sequence_s < 0.01 * TRUE.base_s
