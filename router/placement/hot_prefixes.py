@@ -12,7 +12,7 @@ Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cache.types import HashHint
 
@@ -73,6 +73,11 @@ class HotPrefixes:
         """How often the first so many blocks were used, a multiple of the stride. O(1)."""
         hint = hints[num_blocks - 1]
         return self._current.get(hint, 0) + self._previous.get(hint, 0)
+
+    def sum_of_uses(self, hints: Iterable[HashHint]) -> int:
+        """How often blocks were used, all together; any blocks, as far as can be told from those counted."""
+        current, previous = self._current.get, self._previous.get
+        return self._stride * sum([current(hint, 0) + previous(hint, 0) for hint in hints])
 
     @property
     def num_entries(self) -> int:

@@ -97,7 +97,7 @@ class Routing:
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
         self._counts = RoutingCounts()
-        shaper = Shaper(config.fingerprint.block_size, self._policies.expected_time, peers)
+        self._shaper = Shaper(config.fingerprint.block_size, self._policies.expected_time, peers)
         self._weighing = Weighing(
             config,
             clock,
@@ -106,7 +106,7 @@ class Routing:
             loads=self._loads,
             index=self._index,
             policies=self._policies,
-            shaper=shaper,
+            shaper=self._shaper,
             inheritance=self._inheritance,
             peers=peers,
         )
@@ -117,7 +117,7 @@ class Routing:
             loads=self._loads,
             index=self._index,
             policies=self._policies,
-            shaper=shaper,
+            shaper=self._shaper,
             late=self._late,
             observers=self._observers,
             counts=self._counts,
@@ -281,7 +281,8 @@ class Routing:
         if replica_id not in self._index:
             return None
         if isinstance(events, EventBatch) and events.removed:
-            self._loads.evictions.evicted(replica_id, len(events.removed))
+            uses = self._shaper.uses_of_blocks(events.removed)
+            self._loads.evictions.evicted(replica_id, len(events.removed), uses)
         digest = self._index.apply(replica_id, events)
         for observer in self._observers:
             observer.events(replica_id, events)

@@ -9,7 +9,7 @@ Owner: the router's event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache.types import HashHint
 from router.placement.hot_prefixes import HotPrefixes
@@ -73,6 +73,10 @@ class Shaper:
     def routed(self, hints: Sequence[HashHint], num_prompt_tokens: int, now: float) -> None:
         """A prompt of these full blocks was sent somewhere."""
         self._hot.record(hints, num_prompt_tokens, now)
+
+    def uses_of_blocks(self, hints: Iterable[HashHint]) -> float:
+        """How often any of these was asked for in the last minute or two, all together."""
+        return self._hot.sum_of_uses(hints)
 
     def num_missed_blocks(self, hints: Sequence[HashHint], available_tokens: int) -> int:
         """Blocks behind those tokens that some prompt had in the last minute or two, as far as counted."""

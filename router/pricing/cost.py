@@ -13,8 +13,10 @@ second charges for computing again what somebody else holds: a second of the fle
 until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). Those are seconds of the
 fleet's typical replica, whoever computes: what a slow one spends is worth less, and at its own price it would
 stand idle while others wait for a fast one. What is *hot* is not charged: one more copy of it will be used by
-others, who bear its cost with the one that makes it. The third line is rent: new blocks take the room of old
-ones, which are missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines
+others, who bear its cost with the one that makes it. But where the blocks that it pushes out are in use
+themselves there is nothing to gain: as far as those are used as often as the copy would be, it is charged as
+if nothing were hot (`uses_lost`). The third line is rent: new blocks take the room of old ones, which are
+missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines
 that several engines compute on: what one of them takes the others wait for (`machines.py`). The last keeps
 sequences from pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
@@ -33,12 +35,13 @@ from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.pricing.load_view import LoadView
 
-# lambda: costs as much at half full as 0.15 s of waiting. Worth nothing on a fleet of equals, and it sends
-# requests to a replica that is ten times slower and has room (docs/design/006-decision.md).
+# lambda: costs as much at half full as 0.15 s of waiting. Worth nothing on a fleet of equals whose caches are
+# large, and something where they are small (docs/design/006-decision.md).
 MEMORY_PRESSURE_S = 0.15
 # Above it memory counts as full: a saturated replica's is always within hundredths of its end, and
-# k / (1 - k) would make many seconds of each. Who waits for memory is in the queue, and so in the backlog.
-MAX_USED_FRACTION = 0.9
+# k / (1 - k) would make many seconds of each; and prefixes that running sequences share take half of a cache
+# and more without being short of anything. Who waits for memory is in the queue, and so in the backlog.
+MAX_USED_FRACTION = 0.5
 MIN_CHUNK_FRACTION = 1 / 8  # of a step's tokens that prefill gets at least, however many sequences decode
 
 
@@ -57,6 +60,7 @@ class Price(NamedTuple):
     fleet_time: StepTimeModel  # of a typical replica; `step_time` itself for those that are one
     regret: float = 0.0  # of a block that it evicts: how often that is asked for again, and computed
     alone_s: float = 0.0  # of a machine that others compute on: for a newcomer's steps that nobody shares
+    uses_lost: float = 0.0  # of a block that it evicts: how often that was asked for in a minute or two
 
 
 class Candidate(NamedTuple):
@@ -120,7 +124,7 @@ def expected_times(
     cold_room = 0
     found = []
     for price, held in zip(prices, cached, strict=True):
-        busy_until, step_time, decode_s, room, step_left_s, pressure, fleet_time, regret, alone_s = price
+        busy_until, step_time, decode_s, room, left_s, pressure, fleet_time, regret, alone_s, uses = price
         # Mostly all hold the same system prompt, or nothing, and are machines of one kind.
         if held != before:
             # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
@@ -137,8 +141,8 @@ def expected_times(
             if fleet_time is not step_time:
                 charged_s = prefill_s + surcharge * _alone_s(fleet_time, room, uncached, pairs)
         wait_s = busy_until - now
-        if wait_s < step_left_s:
-            wait_s = step_left_s
+        if wait_s < left_s:
+            wait_s = left_s
         other_s = wait_s + chunks * decode_s + alone_s + memory_pressure_s * pressure
         if hot > held:
             if step_time is not cold_model or (room != cold_room and cold > min(room, cold_room)):
@@ -147,7 +151,11 @@ def expected_times(
                 if fleet_time is not step_time:
                     again_s = _alone_s(fleet_time, room, cold, cold_pairs)
             charge_s = surcharge * again_s + regret * cold_s
-            found.append(other_s + prefill_s + charge_s - invested * (prefill_s - cold_s))
+            invested_s = prefill_s + charge_s - invested * (prefill_s - cold_s)
+            if uses:
+                swapped = min(1.0, uses * hot_share)
+                invested_s += swapped * (charged_s + regret * prefill_s - invested_s)
+            found.append(other_s + invested_s)
         else:
             found.append(other_s + charged_s + regret * prefill_s)
     return found
@@ -206,13 +214,16 @@ def cost_terms(
     known = max(cached, shape.hot_tokens)
     cold_s, fleet_s = prefill_s(price, total, known), fleet_prefill_s(price, total, known)
     decode_s = -(-(total - cached) // price.room) * price.decode_s
+    surcharge = shape.recompute_weight - 1.0
+    recompute_s = surcharge * fleet_s + price.regret * cold_s - (1.0 - shape.hot_share) * (own_s - cold_s)
+    if known > cached and price.uses_lost:
+        as_cold_s = surcharge * fleet_prefill_s(price, total, cached) + price.regret * own_s
+        recompute_s += min(1.0, price.uses_lost * shape.hot_share) * (as_cold_s - recompute_s)
     return CostTerms(
         backlog_s=backlog_s,
         prefill_s=own_s,
         decode_slowdown=(backlog_s + own_s + decode_s) / (backlog_s + own_s) if own_s else 1.0,
-        recompute_s=(shape.recompute_weight - 1.0) * fleet_s
-        + price.regret * cold_s
-        - (1.0 - shape.hot_share) * (own_s - cold_s),
+        recompute_s=recompute_s,
         alone_s=price.alone_s,
         memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
@@ -259,6 +270,7 @@ def price_of(load: LoadView) -> Price | None:
         load.fleet_time,
         load.regret,
         load.alone_s,
+        load.uses_lost,
     )
 
 
@@ -272,6 +284,7 @@ def price(
     fleet_time: StepTimeModel | None = None,
     regret: float = 0.0,
     alone_s: float = 0.0,
+    uses_lost: float = 0.0,
 ) -> Price:
     """fleet_time: None where nobody knows another than this one's own."""
     decode_s = decode_step_s(model, num_running, context_tokens)
@@ -285,6 +298,7 @@ def price(
         fleet_time or model,
         regret,
         alone_s,
+        uses_lost,
     )
 
 

@@ -114,6 +114,7 @@ class FleetLoad:
         is_idle = not (load.num_running or load.num_waiting or replica.num_in_flight)
         moved = self._speeds.heard(replica_id, load.step_time, is_idle=is_idle, now=now)
         replica.regret = self._eviction_regret * self.evictions.regret_of(replica_id)
+        replica.uses_lost = self._eviction_regret * self.evictions.uses_lost(replica_id)
         replica.report(load, self._speeds[replica_id], now, self._speeds.typical)
         self._price([other for other in moved if other != replica_id], now)
 

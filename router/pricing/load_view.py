@@ -31,4 +31,5 @@ class LoadView(NamedTuple):
     num_in_flight: int  # sent by this router and not over
     fleet_time: StepTimeModel | None = None  # of a typical replica; None while unknown
     regret: float = 0.0  # of a block that it evicts: how often it is asked for again
+    uses_lost: float = 0.0  # of such a block: how often it was asked for in a minute or two
     alone_s: float = 0.0  # of its machine's time, for a newcomer's steps that nobody shares

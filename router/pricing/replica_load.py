@@ -93,6 +93,7 @@ class ReplicaState(NamedTuple):
             num_in_flight=self.num_in_flight,
             fleet_time=self.price.fleet_time if self.price is not None else None,
             regret=self.price.regret if self.price is not None else 0.0,
+            uses_lost=self.price.uses_lost if self.price is not None else 0.0,
             alone_s=self.price.alone_s if self.price is not None else 0.0,
         )
 
@@ -138,7 +139,8 @@ class ReplicaLoad:
         self._busy_until = now  # when today's backlog will have been prefilled
         self._late_until = now  # before then it starts nothing, as far as its other requests tell
         self._residence = residence
-        self.regret = 0.0  # of a block that it evicts, see `Evictions`; counts with the next report
+        # Of a block that it evicts, see `Evictions`; they count with the next report.
+        self.regret = self.uses_lost = 0.0
         self._reported_at = now
         self._machine = machine
         self._crowding_weight = crowding_weight
@@ -273,6 +275,7 @@ class ReplicaLoad:
                 fleet_time,
                 self.regret,
                 self._alone_s(model, num_requests),
+                self.uses_lost,
             )
         self._state = state = ReplicaState(
             self.replica_id,

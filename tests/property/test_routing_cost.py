@@ -31,6 +31,7 @@ LOADS = st.builds(
     step_time=MODELS,
     fleet_time=st.none() | MODELS,
     regret=st.floats(0, 1),
+    uses_lost=st.floats(0, 1000),
     alone_s=st.floats(0, 10),
 )
 SHAPES = st.builds(
@@ -64,12 +65,19 @@ def test_more_waiting_there_or_of_others_for_it_never_makes_a_replica_more_attra
     assert not_less(cost(more_crowded, 0, shape), cost(busier, 0, shape))
 
 
-@given(LOADS, SHAPES, st.floats(0, 1))
-def test_to_forget_what_is_missed_never_makes_it_more_attractive(
-    load: LoadView, shape: RequestShape, regret: float
+@given(LOADS, SHAPES, st.floats(0, 1), st.floats(0, 1000), st.data())
+def test_to_forget_what_is_missed_or_in_use_never_makes_it_more_attractive(
+    load: LoadView, shape: RequestShape, regret: float, uses: float, data: st.DataObject
 ) -> None:
+    hot = shape._replace(
+        hot_tokens=data.draw(st.integers(0, shape.num_prompt_tokens - 1)),
+        hot_share=data.draw(st.floats(0, 1)),
+    )
     more = load._replace(regret=min(1.0, load.regret + regret))
-    assert not_less(cost(more, 0, shape), cost(load, 0, shape))
+    used = more._replace(uses_lost=load.uses_lost + uses)
+    for asked in (shape, hot):
+        assert not_less(cost(more, 0, asked), cost(load, 0, asked))
+        assert not_less(cost(used, 0, asked), cost(more, 0, asked))
 
 
 @given(LOADS, SHAPES, st.integers(0, 1000), st.integers(0, 10**6), st.floats(0, 1))

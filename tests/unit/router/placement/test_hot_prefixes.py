@@ -61,3 +61,14 @@ def test_twins_are_one_use_and_prompts_that_differ_within_their_last_block_are_n
     hot.record(prompt, 1000, now=61.0)
     assert hot.num_uses(prompt, 2 * STRIDE) == 2
     hot.record([], 3, now=61.0)
+
+
+def test_uses_of_blocks_are_told_of_any_blocks_as_far_as_they_are_counted() -> None:
+    """Four prompts go on differently after a system prompt: each of its blocks was used four times."""
+    hot, system = HotPrefixes(BLOCK_SIZE), hint_chain("system", 4 * STRIDE)
+    prompts = [[*system, *hint_chain(f"user{index}", STRIDE)] for index in range(4)]
+    for prompt in prompts:
+        hot.record(prompt, next(LENGTHS), now=0.0)
+    assert hot.sum_of_uses(system) == 4 * 4 * STRIDE
+    assert hot.sum_of_uses(prompts[0]) == 4 * 4 * STRIDE + STRIDE
+    assert hot.sum_of_uses(hint_chain("never", 4 * STRIDE)) == 0

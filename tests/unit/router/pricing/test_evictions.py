@@ -78,13 +78,23 @@ def test_what_was_counted_fades_as_the_caches_turn_over(evictions: Evictions) ->
     assert share == pytest.approx(kept / (kept + 100_000 * (1 - 1 / math.e)), rel=0.02)
 
 
+def test_what_a_replica_evicts_was_in_use_as_often_as_its_own_blocks_were(evictions: Evictions) -> None:
+    evictions.evicted(A, 60, num_uses=300)
+    evictions.evicted(A, 40)
+    evictions.evicted(B, 100)
+    assert evictions.uses_lost(A) == pytest.approx(3.0, rel=1e-2)
+    assert evictions.uses_lost(B) == 0.0
+    evictions.evicted(A, 200_000)
+    assert evictions.uses_lost(A) == pytest.approx(0.0, abs=1e-2)
+
+
 def test_who_joins_is_to_blame_for_nothing_and_who_leaves_no_more(evictions: Evictions) -> None:
     evictions.evicted(A, 50)
     evictions.evicted(B, 50)
     evictions.missed(20)
     joined = replica_id(2)
     evictions.add(joined, 100_000)
-    assert evictions.regret_of(joined) == 0.0
+    assert evictions.regret_of(joined) == evictions.uses_lost(joined) == 0.0
     evictions.remove(A)
     evictions.remove(joined)
     assert evictions.regret_of(B) == evictions.regret == pytest.approx(0.4, rel=1e-3)

@@ -1,0 +1,73 @@
+"""A fleet whose caches hold every prefix once, and few of them twice: 24 of 64 blocks in 2 * 1,024 blocks.
+
+All are hot, so each looks worth another copy, which pushes out one as hot: copies of copies were made until a
+tenth of all prompts was computed again, and a replica ten times slower got what the others had no memory for.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from loadtest.simulation.cell import CellResult, CellSpec
+from loadtest.simulation.machine import Machine
+from loadtest.simulation.run import simulate
+from loadtest.workloads.request import Workload, WorkRequest
+from tests.fakes.simulation import BLOCK_TOKENS, REFERENCE, workload
+
+NUM_PREFIXES, PREFIX_BLOCKS = 24, 64
+RATE_PER_S, DURATION_S, WARM_S = 17.2, 60.0, 20.0  # 60 % of what two replicas can do
+MACHINE = Machine(
+    base_s=0.06,
+    per_sequence_s=0.0004,
+    per_token_s=2e-5,
+    per_attention_s=0.0,
+    max_batched_tokens=256,
+    max_running=32,
+    max_model_len=4096,
+)
+BINDINGS = pytest.mark.parametrize("binding", ["late", "at_once"])
+
+
+def questions() -> Workload:
+    """The prefixes in turn, each time with a question of its own."""
+    draw, arrival_s, requests = random.Random(1), 0.0, []
+    while arrival_s < DURATION_S:
+        number = len(requests)
+        first = number % NUM_PREFIXES * PREFIX_BLOCKS
+        own = NUM_PREFIXES * PREFIX_BLOCKS + 2 * number
+        blocks = (*range(first, first + PREFIX_BLOCKS), own, own + 1)
+        requests.append(WorkRequest(arrival_s, PREFIX_BLOCKS * BLOCK_TOKENS + 24, 32, blocks, number))
+        arrival_s += draw.expovariate(RATE_PER_S)
+    return workload(*requests)
+
+
+def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = ()) -> CellResult:
+    spec = CellSpec(
+        REFERENCE,
+        num_replicas=num_replicas,
+        load=0.6,
+        seed=1,
+        router_options=(("binding", binding),),
+        cache_tokens=1024 * BLOCK_TOKENS,
+        slowdowns=slowdowns,
+        machine=MACHINE,
+    )
+    return simulate(questions(), spec)
+
+
+@BINDINGS
+def test_copies_do_not_push_out_what_is_as_hot(binding: str) -> None:
+    result = run(2, binding)
+    warm = result.arrival_s >= WARM_S
+    assert result.cached_tokens[warm].sum() / result.input_tokens[warm].sum() > 0.93
+    assert np.quantile(result.ttft_s[warm], 0.99) < 1.0
+
+
+@BINDINGS
+def test_a_slow_replica_is_not_used_for_its_memory(binding: str) -> None:
+    result = run(3, binding, slowdowns=(10.0,))
+    warm = result.arrival_s >= WARM_S
+    assert (result.replica[warm] == 0).mean() < 0.02
