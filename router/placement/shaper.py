@@ -15,6 +15,7 @@ from cache.types import HashHint
 from router.placement.hot_prefixes import HotPrefixes
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape
+from router.pricing.fleet_queue import FleetQueue
 from router.pricing.queue_average import QueueAverage
 
 SHARED_USES = 2.0  # in a minute or two: somebody has asked for it before, and will again
@@ -41,18 +42,16 @@ class Shaper:
         hints: Sequence[HashHint],
         num_prompt_tokens: int,
         cached: Sequence[int],
-        num_waiting: int,
+        queue: FleetQueue,
         num_held: int,
         now: float,
         least_copies: int = 0,
     ) -> RequestShape:
-        """cached: the prompt's usable tokens, on each replica that it may go to. num_waiting: requests that
-        wait at those. num_held: requests that wait at this router. least_copies: of a hot prefix, for one
-        more to be an investment.
+        """cached: the prompt's usable tokens, on each replica that it may go to. queue: at those. num_held:
+        requests that wait at this router. least_copies: of a hot prefix, for one more to be an investment.
         """
         # Requests come to the routers alike: what waits at the others is about as much as what waits here.
-        waiting = num_waiting + num_held * self._peers()[1]
-        mean_queued = self._queue.update(waiting / len(cached), now)
+        mean_queued = self._queue.update(queue.mean(num_held * self._peers()[1]), now)
         weight = self._priced.charge.weight(mean_queued)
         least_uses = self._priced.uses_of_a_copy(mean_queued)
         hot_blocks = self._hot.num_hot_blocks(hints, least_uses)

@@ -25,6 +25,7 @@ from router.policies import Policy, PolicyRequest
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import prefill_s
 from router.pricing.fleet_load import FleetLoad
+from router.pricing.fleet_queue import queue_of
 from router.pricing.host_copies import with_copies
 from router.pricing.replica_load import ReplicaState
 from router.pricing.waiting import level_s, start_s
@@ -91,7 +92,7 @@ class Weighing:
             hints,
             query.num_prompt_tokens,
             cached,
-            self._loads.num_waiting() if everybody else sum([state.num_waiting for state in states]),
+            self._loads.queue() if everybody else queue_of(states),
             self.num_held,
             now,
             least_copies=LEAST_COPIES if is_settling else 0,

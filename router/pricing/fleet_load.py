@@ -14,6 +14,7 @@ from cache.events import Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from router.pricing.evictions import Evictions
+from router.pricing.fleet_queue import FleetQueue
 from router.pricing.fleet_speeds import FleetSpeeds
 from router.pricing.load_view import LoadView
 from router.pricing.machines import Machine
@@ -47,7 +48,7 @@ class FleetLoad:
         # decision changes one of them, and asking 64 again would be a tenth of it.
         self._states: dict[ReplicaId, ReplicaState] = {}
         self._names: list[ReplicaId] = []  # of those
-        self._num_waiting = 0  # requests, of those
+        self._queue = FleetQueue()  # of those
         self._changed: set[ReplicaLoad] = set()
         self._shut: set[ReplicaId] = set()  # of those states, the ones that are
         # In-flight requests and where they are; the value may be a replica that has gone since.
@@ -82,7 +83,7 @@ class FleetLoad:
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             replica.gone()
-            self._num_waiting -= self._states.pop(replica_id).num_waiting
+            self._queue = self._queue.without(self._states.pop(replica_id))
             self._names = list(self._states)
             self._shut.discard(replica_id)
             self.evictions.remove(replica_id)
@@ -188,9 +189,9 @@ class FleetLoad:
         """Of `states`, in their order; not to be changed."""
         return self._names
 
-    def num_waiting(self) -> int:
-        """Requests, of all that `states` told of when it was asked last. O(1)."""
-        return self._num_waiting
+    def queue(self) -> FleetQueue:
+        """Of all that `states` told of when it was asked last. O(1)."""
+        return self._queue
 
     def placed(self, request_id: RequestId) -> ReplicaId | None:
         """Where a request is in flight; None if it is not."""
@@ -200,7 +201,9 @@ class FleetLoad:
     def _note_state(self, state: ReplicaState) -> None:
         replica_id = state.replica_id
         before = self._states.get(replica_id)
-        self._num_waiting += state.num_waiting - (before.num_waiting if before is not None else 0)
+        if before is not None:
+            self._queue = self._queue.without(before)
+        self._queue = self._queue.beside(state)
         self._states[replica_id] = state
         (self._shut.add if state.is_shut else self._shut.discard)(replica_id)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import RequestId
 from router.pricing.fleet_load import FleetLoad
+from router.pricing.fleet_queue import queue_of
 from router.pricing.replica_load import ReplicaState, Reservation
 from tests.fakes.router import STEP_TIME, FakeClock, info, load, replica_id
 
@@ -65,7 +67,7 @@ def test_states_are_those_made_anew_in_order_of_joining(changes: list[tuple[obje
     anew: list[ReplicaState] = [fleet[state.replica_id]._remake() for state in kept]
     assert kept == anew
     assert fleet.names() == joined
-    assert fleet.num_waiting() == sum(state.num_waiting for state in kept)
+    assert fleet.queue() == pytest.approx(queue_of(kept))
     kept.clear()
     assert fleet.states() == anew, "the list is the caller's own"
     assert fleet.open_states() == [state for state in anew if not state.is_shut]
