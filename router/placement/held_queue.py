@@ -56,7 +56,8 @@ class HeldQueue:
 
     @property
     def num_bodies(self) -> float:
-        """HTTP requests: one with n prompts, of which k are here, is k/n."""
+        """HTTP requests that came: one with n prompts, of which k are here, is k/n. Whose replica was lost came
+        before, and has come back."""
         return self._num_bodies
 
     @property
@@ -86,7 +87,7 @@ class HeldQueue:
     def add(self, held: HeldRequest) -> None:
         """O(log n) to find its places, and a memory move; so is removing."""
         self._by_id[held.request_id] = held
-        self._num_bodies += held.query.part
+        self._num_bodies += _bodies(held)
         line = self._lines.get(held.tenant)
         if line is None:
             line = self._lines[held.tenant] = _Line(held.query.share)
@@ -102,7 +103,7 @@ class HeldQueue:
     def remove(self, held: HeldRequest) -> None:
         del self._by_id[held.request_id]
         # Of a sum of differences nothing may be left over.
-        self._num_bodies = self._num_bodies - held.query.part if self._by_id else 0.0
+        self._num_bodies = self._num_bodies - _bodies(held) if self._by_id else 0.0
         line = self._lines[held.tenant]
         line.engine_s -= held.engine_s
         line.priorities[held.query.priority] -= 1
@@ -216,6 +217,10 @@ def _in_turn(line: _Line, oldest_first_before: float) -> Iterator[HeldRequest]:
     aged.sort(key=lambda held: (held.since + held.lag_s, held.number))
     young = [held for held in line.in_order if held.since + held.lag_s > oldest_first_before]
     return itertools.chain(aged, young)
+
+
+def _bodies(held: HeldRequest) -> float:
+    return 0.0 if held.query.excluded else held.query.part
 
 
 def _place(held: HeldRequest) -> tuple[float, int]:

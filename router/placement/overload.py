@@ -11,8 +11,9 @@ and a few more. That knows no rate, no speed and no number of clients, and finds
 three times, only later.
 
 While it lost replicas a fleet is excused. The others take over what those had under way and compute anew
-what only they had cached, so a queue grows as if too many came, and most times passes. Not noticed is one
-replica of many: a tenth of them has to go, since the last time that was so.
+what only they had cached, so a queue grows as if too many came, and most times passes. It may have grown
+before the loss was known, so what was told as shortly before is taken back. Not noticed is one replica of
+many: a tenth of them has to go, since the last time that was so.
 
 It is over when somebody who comes finds the queue empty, and of the latest who came few had to be refused:
 a queue that is kept short empties now and then though three times too many come. Clients that come back as
@@ -39,7 +40,8 @@ class Overload:
 
     def __init__(self) -> None:
         self.is_on = False
-        self._since = 0.0  # when the queue was last seen empty, by the caller's clock
+        self._since = 0.0  # when the queue was last seen empty, or was excused, by the caller's clock
+        self._told_at = 0.0  # when it was found to be overload, by the same clock
         self._num_refused = 0.0  # since then
         self._num_replicas = 0  # now, or when it was a tenth more
         self._excused_until = 0.0  # by the same clock
@@ -81,6 +83,7 @@ class Overload:
                 and excess >= GROWTH * self._most_by((self._since + now) / 2) + FEW
             )
             if self.is_on:
+                self._told_at = now
                 self._num_lately = LATELY  # nobody was refused yet, but now they will be
         if not self._maxima or excess > _KEPT * self._maxima[-1]:
             self._reached_at.append(now)
@@ -98,6 +101,8 @@ class Overload:
         elif 0 < self._num_replicas - num_replicas >= LOST * self._num_replicas:
             self._num_replicas = num_replicas
             self._excused_until = now + excused_s
+            if now < self._told_at + excused_s:
+                self._begin_anew(now)
 
     def _most_by(self, time_s: float) -> float:
         number = bisect_right(self._reached_at, time_s)

@@ -102,6 +102,19 @@ def test_a_few_batches_are_no_overload_however_many_prompts_they_have(
     assert (num_refused > 0) == router.held.queue_state().is_overload == is_overload
 
 
+def test_what_a_lost_replica_had_under_way_is_no_overload() -> None:
+    """It comes back in one moment; in overload 0.1 s may be waited."""
+    options = replace(OPTIONS, max_wait_s=100.0, overload_wait_s=0.1, max_held_per_replica=1000)
+    router = HoldingRouter(options=options)
+    router.report(A, backlog_s=10.0)
+    router.submit("first")
+    router.clock.advance(1.0)
+    for number in range(40):
+        router.held.submit(query(f"{number}", 100, excluded=frozenset({B})))
+    router.submit("new")
+    assert not router.held.queue_state().is_overload
+
+
 def test_those_turned_away_are_not_told_to_come_back_together() -> None:
     router = HoldingRouter(options=replace(OPTIONS, max_wait_s=2.0))
     router.report(A, backlog_s=5.0)
