@@ -37,10 +37,10 @@ RESCALE = 2.0  # if together they are this far off; below it, forgetting does
 
 _RIDGE = 1e-6  # of each column's own weight: settles what the steps cannot tell apart
 # What steps do not show belongs to the terms that grow least. Where all prompts are short, attention is too
-# little to be seen, and a slow step or two would be laid to it: a prompt ten times as long is then priced at a
-# hundred times as much, and whoever comes with one is refused. Where sequences come one by one, half of what
-# a step costs anyway would be each sequence's. So both cost nothing until steps of some thousand pairs, or of
-# several sequences, show that they do: this part of all steps' weight says so.
+# little to be seen, and a slow step or two would be laid to it: a prompt ten times as long is then priced at
+# a hundred times as much, and whoever comes with one is refused. Where sequences come one by one, half of
+# what a step costs anyway would be each sequence's. So both cost nothing until steps of some thousand pairs,
+# or of several sequences, show that they do: this part of all steps' weight says so.
 _UNSEEN = 3e-5
 
 

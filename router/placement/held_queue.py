@@ -56,8 +56,8 @@ class HeldQueue:
 
     @property
     def num_bodies(self) -> float:
-        """HTTP requests that came: one with n prompts, of which k are here, is k/n. Whose replica was lost came
-        before, and has come back."""
+        """HTTP requests that are new here: one with n prompts, of which k wait, is k/n. Not whose replica was
+        lost."""
         return self._num_bodies
 
     @property
