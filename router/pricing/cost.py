@@ -16,9 +16,9 @@ stand idle while others wait for a fast one. What is *hot* is not charged: one m
 others, who bear its cost with the one that makes it. But where the blocks that it pushes out are in use
 themselves there is nothing to gain: as far as those are used as often as the copy would be, it is charged as
 if nothing were hot (`uses_lost`). The third line is rent: new blocks take the room of old ones, which are
-missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines
-that several engines compute on: what one of them takes the others wait for (`machines.py`). The last keeps
-sequences from pushing each other out.
+missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines that several
+engines compute on: what one of them takes the others wait for (`machines.py`). The last keeps sequences from
+pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
 and `tuning_free` orders all of them by uncached tokens times requests instead.
 
@@ -211,22 +211,28 @@ def cost_terms(
     total = shape.num_prompt_tokens
     backlog_s = max(price.step_left_s, price.busy_until - now)
     own_s = prefill_s(price, total, cached)
-    known = max(cached, shape.hot_tokens)
-    cold_s, fleet_s = prefill_s(price, total, known), fleet_prefill_s(price, total, known)
     decode_s = -(-(total - cached) // price.room) * price.decode_s
-    surcharge = shape.recompute_weight - 1.0
-    recompute_s = surcharge * fleet_s + price.regret * cold_s - (1.0 - shape.hot_share) * (own_s - cold_s)
-    if known > cached and price.uses_lost:
-        as_cold_s = surcharge * fleet_prefill_s(price, total, cached) + price.regret * own_s
-        recompute_s += min(1.0, price.uses_lost * shape.hot_share) * (as_cold_s - recompute_s)
     return CostTerms(
         backlog_s=backlog_s,
         prefill_s=own_s,
         decode_slowdown=(backlog_s + own_s + decode_s) / (backlog_s + own_s) if own_s else 1.0,
-        recompute_s=recompute_s,
+        recompute_s=_recompute_s(price, cached, own_s, shape),
         alone_s=price.alone_s,
         memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
+
+
+def _recompute_s(price: Price, cached: int, own_s: float, shape: RequestShape) -> float:
+    """Of `CostTerms`. own_s: of its prefill, alone."""
+    total, surcharge = shape.num_prompt_tokens, shape.recompute_weight - 1.0
+    as_cold_s = surcharge * fleet_prefill_s(price, total, cached) + price.regret * own_s
+    if shape.hot_tokens <= cached:
+        return as_cold_s
+    cold_s = prefill_s(price, total, shape.hot_tokens)
+    charged_s = surcharge * fleet_prefill_s(price, total, shape.hot_tokens) + price.regret * cold_s
+    invested_s = charged_s - (1.0 - shape.hot_share) * (own_s - cold_s)
+    swapped = min(1.0, price.uses_lost * shape.hot_share)
+    return invested_s + swapped * (as_cold_s - invested_s)
 
 
 def expected_time(candidate: Candidate, shape: RequestShape) -> CostTerms:

@@ -7,26 +7,26 @@ tenth of all prompts was computed again, and a replica ten times slower got what
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from loadtest.simulation.cell import CellResult, CellSpec
-from loadtest.simulation.machine import Machine
+from loadtest.simulation.cell import CellResult
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload, WorkRequest
-from tests.fakes.simulation import BLOCK_TOKENS, REFERENCE, workload
+from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, spec, workload
 
 NUM_PREFIXES, PREFIX_BLOCKS = 24, 64
 RATE_PER_S, DURATION_S, WARM_S = 17.2, 60.0, 20.0  # 60 % of what two replicas can do
-MACHINE = Machine(
+SLOW_STEPS = replace(
+    MACHINE,
     base_s=0.06,
     per_sequence_s=0.0004,
     per_token_s=2e-5,
     per_attention_s=0.0,
     max_batched_tokens=256,
     max_running=32,
-    max_model_len=4096,
 )
 BINDINGS = pytest.mark.parametrize("binding", ["late", "at_once"])
 
@@ -45,17 +45,16 @@ def questions() -> Workload:
 
 
 def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = ()) -> CellResult:
-    spec = CellSpec(
-        REFERENCE,
+    cell = spec(
+        policy="expected_time",
         num_replicas=num_replicas,
-        load=0.6,
         seed=1,
         router_options=(("binding", binding),),
         cache_tokens=1024 * BLOCK_TOKENS,
         slowdowns=slowdowns,
-        machine=MACHINE,
+        machine=SLOW_STEPS,
     )
-    return simulate(questions(), spec)
+    return simulate(questions(), cell)
 
 
 @BINDINGS
