@@ -184,8 +184,8 @@ def test_one_of_many_that_come_and_go_excuses_nothing(
 def test_what_was_overload_for_long_is_overload_with_fewer(
     rate_per_s: float, load: float, later_s: float
 ) -> None:
-    """What was told shortly before may have been the loss, which was not known yet: eight requests of a dead
-    replica's, back in the queue 0.07 s before its death was heard of, had everybody refused who came."""
+    """What was told shortly before may have been the loss, which was not known yet: eight requests that
+    waited 0.07 s before a replica's death was heard of had 17 refused who came then."""
     queue, now = Queue(rate_per_s), 1.0
     while not queue.came(now):
         now += 1 / (load * rate_per_s)
