@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import httpx
 import pytest
 import yaml
 
+from deploy.ports import free_base
 from k8s.manifests import Manifests
 from k8s.places import PLACES
 from k8s.promql import RATE_INTERVAL, alerts, panel_queries, rule_groups
@@ -84,9 +84,7 @@ def running_prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
         ],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_base()
     command = [
         "prometheus",
         f"--config.file={folder / 'prometheus.yaml'}",

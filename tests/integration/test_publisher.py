@@ -27,6 +27,7 @@ from cache.events import (
     decode_snapshot,
 )
 from cache.types import BlockHash, RequestId
+from deploy.ports import free_base
 from replica.engine.arrivals import Arrival
 from replica.errors import EventSocketError
 from replica.publisher import Publisher, new_epoch
@@ -260,9 +261,7 @@ def test_a_subscriber_that_does_not_read_blocks_nobody() -> None:
 
 
 def test_ports_follow_from_the_base_port() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_base()
     publisher = Publisher(host="127.0.0.1", port=port, epoch=EPOCH)
     assert publisher.event_endpoint == f"tcp://127.0.0.1:{port}"
     assert publisher.snapshot_endpoint == f"tcp://127.0.0.1:{port + 1}"
@@ -270,10 +269,10 @@ def test_ports_follow_from_the_base_port() -> None:
 
 
 def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
+    port = free_base() + 1
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         with pytest.raises(EventSocketError, match=f"event_port = {port}: cannot listen there"):
             Publisher(host="127.0.0.1", port=port, epoch=EPOCH)
         with pytest.raises(EventSocketError) as caught:

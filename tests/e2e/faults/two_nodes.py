@@ -16,6 +16,7 @@ import threading
 import time
 from typing import Any
 
+from deploy.ports import free_base
 from tests.e2e.faults.drivers import serve
 
 RESTART_AFTER_S = 5.0
@@ -44,9 +45,7 @@ def _start_redis() -> tuple[subprocess.Popen[bytes], str]:
     binary = shutil.which("redis-server")
     if binary is None:
         raise SystemExit("redis-server is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_base()
     command = [binary, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
     process = subprocess.Popen(command, cwd=os.environ["RAY_TMPDIR"], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + _START_LIMIT_S
