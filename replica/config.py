@@ -111,7 +111,9 @@ class ReplicaConfig:
     num_blocks: int | None = None  # None = from free memory
     kv_memory_fraction: float = 0.5  # of free memory, when num_blocks is None; deploy divides it by replicas
     max_model_len: int | None = None  # None = the model's own limit
-    max_batched_tokens: int = 512  # token budget of a step: bounds how long a prefill stalls decodes
+    # Token budget of a step: bounds how long a prefill stalls decodes. A prompt whose rest would fit but for
+    # the decodes' own tokens ends with the step all the same.
+    max_batched_tokens: int = 512
     max_running: int = 64  # sequences in one step
     # Who waits first: "first_come"; "shortest", least uncached prefill first, with aging; or
     # "shortest_preempting", where one that has begun stands back for a shorter one.

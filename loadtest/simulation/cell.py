@@ -20,7 +20,7 @@ IDEAL_SHORTEST = "ideal_shortest"  # the same, with the queue in the order that 
 IDEALS = (IDEAL, IDEAL_SHORTEST)
 
 # Another value makes finished cells unknown: raise it when the simulation computes something else.
-RESULT_VERSION = 5
+RESULT_VERSION = 6
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

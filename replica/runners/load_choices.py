@@ -150,7 +150,8 @@ def choose_num_blocks(
     device, dtype = model.device, model.dtype
     block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
     step_tokens = min(config.max_batched_tokens, max_model_len)
-    needed_by_steps = step_bytes(model, step_tokens, min(config.max_running, step_tokens))
+    with_decodes = min(config.max_batched_tokens + config.max_running, max_model_len)
+    needed_by_steps = step_bytes(model, with_decodes, min(config.max_running, step_tokens))
     free = max(0, kv_pages.free_share_bytes(device, config.device_share) - needed_by_steps)
     if config.num_blocks is not None:
         needed = config.num_blocks * block_bytes

@@ -3,6 +3,10 @@
 A forward's memory grows with its tokens, so half of them fit where all did not. What took the memory may go
 again (another process, a burst of log probabilities): after 256 steps that fit, twice as many are
 tried. Where it has not gone, that costs one step of 257.
+
+A prompt whose rest would fit but for the decodes' own tokens ends in that step all the same, by so many more.
+Four prompts of 128 fill a step of 512; beside those four the next four would leave four tokens for a step of
+their own, which costs more than what they add to this one.
 Counts alone. Engine thread only.
 """
 
@@ -25,9 +29,18 @@ class StepBudget:
         """No more sequences than tokens in a step, so that each of them moves forward in every step."""
         return min(self._max_running, self.tokens)
 
+    def part(self, num_left: int, room: int, num_decodes: int) -> int:
+        """Of a prompt's tokens that are left, those that go into a step.
+
+        room: above 0; of the budget, what the decodes and other prompts have left. While memory is short it
+        is all there is.
+        """
+        beyond = num_decodes if self.tokens == self._max_tokens else 0
+        return num_left if num_left <= room + beyond else room
+
     def ran_out(self, num_tokens: int) -> bool:
         """A step of so many tokens had too little memory; False if a smaller one cannot be made."""
-        assert num_tokens <= self.tokens, "steps keep to the budget"
+        assert num_tokens < 2 * self.tokens, "steps keep to the budget, but for a rest"
         self._num_fitting = 0
         if num_tokens < 2:
             return False

@@ -58,6 +58,7 @@ class StepPlan:
         self._clock = clock
         self._correction = StepCorrection()
         self._composed: StepRoom | None = None  # what prompts had of the last one; None: no limit, or none
+        self._num_decodes = 0  # of it
         self.entries: list[tuple[Request, int]] = []  # request, its tokens
         self.started: list[Request] = []  # of those, who was admitted to it
         self.has_preempted = False
@@ -101,7 +102,8 @@ class StepPlan:
             return 0
         if self._waiting and (left < budget or self._turns.next([prompt], admits=True) is not prompt):
             return 0
-        return self._room(1 + len(self._waiting), decodes).fits(start, min(left, budget))
+        wanted = self._budget.part(left, budget, len(decodes))
+        return self._room(1 + len(self._waiting), decodes).fits(start, wanted)
 
     def go_on(self, parts: Sequence[NextPart]) -> None:
         """Fill it with these, which have their blocks: `parts_after` the step that is done now, without those
@@ -180,7 +182,8 @@ class StepPlan:
         self._composed = room if self._is_limited else None
         if room is None or not num_prompts:
             return
-        budget = self._budget.tokens - len(self.entries)
+        self._num_decodes = len(self.entries)
+        budget = self._budget.tokens - self._num_decodes
         places = self._budget.places
         admits, without = True, set[str]()
         while budget > 0 and not room.is_full:
@@ -222,7 +225,7 @@ class StepPlan:
         return num_tokens
 
     def _part(self, request: Request, start: int, budget: int, room: StepRoom) -> int:
-        wanted = min(len(request.token_ids) - start, budget)
+        wanted = self._budget.part(len(request.token_ids) - start, budget, self._num_decodes)
         num_tokens = room.fits(start, wanted)
         self.is_cut_short |= num_tokens < wanted
         return num_tokens

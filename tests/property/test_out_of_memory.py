@@ -99,6 +99,19 @@ def test_decodes_that_share_the_step_stay_where_they_are() -> None:
     assert core.stats().num_failed_steps == 0
 
 
+def test_while_memory_is_short_nobody_ends_beyond_the_budget() -> None:
+    """Decodes' tokens included, steps have no more than half of what did not fit."""
+    core, runner = small_core(most=20, max_batched_tokens=40)
+    core.submit(make_request("first", [token % 4 for token in range(40)], max_tokens=12))
+    for _ in range(3):
+        core.step()
+    core.submit(make_request("next", [token % 3 for token in range(39)], max_tokens=1))
+    while core.has_work:
+        core.step()
+    assert runner.num_refused == 1
+    assert runner.sizes[:5] == [20, 20, 1 + 19, 1 + 19, 1 + 1]
+
+
 def test_a_single_token_that_does_not_fit_fails() -> None:
     core, _ = small_core(most=0)
     core.submit(make_request("r", [1, 2, 3, 0, 1], max_tokens=1))

@@ -90,6 +90,22 @@ def test_decodes_are_never_starved_by_a_long_prompt() -> None:
     ]
 
 
+def test_a_prompt_that_would_fit_without_the_decodes_ends_beside_them() -> None:
+    """Not with what they would leave over for a step of its own."""
+    tape = Tape()
+    core = sim_core(runner=tape, max_batched_tokens=10)
+    for index in range(4):
+        core.submit(make_request(f"r{index}", range(10 * index, 10 * index + 5), max_tokens=3))
+    core.submit(make_request("long", range(100, 111), max_tokens=1))
+    run(core)
+    assert tape.steps == [
+        {"r0": 5, "r1": 5},
+        {"r0": 1, "r1": 1, "r2": 5, "r3": 5},
+        {"r0": 1, "r1": 1, "r2": 1, "r3": 1, "long": 6},  # one more than would fit without them
+        {"r2": 1, "r3": 1, "long": 5},
+    ]
+
+
 def test_twins_in_one_step_share_their_blocks() -> None:
     """The second of two equal prompts hits what the first is computing in the same step."""
     tape = Tape()

@@ -85,4 +85,4 @@ async def test_news_is_a_piece_a_loss_or_a_wake(reader: DeltaReader) -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         tell()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 20)

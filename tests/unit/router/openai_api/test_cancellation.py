@@ -32,7 +32,7 @@ async def test_a_client_that_leaves_cancels_its_generations(
     num_prompts = 1 if isinstance(prompt, str) else len(prompt)
     await _until_hanging(router, num_prompts)
     disconnect.set()
-    await asyncio.wait_for(call, 1)
+    await asyncio.wait_for(call, 20)
     assert router.calls.running == 0
     assert router.calls.cancelled == num_prompts
     assert router.parts.routing.statistics().in_flight == 0
@@ -72,7 +72,7 @@ async def test_whenever_it_is_cancelled_nothing_goes_on(router: RouterUnderTest,
             disconnect.set()
         else:
             call.cancel()
-        await asyncio.wait([call], timeout=1)
+        await asyncio.wait([call], timeout=20)
         assert call.done()
         assert router.calls.running == 0, turns
         assert router.parts.routing.statistics().in_flight == 0, turns

@@ -238,7 +238,7 @@ async def test_one_at_a_time_is_from_the_header_to_the_streams_end(guarded: Rout
 
     guarded.calls.scripts = dict.fromkeys(guarded.replicas, waiting)
     first = asyncio.create_task(ask(guarded, "single", stream=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not guarded.calls.running:  # noqa: ASYNC110
             await asyncio.sleep(0)
     refused = await ask(guarded, "single")
@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_gives_its_place_back(guarded: RouterUnderTes
 
     guarded.calls.scripts = dict.fromkeys(guarded.replicas, endless)
     asking = asyncio.create_task(ask(guarded, "single", stream=stream))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not guarded.calls.running:  # noqa: ASYNC110
             await asyncio.sleep(0)
     asking.cancel()

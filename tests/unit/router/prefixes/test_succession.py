@@ -31,7 +31,7 @@ async def end(router: PaperRouter) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.001)
 
