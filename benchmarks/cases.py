@@ -46,7 +46,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """`batch` prompts at once: prefill until all have a first token, then steps that only decode."""
+    """`batch` prompts at once: answered by a token each, for the prefill; by more, for steps that decode."""
 
     batch: int
     prompt_tokens: int
@@ -56,6 +56,11 @@ class Throughput:
     @property
     def name(self) -> str:
         return f"batch-{self.batch}"
+
+    @property
+    def prefill(self) -> Throughput:
+        """The same prompts with an answer of one token: nobody decodes beside the last of them."""
+        return replace(self, output_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)

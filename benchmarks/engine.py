@@ -50,9 +50,11 @@ How it is measured:
   A cell is "at or above" generate where all of the interval is, "below" where none of it is, and else one
   "cannot tell". With one torch thread both clocks agree on an idle machine; on a busy one only CPU time is
   worth reading.
-  "Prefill" is the time until every sequence has its first token; "steady decode" that of steps in which
-  every sequence decodes, step by step. Loading, warming up and allocating pools are never timed. Greedy,
-  float32; outputs are compared with generate's and a row whose outputs differ says so.
+  "Prefill" is that of answers of one token; "decodes beside" the time until every sequence has its first
+  token where answers are longer, so that the first to have theirs decode on beside the last, which generate's
+  never do; "steady decode" that of steps in which every sequence decodes, step by step. Loading, warming up
+  and allocating pools are never timed. Greedy, float32; outputs are compared with generate's and a row whose
+  outputs differ says so.
 """
 EPILOG = """\
 examples:

@@ -65,19 +65,31 @@ class Bench:
     def _throughput(self, case: Throughput) -> Iterator[Row]:
         section = f"tokens/s and memory, {case.prompt_tokens:,}-token prompts"
         label = f"batch {case.batch}"
-        runs = self._side_by_side(case, label)
+        prefills = self._side_by_side(case.prefill, f"{label}, prefill")
+        decodes = self._side_by_side(case, label)
 
-        spans = {name: [run.first_tokens for run in each] for name, each in runs.items()}
         prompt_tokens = case.batch * case.prompt_tokens
+        spans = {name: [run.whole for run in runs] for name, runs in prefills.items()}
         rates = {name: rate(prompt_tokens, median_span(spans[name])) for name in spans}
-        yield self._compared(section, f"{label}: prefill", rates, spans, runs)
+        yield self._compared(section, f"{label}: prefill", rates, spans, prefills)
 
-        steps = {name: [median_span(run.steps) for run in each] for name, each in runs.items()}
+        if case.batch > 1:
+            beside = median_span([run.first_tokens for run in decodes[OURS]])
+            times = beside.cpu_s / median_span(spans[OURS]).cpu_s
+            yield Row(
+                self._spec.name,
+                section,
+                f"{label}: prefill, decodes beside",
+                {OURS: rate(prompt_tokens, beside)},
+                note=f"{times:.2f}x as long",
+            )
+
+        steps = {name: [median_span(run.steps) for run in runs] for name, runs in decodes.items()}
         rates = {name: rate(case.batch, median_span(steps[name])) for name in steps}
-        row = self._compared(section, f"{label}: steady decode", rates, steps, runs)
+        row = self._compared(section, f"{label}: steady decode", rates, steps, decodes)
         yield row.judged(*targets.steady_decode(self._spec.name, case.batch, row.ratios))
 
-        peaks = {name: _peak_mib(runs[name]) for name in NAMES}
+        peaks = {name: _peak_mib([*prefills[name], *decodes[name]]) for name in NAMES}
         yield Row(self._spec.name, section, f"{label}: peak MiB", amounts=peaks)
 
     def _side_by_side(self, case: Throughput | Whole, what: str) -> dict[str, list[Run]]:
@@ -208,10 +220,20 @@ def cell_work(spec: ModelSpec, plan: Plan, cell: Cell) -> float:
         case FirstToken():
             return pairs * (2 + len(cell.hit_ratios)) * cases.work(spec, cell.prompt_tokens, 1, 1)
         case Overhead():
-            jobs = 2 * pairs
-        case _:
-            jobs = 2 * pairs + plan.num_references(spec, cell)
-    return jobs * cases.work(spec, cell.batch * cell.prompt_tokens, cell.batch, cell.output_tokens)
+            return 2 * pairs * _work(spec, cell)
+        case Throughput():
+            return _beside_work(spec, plan, cell.prefill) + _beside_work(spec, plan, cell)
+        case Whole():
+            return _beside_work(spec, plan, cell)
+
+
+def _beside_work(spec: ModelSpec, plan: Plan, case: Throughput | Whole) -> float:
+    """Of its pairs, and of continuous batching beside them."""
+    return (2 * plan.num_pairs(spec, case) + plan.num_references(spec, case)) * _work(spec, case)
+
+
+def _work(spec: ModelSpec, case: Throughput | Whole | Overhead) -> float:
+    return cases.work(spec, case.batch * case.prompt_tokens, case.batch, case.output_tokens)
 
 
 def usual_total(runs: Sequence[Sequence[Span]]) -> Span:

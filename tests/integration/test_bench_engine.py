@@ -52,6 +52,7 @@ def test_a_quick_run_measures_everything_and_leaves_nothing(
     labels = [label for _, label in rows]
     assert labels == [
         "batch 4: prefill",
+        "batch 4: prefill, decodes beside",
         "batch 4: steady decode",
         "batch 4: peak MiB",
         "200:  0 % hit",

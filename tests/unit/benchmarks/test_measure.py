@@ -26,9 +26,17 @@ PLAN = Plan(
 class FakeContender:
     """Takes `step_s` per step and `token_s` per computed prompt token; 90 % of the wall time is CPU."""
 
-    def __init__(self, step_s: float, token_s: float, *, caching_cost: float = 0.0, salt: int = 0) -> None:
+    def __init__(
+        self,
+        step_s: float,
+        token_s: float,
+        *,
+        caching_cost: float = 0.0,
+        salt: int = 0,
+        decodes_beside: float = 0.0,
+    ) -> None:
         self._step_s, self._token_s = step_s, token_s
-        self._caching_cost, self._salt = caching_cost, salt
+        self._caching_cost, self._salt, self._decodes_beside = caching_cost, salt, decodes_beside
         self._cached: list[int] = []
         self.jobs: list[Job] = []
 
@@ -42,6 +50,8 @@ class FakeContender:
             self._cached = list(job.prompts[0])
         slowdown = 1 + self._caching_cost * job.prefix_caching
         prefill_s = slowdown * self._token_s * sum(len(prompt) - cached for prompt in job.prompts)
+        if job.output_tokens > 1:
+            prefill_s *= 1 + self._decodes_beside
         steps = tuple(_span(slowdown * self._step_s) for _ in range(job.output_tokens - 1))
         return Run(
             outputs=tuple((sum(prompt) % 97 + self._salt,) for prompt in job.prompts),
@@ -91,8 +101,19 @@ def test_decode_is_measured_per_step_and_judged() -> None:
 
 def test_prefill_counts_prompt_tokens_and_peak_memory_is_the_largest() -> None:
     rows = _rows()
-    assert _row(rows, "prefill").values["continuous"].wall_s == pytest.approx(500)
+    assert _row(rows, "| batch 32: prefill").values["continuous"].wall_s == pytest.approx(500)
     assert _row(rows, "peak MiB").amounts == {"warmpath": 32.0, "generate": 32.0, "continuous": 32.0}
+
+
+def test_prefill_has_nobody_decode_beside_it_and_the_burst_of_longer_answers_is_shown_too() -> None:
+    """Ours alone: the others' first tokens come before anybody's second."""
+    contender = FakeContender(0.1, 0.001, decodes_beside=0.25)
+    rows = _rows(warmpath=contender)
+    assert _row(rows, "| batch 32: prefill").ratios["generate"].cpu.estimate == pytest.approx(1.0)
+    beside = _row(rows, "prefill, decodes beside")
+    assert beside.note == "1.25x as long"
+    assert set(beside.values) == {"warmpath"}
+    assert {job.output_tokens for job in contender.jobs if len(job.prompts) == 32} == {1, 4}
 
 
 def test_hits_are_compared_with_the_miss_of_the_same_repeat() -> None:
@@ -176,7 +197,8 @@ def test_ours_and_generate_follow_each_other_and_continuous_batching_comes_after
     contenders = {name: Listed(name) for name in ("warmpath", "generate", "continuous")}
     Bench(PLAN.models[0], PLAN, contenders, lambda *_: None).rows(PLAN.throughput[0])
     pair = ["warmpath", "generate"]
-    assert asked == [*pair, "continuous", *reversed(pair), "continuous", *pair]
+    once = [*pair, "continuous", *reversed(pair), "continuous", *pair]
+    assert asked == [*once, *once]  # prefill, then decode
 
 
 def test_both_arms_and_all_contenders_get_the_same_prompts() -> None:
