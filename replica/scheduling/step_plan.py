@@ -58,7 +58,7 @@ class StepPlan:
         self._clock = clock
         self._correction = StepCorrection()
         self._composed: StepRoom | None = None  # what prompts had of the last one; None: no limit, or none
-        self._num_decodes = 0  # among its entries, when prompts take what is left of its budget
+        self._num_decodes = 0  # of the step being composed: its first entries
         self.entries: list[tuple[Request, int]] = []  # request, its tokens
         self.started: list[Request] = []  # of those, who was admitted to it
         self.has_preempted = False
