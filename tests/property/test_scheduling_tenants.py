@@ -1,4 +1,4 @@
-"""Laws of what tenants get of an engine's steps. On the scheduler alone; `test_tenant_shares` has the shares."""
+"""Laws of what tenants get of an engine's steps. `test_tenant_shares` has the shares that they are of."""
 
 from __future__ import annotations
 
