@@ -33,7 +33,9 @@ REFIT_STEPS = 16  # steps between two solutions: solving costs about a tenth of 
 
 STRAY = 1.6  # times the fit's prediction, or a part of it: what noise and a poor fit hardly reach
 STRAYS = 5  # such steps in a row, all too slow or all too fast, are another pace of the machine
-RESCALE = 2.0  # if together they are this far off; below it, forgetting does
+# If together they are this far off; below it, forgetting does. Decodes of one length are attended to all at
+# once and others one by one: that alone is a factor of 2, and says nothing of prompts.
+RESCALE = 3.0
 
 _RIDGE = 1e-6  # of each column's own weight: settles what the steps cannot tell apart
 # What steps do not show belongs to the terms that grow least. Where all prompts are short, attention is too

@@ -125,6 +125,27 @@ def test_it_is_noticed_for_the_kinds_of_step_that_did_not_occur() -> None:
     assert model.prefill_s(2000, 0, 512) == pytest.approx(10 * TRUE.prefill_s(2000, 0, 512), rel=0.1)
 
 
+def test_decodes_that_cost_half_of_what_they_did_say_nothing_of_prompts() -> None:
+    """Few answers of different lengths, each attended to by itself; then eight of one length, all at once."""
+    fit, rng = StepTimeFit(), random.Random(10)
+    for number in range(300):
+        decodes = rng.randint(1, 3)
+        elapsed_s = (0.0022 + 0.00055 * decodes) * rng.lognormvariate(0.0, 0.05)
+        fit.observe(new_tokens=decodes, attention=300.0 * decodes, sequences=decodes, elapsed_s=elapsed_s)
+        if number % 5 == 0:
+            elapsed_s = (0.0022 + 512 * 70e-6) * rng.lognormvariate(0.0, 0.05)
+            fit.observe(new_tokens=512, attention=512 * 256.0, sequences=1, elapsed_s=elapsed_s)
+        fit.model()
+    for _ in range(60):
+        elapsed_s = 0.0031 * rng.lognormvariate(0.0, 0.05)
+        fit.observe(new_tokens=8, attention=8 * 300.0, sequences=8, elapsed_s=elapsed_s)
+        fit.model()
+    model = fit.model()
+    assert model is not None
+    assert model.step_s(8, 8 * 300.0, 8) == pytest.approx(0.0031, rel=0.15)
+    assert model.step_s(512, 512 * 256.0, 1) == pytest.approx(0.0022 + 512 * 70e-6, rel=0.3)
+
+
 def test_the_old_pace_comes_back_as_fast() -> None:
     fit, rng = StepTimeFit(), random.Random(9)
     for factor in (1.0, 10.0, 1.0, 10.0, 1.0):
