@@ -33,6 +33,11 @@ class AttentionCall:
     softcap: float | None  # scores become softcap * tanh(scores / softcap)
     sinks: torch.Tensor | None  # (heads,): a score per head that takes weight and gives no value
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but scaled scores and the mask decides the weights."""
+        return self.softcap is None and self.sinks is None
+
 
 class AttentionBackend(Protocol):
     """Attends over pages. Called once per layer and step, from the engine thread."""

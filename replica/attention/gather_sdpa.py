@@ -68,7 +68,10 @@ class GatherSdpa:
         rows = slice(group.first_row, group.first_row + group.size)
         age = self._resident.age_of(batch, call.window, index)
         new_key, new_value = call.key[:, rows].transpose(0, 1), call.value[:, rows].transpose(0, 1)
-        kept = self._resident.added(pages, age, index, new_key, new_value)
+        turns = call.is_plain and self._wide.pays(
+            new_key.numel() * group.length, new_key.dtype, new_key.device
+        )
+        kept = self._resident.added(pages, age, index, new_key, new_value, turns=turns)
         if kept is not None:
             return kept
         keys, values = (
@@ -86,14 +89,13 @@ class GatherSdpa:
         kv_heads = keys.shape[1]
         rows = slice(group.first_row, group.first_row + group.size)
         query = call.query[:, rows].transpose(0, 1).reshape(group.size, kv_heads, -1, key_dim)
-        is_plain = call.softcap is None and call.sinks is None
-        if is_plain and self._wide.suits(keys, values):
+        if call.is_plain and self._wide.suits(keys, values):
             attended = self._wide.attend(
                 query, keys, values, length=group.length, bias=group.bias, scale=call.scale
             )
         else:
             keys, values = keys[:, :, : group.length], values[:, :, : group.length]
-            if is_plain:
+            if call.is_plain:
                 attended = scaled_dot_product_attention(
                     query, keys, values, attn_mask=group.bias, scale=call.scale
                 )
@@ -116,7 +118,7 @@ class GatherSdpa:
         query = call.query[:, rows].view(kv_heads, heads // kv_heads, piece.num_tokens, key_dim)
         key, value = call.key[:, rows], call.value[:, rows]
         context = self._context(pages, piece) if piece.block_ids is not None else None
-        is_plain = call.softcap is None and call.sinks is None and piece.bias is None
+        is_plain = call.is_plain and piece.bias is None
         if is_plain and self._flash is not None and key_dim == value_dim:
             attended = self._flash.attend(query, (key, value), context, call.scale)
         elif is_plain and context is None:

@@ -7,6 +7,11 @@ pages stay the truth: whatever does not continue the step before exactly is gath
     age 0     first step of a group: gathered into scratch memory, nothing kept
     age 1     the group stayed together: gathered once more, and kept
     age 2 ..  one row per sequence is added
+    age 4 ..  where asked for, the keys are turned so that each number of all tokens lies side by side
+              (`wide_decode.py`), one layer after the other: turning one takes as long as four steps save
+
+What has no more room is moved to where there is more, one layer a step as well: no step is much longer than
+those around it.
 
 Knows groups and pages; knows neither masks nor formulas.
 """
@@ -25,9 +30,12 @@ from replica.attention.step_batch import DecodeGroup, StepBatch
 # fit, contexts are long, and the time goes into attending rather than gathering.
 MAX_RESIDENT_BYTES = 256 << 20
 
-# Blocks of room beyond the longest sequence when a group is gathered, so that it can grow for a while: more
-# are read in vain in every step, fewer mean gathering sooner again (132M, batch 32: half a step's time).
-HEADROOM_BLOCKS = 3
+# Blocks of room beyond the longest sequence when a group is kept or moved, so that it can grow for a while:
+# more are read in vain in every step, fewer mean moving sooner again.
+HEADROOM_BLOCKS = 4
+
+TURNED_AGE = 4  # of a group, when the first of its layers is turned
+MOST_TURNS = 16  # steps over which layers are turned, or moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,17 @@ class _Resident:
 
     keys: torch.Tensor
     values: torch.Tensor
-    first_rows: torch.Tensor  # (size, kv_heads): where each head's room begins, among all rows of `dim`
-    lineage: int = 0
-    age: int = 0  # of the group when the newest row was added
+    turn: int  # among the layers, below `MOST_TURNS`
+    lineage: int
+    age: int  # of the group when the newest row was added
+
+    @property
+    def room(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def is_turned(self) -> bool:
+        return not self.keys.is_contiguous()
 
     @property
     def num_bytes(self) -> int:
@@ -62,10 +78,11 @@ class ResidentDecodes:
         self._batch: StepBatch | None = None
         self._ages: dict[tuple[int | None, int], GroupAge] = {}  # of this step, by window and place in it
         self._ages_before: dict[tuple[int | None, int], GroupAge] = {}
-        self._places: dict[tuple[int, int, int], torch.Tensor] = {}  # of this step
+        self._places: dict[tuple[int, tuple[int, ...], int], torch.Tensor] = {}  # of this step
         self._num_lineages = 0
         self._kept: dict[tuple[LayerPages, int], _Resident] = {}
         self._kept_bytes = 0
+        self._num_kept = 0  # ever: layers take turns
 
     def begin(self, batch: StepBatch) -> None:
         """Told of every step, decodes or not, before anything else; again for each layer.
@@ -86,22 +103,34 @@ class ResidentDecodes:
         return known
 
     def added(
-        self, pages: LayerPages, age: GroupAge, index: int, key: torch.Tensor, value: torch.Tensor
+        self,
+        pages: LayerPages,
+        age: GroupAge,
+        index: int,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        turns: bool,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """K and V with the step's own rows added, (size, kv_heads, room, dim); None if not kept.
 
         All the room there is, because it is contiguous: what is beyond a sequence's newest key is zero.
         key, value: the rows of this group, (size, kv_heads, dim).
+        turns: whether keys are to be turned: then (size, kv_heads, dim, room) is what is contiguous of them.
         """
         kept = self._kept.get((pages, index))
         group = age.group
         if kept is None or (kept.lineage, kept.age + 1) != (age.lineage, age.age):
             return None
-        if group.length > kept.keys.shape[2]:
-            return None  # outgrown: gathered again, with room
-        places = self._places_of(age, kept)
+        if group.length >= kept.room - kept.turn:
+            self._move(kept, self._room_of(pages, group))
+        if group.length > kept.room:
+            self._drop((pages, index))
+            return None
+        if turns and not kept.is_turned and age.age >= TURNED_AGE + kept.turn:
+            kept.keys = kept.keys.mT.contiguous().mT
         for memory, new in ((kept.keys, key), (kept.values, value)):
-            memory.view(-1, memory.shape[3]).index_copy_(0, places, new.reshape(-1, new.shape[2]))
+            self._add(memory, new, age)
         kept.age = age.age
         return kept.keys, kept.values
 
@@ -111,30 +140,52 @@ class ResidentDecodes:
         """Copy what was gathered, (size, kv_heads, keys, dim), if the group stayed together and it fits."""
         if age.age == 0:
             return
-        room = (age.group.num_blocks + HEADROOM_BLOCKS) * pages.keys.shape[1]
-        shapes = [(*part.shape[:2], room, part.shape[3]) for part in (keys, values)]
-        before = self._kept.get((pages, index))
-        if before is None or [before.keys.shape, before.values.shape] != shapes:
-            self._drop((pages, index))
-            if not self._make_room(sum(math.prod(shape) for shape in shapes) * keys.element_size()):
-                return
-            first_rows = torch.arange(math.prod(keys.shape[:2]), device=keys.device) * room
-            before = _Resident(
-                keys.new_empty(shapes[0]), values.new_empty(shapes[1]), first_rows.view(keys.shape[:2])
-            )
-            self._kept[pages, index] = before
-            self._kept_bytes += before.num_bytes
-        for memory, gathered in ((before.keys, keys), (before.values, values)):
-            memory[:, :, : age.group.length] = gathered
-            memory[:, :, age.group.length :] = 0  # masked until written, and a masked NaN is still a NaN
-        before.lineage, before.age = age.lineage, age.age
+        self._drop((pages, index))
+        length, room = age.group.length, self._room_of(pages, age.group)
+        if not self._make_room((keys.nbytes + values.nbytes) // length * room):
+            return
+        # Below a block: so many tokens before it is outgrown a layer is moved, and all to the same room.
+        turn = self._num_kept % min(MOST_TURNS, pages.keys.shape[1])
+        kept = _Resident(_moved(keys, length, room), _moved(values, length, room), turn, age.lineage, age.age)
+        self._kept[pages, index] = kept
+        self._kept_bytes += kept.num_bytes
+        self._num_kept += 1
 
-    def _places_of(self, age: GroupAge, kept: _Resident) -> torch.Tensor:
-        """Where a group's newest rows go among all rows of `dim`; the same in layers of the same shape."""
-        name = (age.lineage, kept.keys.shape[1], kept.keys.shape[2])
+    def _room_of(self, pages: LayerPages, group: DecodeGroup) -> int:
+        return (group.num_blocks + HEADROOM_BLOCKS) * pages.keys.shape[1]
+
+    def _move(self, kept: _Resident, room: int) -> None:
+        """To so much room, if that is more and fits."""
+        before, length = kept.num_bytes, kept.room
+        if room <= length or not self._make_room(before // length * (room - length)):
+            return
+        values = _moved(kept.values, length, room)
+        if kept.is_turned:
+            kept.keys = _moved(kept.keys.mT, length, room, tokens=3).mT
+        else:
+            kept.keys = _moved(kept.keys, length, room)
+        kept.values = values
+        self._kept_bytes += kept.num_bytes - before
+
+    def _add(self, memory: torch.Tensor, new: torch.Tensor, age: GroupAge) -> None:
+        """A row of each head; of keys that are turned, a column."""
+        size, kv_heads, room, dim = memory.shape
+        heads: tuple[int, ...] = (size, kv_heads)
+        if memory.is_contiguous():
+            flat = memory.view(-1, dim)
+        else:
+            flat, heads = memory.mT.view(-1), (size, kv_heads, dim)
+        places = self._places_of(age, heads, room)
+        flat.index_copy_(0, places, new.reshape(-1, *flat.shape[1:]))
+
+    def _places_of(self, age: GroupAge, heads: tuple[int, ...], room: int) -> torch.Tensor:
+        """Where a group's newest go among all that has such heads and room; the same in many layers."""
+        name = (age.lineage, heads, room)
         places = self._places.get(name)
         if places is None:
-            places = self._places[name] = (kept.first_rows + age.group.places[:, None]).view(-1)
+            firsts = torch.arange(math.prod(heads), device=age.group.places.device).view(heads) * room
+            own = age.group.places.view(-1, *[1] * (len(heads) - 1))
+            places = self._places[name] = (firsts + own).view(-1)
         return places
 
     def _make_room(self, num_bytes: int) -> bool:
@@ -157,3 +208,13 @@ class ResidentDecodes:
             return GroupAge(before.lineage, before.age + 1, group)
         self._num_lineages += 1
         return GroupAge(self._num_lineages, 0, group)
+
+
+def _moved(memory: torch.Tensor, length: int, room: int, *, tokens: int = 2) -> torch.Tensor:
+    """The first `length` tokens in memory with room for more; `tokens` is their axis."""
+    shape = list(memory.shape)
+    shape[tokens] = room
+    moved = memory.new_empty(shape)
+    moved.narrow(tokens, 0, length).copy_(memory.narrow(tokens, 0, length))
+    moved.narrow(tokens, length, room - length).zero_()  # masked until written; a masked NaN is still a NaN
+    return moved

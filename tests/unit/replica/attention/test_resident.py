@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
+import pytest
 import torch
 
 from replica.attention.kv_pages import LayerPages
-from replica.attention.resident import HEADROOM_BLOCKS, ResidentDecodes
+from replica.attention.resident import HEADROOM_BLOCKS, TURNED_AGE, ResidentDecodes
 from replica.attention.step_batch import DecodeGroup, StepBatch
 from replica.scheduling.runner import ScheduledSequence
 from tests.fakes.steps import BLOCK_SIZE, layer_pages, scheduled, step
@@ -20,6 +22,7 @@ class Layer:
     pages: LayerPages
     resident: ResidentDecodes
     num_gathers: int = 0
+    turns: bool = False
 
     def decode(self, *sequences: ScheduledSequence) -> tuple[DecodeGroup, torch.Tensor, torch.Tensor]:
         return self.attend(step(*sequences))
@@ -35,7 +38,7 @@ class Layer:
         self.resident.begin(batch)
         rows = slice(group.first_row, group.first_row + group.size)
         age = self.resident.age_of(batch, None, 0)
-        kept = self.resident.added(self.pages, age, 0, key[rows], value[rows])
+        kept = self.resident.added(self.pages, age, 0, key[rows], value[rows], turns=self.turns)
         if kept is not None:
             return group, *kept
         self.num_gathers += 1
@@ -57,9 +60,9 @@ class Layer:
         self.resident.begin(batch)
 
 
-def new_layer(max_bytes: int = 1 << 20) -> Layer:
+def new_layer(max_bytes: int = 1 << 20, *, turns: bool = False) -> Layer:
     torch.manual_seed(3)
-    return Layer(layer_pages(num_blocks=40), ResidentDecodes(max_bytes))
+    return Layer(layer_pages(num_blocks=40), ResidentDecodes(max_bytes), turns=turns)
 
 
 def assert_in_sight_equal(layer: Layer, seen: tuple[DecodeGroup, torch.Tensor, torch.Tensor]) -> None:
@@ -71,8 +74,9 @@ def assert_in_sight_equal(layer: Layer, seen: tuple[DecodeGroup, torch.Tensor, t
         assert now.isfinite().all()
 
 
-def test_a_group_that_stays_together_is_gathered_twice_and_then_only_grows() -> None:
-    layer = new_layer()
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_group_that_stays_together_is_gathered_twice_and_then_only_grows(turns: bool) -> None:
+    layer = new_layer(turns=turns)
     tables = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [11, 12, 13, 14, 15, 16, 17]}
     layer.prefill("a", tables["a"], 0, 6)
     layer.prefill("b", tables["b"], 0, 3)
@@ -111,13 +115,77 @@ def test_a_group_that_stays_through_a_merge_is_not_gathered_from_the_old_block()
         assert_in_sight_equal(layer, layer.decode(scheduled("a", table, start, 1)))
 
 
-def test_a_group_that_outgrows_its_room_is_gathered_again() -> None:
-    layer = new_layer()
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_group_that_outgrows_its_room_is_moved_and_not_gathered_again(turns: bool) -> None:
+    layer = new_layer(turns=turns)
     table = list(range(30))
     layer.prefill("a", table, 0, 4)
     for start in range(4, 100):
         assert_in_sight_equal(layer, layer.decode(scheduled("a", table[: start // 4 + 1], start, 1)))
-    assert layer.num_gathers == 2 + (100 - 5) // ((HEADROOM_BLOCKS + 1) * BLOCK_SIZE)
+    assert layer.num_gathers == 2
+
+
+class Layers:
+    """Those of one backend, all given the same steps; tells what each step got of each."""
+
+    def __init__(self, count: int, *, turns: bool) -> None:
+        first = new_layer(turns=turns)
+        others = [Layer(layer_pages(40), first.resident, turns=turns) for _ in range(count - 1)]
+        self.layers = [first, *others]
+
+    def decode(self, name: str, stop: int) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """A sequence from its fifth token on, step by step and layer by layer."""
+        self._attend(step(scheduled(name, [0], 0, 4)))
+        table = list(range(stop // 4 + 1))
+        return [self._attend(step(scheduled(name, table[: s // 4 + 1], s, 1))) for s in range(4, stop)]
+
+    def _attend(self, batch: StepBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        seen = []
+        for layer in self.layers:
+            if batch.num_decodes:
+                group, keys, values = layer.attend(batch)
+                assert_in_sight_equal(layer, (group, keys, values))
+                seen.append((keys, values))
+            else:
+                count = batch.num_tokens
+                layer.pages.write(batch, torch.randn(count, 2, 8), torch.randn(count, 2, 8))
+                layer.resident.begin(batch)
+        return seen
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_layers_are_moved_one_after_the_other_and_all_to_the_same_room(turns: bool) -> None:
+    """A step that moves them all would be the slow one of fifty; different rooms cost each step a little."""
+    layers = Layers(3, turns=turns)
+    for name in ("a", "another"):
+        rooms = [tuple(keys.shape[2] for keys, _ in seen) for seen in layers.decode(name, 60)][1:]
+        for before, now in pairwise(rooms[1:]):
+            assert sum(old != new for old, new in zip(before, now, strict=True)) <= 1
+        settled = {each for each in rooms if len(set(each)) == 1}
+        assert sum(each in settled for each in rooms) > len(rooms) * 3 // 4
+        assert len(settled) > 2
+
+
+def test_keys_are_turned_where_asked_for_one_layer_after_the_other() -> None:
+    layers = Layers(3, turns=True)
+    for name in ("a", "another"):
+        seen = layers.decode(name, 16)
+        turned = [sum(keys.mT.is_contiguous() for keys, _ in each) for each in seen]
+        assert turned[:TURNED_AGE] == [0] * TURNED_AGE
+        assert all(now - before in (0, 1) for before, now in pairwise(turned))
+        assert turned[-1] == 3
+        assert all(values.is_contiguous() for each in seen[2:] for _, values in each)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_where_there_is_no_more_room_it_is_gathered_again(turns: bool) -> None:
+    """Room for a group of one block and what it may grow by, and no more."""
+    layer = new_layer(max_bytes=2 * (1 + HEADROOM_BLOCKS) * BLOCK_SIZE * 2 * 8 * 4, turns=turns)
+    layer.prefill("a", [1], 0, 1)
+    for start in range(1, 40):
+        assert_in_sight_equal(layer, layer.decode(scheduled("a", list(range(1, start // 4 + 2)), start, 1)))
+    num_kept = (1 + HEADROOM_BLOCKS) * BLOCK_SIZE - 3  # from the third step up to the last place
+    assert layer.num_gathers == 39 - num_kept
 
 
 def test_a_joining_sequence_makes_another_group() -> None:

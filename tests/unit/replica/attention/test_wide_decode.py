@@ -10,14 +10,17 @@ from replica.attention import wide_decode
 from replica.attention.wide_decode import WideDecode
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("value_dim", [16, 24])
 @pytest.mark.parametrize("group", [1, 3, 4])
 @pytest.mark.parametrize(("size", "kv_heads"), [(1, 1), (5, 2), (3, 4)])
-def test_it_is_sdpas_attention(size: int, kv_heads: int, group: int, value_dim: int) -> None:
+def test_it_is_sdpas_attention(size: int, kv_heads: int, group: int, value_dim: int, is_turned: bool) -> None:
     torch.manual_seed(size + group)
     wide = WideDecode()
     keys, values = torch.randn(size, kv_heads, 48, 16), torch.randn(size, kv_heads, 48, value_dim)
     keys[:, :, 40:] = torch.nan  # beyond every sequence: in no column that counts
+    if is_turned:
+        keys = keys.mT.contiguous().mT
     for length in (1, 33, 40):
         query = torch.randn(size, kv_heads, group, 16)
         bias = torch.zeros(size, 1, 1, length)
@@ -35,6 +38,10 @@ def test_it_is_left_alone_where_it_would_not_pay_or_could_not_work(monkeypatch: 
     monkeypatch.setattr(wide_decode, "FEWEST_ELEMENTS", 512)
     enough, few = torch.zeros(2, 2, 8, 16), torch.zeros(2, 2, 7, 16)
     assert wide.suits(enough, enough)
+    assert wide.suits(torch.zeros(2, 2, 16, 8).mT, enough)
+    assert wide.pays(512, torch.float32, torch.device("cpu"))
+    assert not wide.pays(511, torch.float32, torch.device("cpu"))
+    assert not wide.pays(512, torch.float32, torch.device("meta"))
     assert not wide.suits(few, few)
     assert not wide.suits(enough.half(), enough.half())
     assert not wide.suits(torch.zeros(2, 2, 9, 16)[:, :, :8], enough)  # a slice of the room
