@@ -47,27 +47,53 @@ class GroupAge:
     group: DecodeGroup
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The kept keys, or values, of one layer and group."""
+
+    memory: torch.Tensor  # (size, kv_heads, room, dim)
+    is_turned: bool  # (size, kv_heads, dim, room) is what is contiguous of it
+    flat: torch.Tensor  # rows of `dim`; turned: numbers
+    heads: tuple[int, ...]  # (size, kv_heads): how many begin a row of `room`; turned: (size, kv_heads, dim)
+
+    @classmethod
+    def of(cls, gathered: torch.Tensor, length: int, room: int) -> _Side:
+        """A copy of the first `length` of (size, kv_heads, keys, dim)."""
+        size, kv_heads, _, dim = gathered.shape
+        memory = _moved(gathered, length, room, tokens=2)
+        return cls(memory, False, memory.view(-1, dim), (size, kv_heads))
+
+    @classmethod
+    def of_turned(cls, columns: torch.Tensor) -> _Side:
+        """columns: (size, kv_heads, dim, room), contiguous."""
+        return cls(columns.mT, True, columns.view(-1), tuple(columns.shape[:3]))
+
+    @property
+    def room(self) -> int:
+        return self.memory.shape[2]
+
+    def turned(self) -> _Side:
+        return _Side.of_turned(self.memory.mT.contiguous())
+
+    def moved(self, room: int) -> _Side:
+        if self.is_turned:
+            return _Side.of_turned(_moved(self.memory.mT, self.room, room, tokens=3))
+        return _Side.of(self.memory, self.room, room)
+
+
 @dataclass(slots=True)
 class _Resident:
-    """One layer's kept K/V of one group; (size, kv_heads, room, dim) each."""
+    """One layer's kept K/V of one group."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: _Side
+    values: _Side
     turn: int  # among the layers, below `MOST_TURNS`
     lineage: int
     age: int  # of the group when the newest row was added
 
     @property
-    def room(self) -> int:
-        return self.keys.shape[2]
-
-    @property
-    def is_turned(self) -> bool:
-        return not self.keys.is_contiguous()
-
-    @property
     def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.keys.memory.nbytes + self.values.memory.nbytes
 
 
 class ResidentDecodes:
@@ -82,7 +108,7 @@ class ResidentDecodes:
         self._num_lineages = 0
         self._kept: dict[tuple[LayerPages, int], _Resident] = {}
         self._kept_bytes = 0
-        self._num_kept = 0  # ever: layers take turns
+        self._layers: dict[LayerPages, int] = {}  # numbered as they come: they take turns
 
     def begin(self, batch: StepBatch) -> None:
         """Told of every step, decodes or not, before anything else; again for each layer.
@@ -122,17 +148,17 @@ class ResidentDecodes:
         group = age.group
         if kept is None or (kept.lineage, kept.age + 1) != (age.lineage, age.age):
             return None
-        if group.length >= kept.room - kept.turn:
+        if group.length >= kept.keys.room - kept.turn:
             self._move(kept, self._room_of(pages, group))
-        if group.length > kept.room:
-            self._drop((pages, index))
-            return None
-        if turns and not kept.is_turned and age.age >= TURNED_AGE + kept.turn:
-            kept.keys = kept.keys.mT.contiguous().mT
-        for memory, new in ((kept.keys, key), (kept.values, value)):
-            self._add(memory, new, age)
+            if group.length > kept.keys.room:
+                self._drop((pages, index))
+                return None
+        if turns and not kept.keys.is_turned and age.age >= TURNED_AGE + kept.turn:
+            kept.keys = kept.keys.turned()
+        for side, new in ((kept.keys, key), (kept.values, value)):
+            side.flat.index_copy_(0, self._places_of(age, side), new.reshape(-1, *side.flat.shape[1:]))
         kept.age = age.age
-        return kept.keys, kept.values
+        return kept.keys.memory, kept.values.memory
 
     def keep(
         self, pages: LayerPages, age: GroupAge, index: int, keys: torch.Tensor, values: torch.Tensor
@@ -145,46 +171,31 @@ class ResidentDecodes:
         if not self._make_room((keys.nbytes + values.nbytes) // length * room):
             return
         # Below a block: so many tokens before it is outgrown a layer is moved, and all to the same room.
-        turn = self._num_kept % min(MOST_TURNS, pages.keys.shape[1])
-        kept = _Resident(_moved(keys, length, room), _moved(values, length, room), turn, age.lineage, age.age)
+        turn = self._layers.setdefault(pages, len(self._layers)) % min(MOST_TURNS, pages.keys.shape[1])
+        kept = _Resident(
+            _Side.of(keys, length, room), _Side.of(values, length, room), turn, age.lineage, age.age
+        )
         self._kept[pages, index] = kept
         self._kept_bytes += kept.num_bytes
-        self._num_kept += 1
 
     def _room_of(self, pages: LayerPages, group: DecodeGroup) -> int:
         return (group.num_blocks + HEADROOM_BLOCKS) * pages.keys.shape[1]
 
     def _move(self, kept: _Resident, room: int) -> None:
         """To so much room, if that is more and fits."""
-        before, length = kept.num_bytes, kept.room
+        before, length = kept.num_bytes, kept.keys.room
         if room <= length or not self._make_room(before // length * (room - length)):
             return
-        values = _moved(kept.values, length, room)
-        if kept.is_turned:
-            kept.keys = _moved(kept.keys.mT, length, room, tokens=3).mT
-        else:
-            kept.keys = _moved(kept.keys, length, room)
-        kept.values = values
+        kept.keys, kept.values = kept.keys.moved(room), kept.values.moved(room)
         self._kept_bytes += kept.num_bytes - before
 
-    def _add(self, memory: torch.Tensor, new: torch.Tensor, age: GroupAge) -> None:
-        """A row of each head; of keys that are turned, a column."""
-        size, kv_heads, room, dim = memory.shape
-        heads: tuple[int, ...] = (size, kv_heads)
-        if memory.is_contiguous():
-            flat = memory.view(-1, dim)
-        else:
-            flat, heads = memory.mT.view(-1), (size, kv_heads, dim)
-        places = self._places_of(age, heads, room)
-        flat.index_copy_(0, places, new.reshape(-1, *flat.shape[1:]))
-
-    def _places_of(self, age: GroupAge, heads: tuple[int, ...], room: int) -> torch.Tensor:
-        """Where a group's newest go among all that has such heads and room; the same in many layers."""
-        name = (age.lineage, heads, room)
+    def _places_of(self, age: GroupAge, side: _Side) -> torch.Tensor:
+        """Where in `flat` a group's newest go; the same in many layers."""
+        name = (age.lineage, side.heads, side.room)
         places = self._places.get(name)
         if places is None:
-            firsts = torch.arange(math.prod(heads), device=age.group.places.device).view(heads) * room
-            own = age.group.places.view(-1, *[1] * (len(heads) - 1))
+            firsts = torch.arange(math.prod(side.heads), device=side.flat.device).view(side.heads) * side.room
+            own = age.group.places.view(-1, *[1] * (len(side.heads) - 1))
             places = self._places[name] = (firsts + own).view(-1)
         return places
 
@@ -210,7 +221,7 @@ class ResidentDecodes:
         return GroupAge(self._num_lineages, 0, group)
 
 
-def _moved(memory: torch.Tensor, length: int, room: int, *, tokens: int = 2) -> torch.Tensor:
+def _moved(memory: torch.Tensor, length: int, room: int, *, tokens: int) -> torch.Tensor:
     """The first `length` tokens in memory with room for more; `tokens` is their axis."""
     shape = list(memory.shape)
     shape[tokens] = room

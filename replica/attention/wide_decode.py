@@ -32,7 +32,7 @@ import torch
 from torch.nn.functional import embedding_bag
 
 # Fewer elements of K than this: SDPA is one call where this is five.
-FEWEST_ELEMENTS = 1 << 16
+FEWEST_ELEMENTS = 1 << 17
 
 # In half precision the weights would be rounded before they weigh; flash kernels keep them in float32.
 EXACT_DTYPES = (torch.float32, torch.float64)
@@ -98,7 +98,7 @@ class WideDecode:
             products = torch.bmm(query, keys.view(batch, room, key_dim).transpose(1, 2))
         else:
             rows, bag_starts = self._bags(batch, group, key_dim, key_dim)
-            columns = keys.mT.reshape(batch * key_dim, room)
+            columns = keys.mT.view(batch * key_dim, room)
             products = embedding_bag(
                 rows, columns, bag_starts, mode="sum", per_sample_weights=query.reshape(-1)
             )

@@ -140,7 +140,7 @@ def test_closing_gives_all_memory_back() -> None:
     """Pages, scratch and what decodes kept: nothing may outlive the runner."""
     backend, pages = GatherSdpa(CPU), layer_pages()
     attend_in_pieces(backend, pages, call(9), [1, 2, 3], [0, 4, 5, 6, 7, 8, 9])
-    kept = [weakref.ref(each.keys) for each in backend._resident._kept.values()]
+    kept = [weakref.ref(each.keys.memory) for each in backend._resident._kept.values()]
     assert len(kept) == 1
     backend.close()
     backend.close()
