@@ -81,7 +81,9 @@ class RouterConfig:
     tokenization_cache_bytes: int = 64 << 20
     silent_after_s: float = 5.0  # a replica without event or heartbeat this long is scored by load alone
     max_attempts: int = 3  # tries per request, each on another replica
-    max_deaths: int = 2  # a request under which so many replicas died is refused, not retried
+    # A request under which so many replicas died, one after the other without a new token between them, is
+    # refused, not retried. One that goes on in between has all its attempts.
+    max_deaths: int = 2
     limits: Limits = field(default_factory=Limits)  # of one HTTP request
     tenants: TenantSettings = field(default_factory=TenantSettings)  # keys, and who shares cached prefixes
     log_requests: bool = False  # lines per request, with its id and outcome; costs more than routing it

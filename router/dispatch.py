@@ -137,6 +137,8 @@ class Generation:
         self._excluded = job.excluded
         self._failures = 0  # attempts that failed: who leaves, and hands over, has not
         self._deaths = 0
+        self._deaths_in_a_row = 0  # without a new token between them
+        self._num_tokens_at_death = 0
         self._forward_failures = 0
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._was_placed = False
@@ -373,8 +375,8 @@ class Generation:
     def _cause(self, error: ReplicaLost | RequestRefused) -> str | None:
         """The retry's label; None if no other replica would do better."""
         if isinstance(error, ReplicaLost):
-            self._deaths += 1
-            return "replica_lost" if self._deaths < self._shared.config.max_deaths else None
+            self._count_death()
+            return "replica_lost" if self._deaths_in_a_row < self._shared.config.max_deaths else None
         if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused):
             return None
         if isinstance(error, ForwardFailed):
@@ -388,6 +390,16 @@ class Generation:
         if isinstance(error, DeltasLost):
             return "deltas_lost"
         return "replica_lost"  # it refused for a reason of its own, such as shutting down
+
+    def _count_death(self) -> None:
+        """What kills whoever computes it does so again where it stands: it gets no further in between.
+
+        A stream that has gone on was there by chance; `max_attempts` bounds how often.
+        """
+        goes_on = self._num_output_tokens > self._num_tokens_at_death
+        self._num_tokens_at_death = self._num_output_tokens
+        self._deaths_in_a_row = 1 if goes_on else self._deaths_in_a_row + 1
+        self._deaths += 1
 
     def _has_alternative(self) -> bool:
         return any(replica_id not in self._excluded for replica_id in self._shared.routing.replicas)

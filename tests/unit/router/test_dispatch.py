@@ -163,6 +163,44 @@ async def test_a_request_under_which_too_many_replicas_die_is_refused(router: Ro
     assert len(router.calls.requests) == 3
 
 
+@pytest.mark.parametrize("num_deltas", [1, 3])
+async def test_what_kills_at_a_certain_token_is_refused_where_it_gets_no_further(num_deltas: int) -> None:
+    """The first replica dies after some tokens; the one that goes on from there, before another."""
+
+    async def poison(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        left = num_deltas if request.attempt == 0 else 0
+        async for delta in _failing(ReplicaLost("gone"), left)(request, replica_id):
+            yield delta
+
+    async with RouterUnderTest(num_replicas=4, max_attempts=4, max_deaths=2) as fleet:
+        fleet.follow(poison)
+        with pytest.raises(TooManyDeaths, match="on 2 replicas"):
+            await _run(_generation(fleet))
+        assert len(fleet.calls.requests) == 2
+
+
+async def test_a_stream_that_goes_on_between_deaths_has_all_its_attempts() -> None:
+    """Who kills replica after replica has little to do with the streams that run there."""
+    async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
+
+        async def dies(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+            script = _failing(ReplicaLost("gone"), 1) if request.attempt < 2 else counting
+            async for delta in script(request, replica_id):
+                yield delta
+
+        fleet.follow(dies)
+        assert await _run(_generation(fleet)) == EXPECTED
+        assert len(fleet.calls.requests) == 3
+
+
+async def test_a_stream_whose_attempts_have_all_died_is_told_of_the_deaths() -> None:
+    async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
+        _always(fleet, _failing(ReplicaLost("gone"), 1))
+        with pytest.raises(TooManyDeaths, match="on 3 replicas"):
+            await _run(_generation(fleet))
+        assert len(fleet.calls.requests) == 3
+
+
 async def test_attempts_are_bounded(router: RouterUnderTest) -> None:
     async with RouterUnderTest(num_replicas=5, max_attempts=2, max_deaths=5) as small:
         _always(small, _failing(ReplicaLost("gone")))
