@@ -143,15 +143,25 @@ def test_hints_chosen_to_collide_do_not(shift: int, odd: int) -> None:
 
 
 def test_multiples_of_another_tables_secret_do_not_collide_here() -> None:
-    """The secret is each table's own: what one attack has learnt is worth nothing after a restart."""
-    one, other = PackedTable(1 << 16), PackedTable(1 << 16)
-    crafted = [number * one._at.hashing.prime for number in range(1, 2000)]
+    """The secret is each table's own: what one attack has learnt is worth nothing after a restart.
+
+    But by chance: of one restart in three hundred it is worth some twenty steps, not thousands.
+    """
+    probes = sorted(_mean_probes(seed) for seed in range(40))
+    assert probes[20] < 1
+    assert probes[38] < 20
+    assert probes[-1] < 100
+
+
+def _mean_probes(seed: int) -> float:
+    """Of multiples of one table's secret in another table."""
+    one, other = (PackedTable(1 << 16, rng=random.Random(2 * seed + number)) for number in range(2))
+    crafted = [number * one._at.hashing.prime % 2**64 for number in range(1, 2000)]
     other.add(crafted, 0)
     known = [other._at.find_one(hint)[0] for hint in crafted]
     homes = other._at.hashing.homes(_keys(crafted)).tolist()
-    assert sum((slot - home) % other._at.slots for slot, home in zip(known, homes, strict=True)) < 20 * len(
-        known
-    )
+    total = sum((slot - home) % other._at.slots for slot, home in zip(known, homes, strict=True))
+    return float(total) / len(known)
 
 
 def _keys(hints: list[int]):  # type: ignore[no-untyped-def]

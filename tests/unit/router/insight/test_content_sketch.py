@@ -12,6 +12,7 @@ from router.insight.content_sketch import BlockKeys, ContentSketch
 from router.insight.held_memory import as_words
 
 SIZE = 4
+SECRET = b"a test's sixteen bytes"  # in a small table two of a drawn one's places are the same now and then
 
 
 def keys(sketch: ContentSketch, tokens: list[int], hints: list[int], salt: str = "") -> BlockKeys:
@@ -29,7 +30,7 @@ def seen(sketch: ContentSketch, tokens: list[int], hints: list[int], salt: str =
 
 
 def test_blocks_are_told_by_content_place_and_salt() -> None:
-    sketch = ContentSketch(SIZE, num_slots=1 << 10)
+    sketch = ContentSketch(SIZE, num_slots=1 << 10, secret=SECRET)
     sketch.record(keys(sketch, [1, 2, 3, 4, 5, 6, 7, 8], [11, 12]))
     assert seen(sketch, [1, 2, 3, 4, 5, 6, 7, 8], [11, 12]) == ["same", "same"]
     assert seen(sketch, [9, 9, 9, 9, 5, 6, 7, 8], [21, 22]) == ["new", "diverged"]
@@ -38,14 +39,14 @@ def test_blocks_are_told_by_content_place_and_salt() -> None:
 
 
 def test_every_token_and_its_place_count() -> None:
-    sketch = ContentSketch(SIZE, num_slots=1 << 12)
+    sketch = ContentSketch(SIZE, num_slots=1 << 12, secret=SECRET)
     sketch.record(keys(sketch, [0, 0, 0, 1], [1]))
     for other in ([0, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 2], [1, 0, 0, 1]):
         assert seen(sketch, other, [1]) == ["new"], other
 
 
 def test_random_contents_do_not_collide() -> None:
-    sketch = ContentSketch(SIZE, num_slots=1 << 14)
+    sketch = ContentSketch(SIZE, num_slots=1 << 14, secret=SECRET)
     rng = random.Random(1)
     sketch.record(keys(sketch, [rng.randrange(1000) for _ in range(SIZE * 4000)], list(range(4000))))
     fresh = [1000 + rng.randrange(1000) for _ in range(SIZE * 4000)]
@@ -53,7 +54,7 @@ def test_random_contents_do_not_collide() -> None:
 
 
 def test_the_newest_wins_and_nothing_grows() -> None:
-    sketch = ContentSketch(SIZE, num_slots=1 << 8)
+    sketch = ContentSketch(SIZE, num_slots=1 << 8, secret=SECRET)
     before = sketch.num_bytes
     rng = random.Random(1)
     for round_ in range(20):
@@ -67,19 +68,19 @@ def test_the_newest_wins_and_nothing_grows() -> None:
 def test_secrets_are_drawn_so_places_cannot_be_chosen() -> None:
     one, two = ContentSketch(SIZE), ContentSketch(SIZE)
     assert (keys(one, [1, 2, 3, 4], [1]).entries != keys(two, [1, 2, 3, 4], [1]).entries).any()
-    fixed = [ContentSketch(SIZE, secret=b"a test's sixteen bytes") for _ in range(2)]
+    fixed = [ContentSketch(SIZE, secret=SECRET) for _ in range(2)]
     first, second = (keys(each, [1, 2, 3, 4], [1]).entries for each in fixed)
     assert (first == second).all()
 
 
 def test_a_lone_surrogate_is_a_salt_like_any_other() -> None:
-    sketch = ContentSketch(SIZE, num_slots=1 << 8)
+    sketch = ContentSketch(SIZE, num_slots=1 << 8, secret=SECRET)
     sketch.record(keys(sketch, [1, 2, 3, 4], [1], salt="\ud800"))
     assert seen(sketch, [1, 2, 3, 4], [1], salt="\ud800") == ["same"]
 
 
 def test_no_blocks_are_no_trouble() -> None:
-    sketch = ContentSketch(SIZE, num_slots=1 << 8)
+    sketch = ContentSketch(SIZE, num_slots=1 << 8, secret=SECRET)
     empty = keys(sketch, [1, 2], [])
     sketch.record(empty)
     assert seen(sketch, [1, 2], []) == []
