@@ -8,7 +8,7 @@ pages stay the truth: whatever does not continue the step before exactly is gath
     age 1     the group stayed together: gathered once more, and kept
     age 2 ..  one row per sequence is added
     age 4 ..  where asked for, the keys are turned so that each number of all tokens lies side by side
-              (`wide_decode.py`), one layer after the other: turning one takes as long as four steps save
+              (`wide_decode.py`), one layer after the other: turning one takes what two to five steps save
 
 What has no more room is moved to where there is more, one layer a step as well: no step is much longer than
 those around it.

@@ -3,7 +3,7 @@
 One query row per head makes a poor tile for a flash kernel, and a poor product: both spend their time setting
 up, not reading. A weighted sum of rows is what an embedding bag is, whose kernel fetches rows ahead and keeps
 the sum in registers. Measured on one AVX-512 core (torch 2.13, float32, K and V out of cache, the row of
-the newest token added to both), microseconds a layer:
+the newest token added to both), microseconds a layer, by a script that is not in the project:
 
     sequences x keys             8 x 140   8 x 256   8 x 704   32 x 140   32 x 256
     2 K/V heads of 32, 4 query heads each
