@@ -223,11 +223,12 @@ async def test_a_runner_that_cannot_warm_up_stops_the_start() -> None:
             raise RuntimeError("no such device")
 
     core = EngineCore(Cold(config.sim, block_size=4), config, BlockHasher(fingerprint()))
+    before = set(threading.enumerate())
     broken = Engine(core, config)
     with pytest.raises(RuntimeError, match="no such device"):
         broken.start()
     broken.close()
-    assert not any(t.name.startswith("warmpath") for t in threading.enumerate())
+    assert not set(threading.enumerate()) - before
 
 
 async def test_batches_tell_admissions_changes_and_heartbeats() -> None:

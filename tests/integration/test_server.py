@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -110,11 +111,10 @@ def test_shutdown_is_final_and_may_be_called_twice(server: ReplicaServer) -> Non
 
 
 def test_a_failed_start_leaves_nothing_open(tiny_model_cache: None) -> None:
-    import threading
-
+    before = set(threading.enumerate())
     with pytest.raises(ConfigError, match="does not exist"):
         ReplicaServer(ReplicaConfig(runner="simulated", model="/no/such/folder"))
-    assert not any(t.name.startswith("warmpath") for t in threading.enumerate())
+    assert not set(threading.enumerate()) - before
 
 
 def test_how_long_serve_gives_a_replica_is_asked_of_serve_itself() -> None:
