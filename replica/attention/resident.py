@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from replica.attention.kv_pages import LayerPages
+from replica.attention.spare_memory import SpareMemory
 from replica.attention.step_batch import DecodeGroup, StepBatch
 
 # What all layers' groups may keep together. A copy of K/V that the pages hold already: where it does not
@@ -53,32 +54,41 @@ class _Side:
 
     memory: torch.Tensor  # (size, kv_heads, room, dim)
     is_turned: bool  # (size, kv_heads, dim, room) is what is contiguous of it
+    storage: torch.Tensor  # what it is the front of
     flat: torch.Tensor  # rows of `dim`; turned: numbers
     heads: tuple[int, ...]  # (size, kv_heads): how many begin a row of `room`; turned: (size, kv_heads, dim)
 
     @classmethod
-    def of(cls, gathered: torch.Tensor, length: int, room: int) -> _Side:
+    def of(cls, rows: torch.Tensor, length: int, room: int, spare: SpareMemory) -> _Side:
         """A copy of the first `length` of (size, kv_heads, keys, dim)."""
-        size, kv_heads, _, dim = gathered.shape
-        memory = _moved(gathered, length, room, tokens=2)
-        return cls(memory, False, memory.view(-1, dim), (size, kv_heads))
+        size, kv_heads, _, dim = rows.shape
+        storage, memory = _taken(spare, rows, (size, kv_heads, room, dim))
+        _fill(memory, rows, length)
+        return cls(memory, False, storage, memory.view(-1, dim), (size, kv_heads))
 
     @classmethod
-    def of_turned(cls, columns: torch.Tensor) -> _Side:
-        """columns: (size, kv_heads, dim, room), contiguous."""
-        return cls(columns.mT, True, columns.view(-1), tuple(columns.shape[:3]))
+    def of_turned(cls, rows: torch.Tensor, length: int, room: int, spare: SpareMemory) -> _Side:
+        """The same, turned."""
+        size, kv_heads, _, dim = rows.shape
+        storage, columns = _taken(spare, rows, (size, kv_heads, dim, room))
+        _fill(columns.mT, rows, length)
+        return cls(columns.mT, True, storage, columns.view(-1), (size, kv_heads, dim))
 
     @property
     def room(self) -> int:
         return self.memory.shape[2]
 
-    def turned(self) -> _Side:
-        return _Side.of_turned(self.memory.mT.contiguous())
+    def turned(self, spare: SpareMemory) -> _Side:
+        """What takes its place; so is `moved`."""
+        turned = _Side.of_turned(self.memory, self.room, self.room, spare)
+        spare.give_back(self.storage)
+        return turned
 
-    def moved(self, room: int) -> _Side:
-        if self.is_turned:
-            return _Side.of_turned(_moved(self.memory.mT, self.room, room, tokens=3))
-        return _Side.of(self.memory, self.room, room)
+    def moved(self, room: int, spare: SpareMemory) -> _Side:
+        copied = _Side.of_turned if self.is_turned else _Side.of
+        moved = copied(self.memory, self.room, room, spare)
+        spare.give_back(self.storage)
+        return moved
 
 
 @dataclass(slots=True)
@@ -108,6 +118,7 @@ class ResidentDecodes:
         self._num_lineages = 0
         self._kept: dict[tuple[LayerPages, int], _Resident] = {}
         self._kept_bytes = 0
+        self._spare = SpareMemory()
         self._layers: dict[LayerPages, int] = {}  # numbered as they come: they take turns
 
     def begin(self, batch: StepBatch) -> None:
@@ -154,7 +165,7 @@ class ResidentDecodes:
                 self._drop((pages, index))
                 return None
         if turns and not kept.keys.is_turned and age.age >= TURNED_AGE + kept.turn:
-            kept.keys = kept.keys.turned()
+            kept.keys = kept.keys.turned(self._spare)
         for side, new in ((kept.keys, key), (kept.values, value)):
             side.flat.index_copy_(0, self._places_of(age, side), new.reshape(-1, *side.flat.shape[1:]))
         kept.age = age.age
@@ -173,7 +184,11 @@ class ResidentDecodes:
         # Below a block: so many tokens before it is outgrown a layer is moved, and all to the same room.
         turn = self._layers.setdefault(pages, len(self._layers)) % min(MOST_TURNS, pages.keys.shape[1])
         kept = _Resident(
-            _Side.of(keys, length, room), _Side.of(values, length, room), turn, age.lineage, age.age
+            _Side.of(keys, length, room, self._spare),
+            _Side.of(values, length, room, self._spare),
+            turn,
+            age.lineage,
+            age.age,
         )
         self._kept[pages, index] = kept
         self._kept_bytes += kept.num_bytes
@@ -186,7 +201,8 @@ class ResidentDecodes:
         before, length = kept.num_bytes, kept.keys.room
         if room <= length or not self._make_room(before // length * (room - length)):
             return
-        kept.keys, kept.values = kept.keys.moved(room), kept.values.moved(room)
+        kept.keys = kept.keys.moved(room, self._spare)
+        kept.values = kept.values.moved(room, self._spare)
         self._kept_bytes += kept.num_bytes - before
 
     def _places_of(self, age: GroupAge, side: _Side) -> torch.Tensor:
@@ -211,6 +227,8 @@ class ResidentDecodes:
         kept = self._kept.pop(place, None)
         if kept is not None:
             self._kept_bytes -= kept.num_bytes
+            self._spare.give_back(kept.keys.storage)
+            self._spare.give_back(kept.values.storage)
 
     def _next_age(self, batch: StepBatch, window: int | None, index: int) -> GroupAge:
         group = batch.decode_groups(window)[index]
@@ -221,11 +239,16 @@ class ResidentDecodes:
         return GroupAge(self._num_lineages, 0, group)
 
 
-def _moved(memory: torch.Tensor, length: int, room: int, *, tokens: int) -> torch.Tensor:
-    """The first `length` tokens in memory with room for more; `tokens` is their axis."""
-    shape = list(memory.shape)
-    shape[tokens] = room
-    moved = memory.new_empty(shape)
-    moved.narrow(tokens, 0, length).copy_(memory.narrow(tokens, 0, length))
-    moved.narrow(tokens, length, room - length).zero_()  # masked until written; a masked NaN is still a NaN
-    return moved
+def _taken(
+    spare: SpareMemory, like: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory, and its front in this shape."""
+    count = math.prod(shape)
+    storage = spare.take(like, count)
+    return storage, storage[:count].view(shape)
+
+
+def _fill(memory: torch.Tensor, rows: torch.Tensor, length: int) -> None:
+    """Copy the first `length` tokens; both (size, kv_heads, tokens, dim)."""
+    memory[:, :, :length].copy_(rows[:, :, :length])
+    memory[:, :, length:].zero_()  # masked until written; a masked NaN is still a NaN

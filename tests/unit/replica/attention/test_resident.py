@@ -178,6 +178,15 @@ def test_keys_are_turned_where_asked_for_one_layer_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("turns", [False, True])
+def test_groups_one_after_the_other_live_in_the_same_memory(turns: bool) -> None:
+    """Fresh memory costs a step more than the copy into it."""
+    layers = Layers(3, turns=turns)
+    first = {keys.data_ptr() for seen in layers.decode("a", 60)[2:] for keys, _ in seen}
+    again = {keys.data_ptr() for seen in layers.decode("another", 60)[2:] for keys, _ in seen}
+    assert again <= first
+
+
+@pytest.mark.parametrize("turns", [False, True])
 def test_where_there_is_no_more_room_it_is_gathered_again(turns: bool) -> None:
     """Room for a group of one block and what it may grow by, and no more."""
     layer = new_layer(max_bytes=2 * (1 + HEADROOM_BLOCKS) * BLOCK_SIZE * 2 * 8 * 4, turns=turns)
