@@ -19,6 +19,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from cache import heap
 from cache.delta_frames import ReplyTo
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
@@ -75,6 +76,8 @@ class ReplicaServer:
             )
             self._info = replace(node.info, delta_endpoint=self._deltas.endpoint if self._deltas else "")
             self._close = undo.pop_all()
+        if _replica_id() is not None:  # a process of its own
+            heap.settle()
         info = self._info
         logger.info(
             "ready: %s%s, %s attention, %d blocks of %d tokens",

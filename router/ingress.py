@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -32,6 +31,7 @@ from ray.serve.exceptions import (
     RequestCancelledError,
 )
 
+from cache import heap
 from cache.errors import ConfigError, ServingError
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
@@ -143,7 +143,7 @@ class Ingress:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _api: FastAPI) -> AsyncIterator[None]:
-        settle_memory()
+        heap.settle()
         greeting = asyncio.create_task(self._greet_replicas(), name="greet replicas")
         try:
             yield
@@ -241,16 +241,6 @@ class HandleCalls:
         except Exception as error:
             raise translate(error) from error
         return answer
-
-
-def settle_memory() -> None:
-    """What was loaded so far stays as long as the process: keep the garbage collector from looking at it.
-
-    160,000 objects, transformers' and Ray's for the most part: each full collection walks them all, some
-    85 ms (of a 2-core AMD EPYC) in which the event loop answers nobody.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def translate(error: Exception) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import pickle
@@ -108,6 +109,21 @@ def test_shutdown_is_final_and_may_be_called_twice(server: ReplicaServer) -> Non
     server.shutdown()
     with pytest.raises(EngineStopped):
         server.check_health()
+
+
+@pytest.mark.parametrize("replica_id", ["r1", None])
+def test_under_serve_its_heap_is_settled(
+    tiny_model_cache: None, monkeypatch: pytest.MonkeyPatch, replica_id: str | None
+) -> None:
+    """Elsewhere the process is not its own: what it holds besides is to be collected."""
+    monkeypatch.setattr("replica.server._replica_id", lambda: replica_id)
+    before = gc.get_freeze_count()
+    server = ReplicaServer(CONFIG)
+    try:
+        assert (gc.get_freeze_count() > before) is (replica_id is not None)
+    finally:
+        gc.unfreeze()
+        server.shutdown()
 
 
 def test_a_failed_start_leaves_nothing_open(tiny_model_cache: None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from cache.errors import ConfigError, QueueFull
 from router.errors import AllBusy, NoReplica, ReplicaLost
-from router.ingress import check_one_loop, place_among_routers, settle_memory, translate
+from router.ingress import check_one_loop, place_among_routers, translate
 
 
 @pytest.mark.parametrize(
@@ -65,15 +64,3 @@ def test_serve_tells_a_router_its_place(
     context = SimpleNamespace(rank=SimpleNamespace(rank=rank), world_size=world_size)
     monkeypatch.setattr("router.ingress.serve.get_replica_context", lambda: context)
     assert place_among_routers() == place
-
-
-def test_what_was_loaded_before_serving_is_not_walked_by_full_collections() -> None:
-    """Else every one of them would stop the event loop for longer than most answers take."""
-    loaded = [{"like": ["a", "tokenizer"]}]
-    assert any(one is loaded for one in gc.get_objects())
-    settle_memory()
-    try:
-        assert not any(one is loaded for one in gc.get_objects())
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()
