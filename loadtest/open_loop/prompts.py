@@ -7,6 +7,7 @@ neither times nor servers.
 from __future__ import annotations
 
 import random
+from array import array
 from functools import lru_cache
 from typing import Protocol
 
@@ -34,9 +35,9 @@ class TokenPrompts:
         tokens = [token for block_id in request.block_ids for token in self._block(block_id)]
         return tokens[: request.input_tokens]
 
-    def _made(self, block_id: int) -> tuple[int, ...]:
+    def _made(self, block_id: int) -> array[int]:
         draw = random.Random(f"{self._salt}/{block_id}")
-        return tuple(draw.choices(range(FIRST_TOKEN, LAST_TOKEN + 1), k=self._block_tokens))
+        return array("h", draw.choices(range(FIRST_TOKEN, LAST_TOKEN + 1), k=self._block_tokens))
 
 
 class TextPrompts:
