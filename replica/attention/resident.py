@@ -59,36 +59,27 @@ class _Side:
     heads: tuple[int, ...]  # (size, kv_heads): how many begin a row of `room`; turned: (size, kv_heads, dim)
 
     @classmethod
-    def of(cls, rows: torch.Tensor, length: int, room: int, spare: SpareMemory) -> _Side:
-        """A copy of the first `length` of (size, kv_heads, keys, dim)."""
+    def of(cls, rows: torch.Tensor, length: int, room: int, spare: SpareMemory, *, turned: bool) -> _Side:
+        """A copy of the first `length` of (size, kv_heads, keys, dim), with room for so many."""
         size, kv_heads, _, dim = rows.shape
-        storage, memory = _taken(spare, rows, (size, kv_heads, room, dim))
-        _fill(memory, rows, length)
-        return cls(memory, False, storage, memory.view(-1, dim), (size, kv_heads))
-
-    @classmethod
-    def of_turned(cls, rows: torch.Tensor, length: int, room: int, spare: SpareMemory) -> _Side:
-        """The same, turned."""
-        size, kv_heads, _, dim = rows.shape
-        storage, columns = _taken(spare, rows, (size, kv_heads, dim, room))
-        _fill(columns.mT, rows, length)
-        return cls(columns.mT, True, storage, columns.view(-1), (size, kv_heads, dim))
+        heads = (size, kv_heads, dim) if turned else (size, kv_heads)
+        count = size * kv_heads * room * dim
+        storage = spare.take(rows, count)
+        front = storage[:count]
+        memory = front.view(size, kv_heads, dim, room).mT if turned else front.view(size, kv_heads, room, dim)
+        memory[:, :, :length].copy_(rows[:, :, :length])
+        memory[:, :, length:].zero_()  # masked until written; a masked NaN is still a NaN
+        return cls(memory, turned, storage, front if turned else front.view(-1, dim), heads)
 
     @property
     def room(self) -> int:
         return self.memory.shape[2]
 
-    def turned(self, spare: SpareMemory) -> _Side:
-        """What takes its place; so is `moved`."""
-        turned = _Side.of_turned(self.memory, self.room, self.room, spare)
+    def replaced(self, spare: SpareMemory, *, room: int, turned: bool) -> _Side:
+        """What takes its place, with all that it holds."""
+        other = _Side.of(self.memory, self.room, room, spare, turned=turned)
         spare.give_back(self.storage)
-        return turned
-
-    def moved(self, room: int, spare: SpareMemory) -> _Side:
-        copied = _Side.of_turned if self.is_turned else _Side.of
-        moved = copied(self.memory, self.room, room, spare)
-        spare.give_back(self.storage)
-        return moved
+        return other
 
 
 @dataclass(slots=True)
@@ -165,7 +156,7 @@ class ResidentDecodes:
                 self._drop((pages, index))
                 return None
         if turns and not kept.keys.is_turned and age.age >= TURNED_AGE + kept.turn:
-            kept.keys = kept.keys.turned(self._spare)
+            kept.keys = kept.keys.replaced(self._spare, room=kept.keys.room, turned=True)
         for side, new in ((kept.keys, key), (kept.values, value)):
             side.flat.index_copy_(0, self._places_of(age, side), new.reshape(-1, *side.flat.shape[1:]))
         kept.age = age.age
@@ -184,8 +175,8 @@ class ResidentDecodes:
         # Below a block: so many tokens before it is outgrown a layer is moved, and all to the same room.
         turn = self._layers.setdefault(pages, len(self._layers)) % min(MOST_TURNS, pages.keys.shape[1])
         kept = _Resident(
-            _Side.of(keys, length, room, self._spare),
-            _Side.of(values, length, room, self._spare),
+            _Side.of(keys, length, room, self._spare, turned=False),
+            _Side.of(values, length, room, self._spare, turned=False),
             turn,
             age.lineage,
             age.age,
@@ -201,8 +192,8 @@ class ResidentDecodes:
         before, length = kept.num_bytes, kept.keys.room
         if room <= length or not self._make_room(before // length * (room - length)):
             return
-        kept.keys = kept.keys.moved(room, self._spare)
-        kept.values = kept.values.moved(room, self._spare)
+        kept.keys = kept.keys.replaced(self._spare, room=room, turned=kept.keys.is_turned)
+        kept.values = kept.values.replaced(self._spare, room=room, turned=False)
         self._kept_bytes += kept.num_bytes - before
 
     def _places_of(self, age: GroupAge, side: _Side) -> torch.Tensor:
@@ -237,18 +228,3 @@ class ResidentDecodes:
             return GroupAge(before.lineage, before.age + 1, group)
         self._num_lineages += 1
         return GroupAge(self._num_lineages, 0, group)
-
-
-def _taken(
-    spare: SpareMemory, like: torch.Tensor, shape: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory, and its front in this shape."""
-    count = math.prod(shape)
-    storage = spare.take(like, count)
-    return storage, storage[:count].view(shape)
-
-
-def _fill(memory: torch.Tensor, rows: torch.Tensor, length: int) -> None:
-    """Copy the first `length` tokens; both (size, kv_heads, tokens, dim)."""
-    memory[:, :, :length].copy_(rows[:, :, :length])
-    memory[:, :, length:].zero_()  # masked until written; a masked NaN is still a NaN
