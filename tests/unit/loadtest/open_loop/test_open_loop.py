@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,18 @@ def test_prompts_are_equal_exactly_as_far_as_their_blocks(kind: str) -> None:
 def test_token_prompts_keep_to_ids_that_every_vocabulary_has() -> None:
     tokens = TokenPrompts(512, "s").prompt(WorkRequest(0, 5120, 1, tuple(range(10)), 0))
     assert FIRST_TOKEN <= min(tokens) <= max(tokens) <= LAST_TOKEN
+
+
+def test_a_kept_block_takes_little_more_than_its_numbers() -> None:
+    maker = TokenPrompts(512, "s")
+    tracemalloc.start()
+    try:
+        for block_id in range(400):
+            maker.prompt(WorkRequest(0, 512, 1, (block_id,), 0))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 400 * 512 < kept_bytes < 400 * 512 * 3
 
 
 def trace() -> Workload:
