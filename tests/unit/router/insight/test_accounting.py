@@ -28,7 +28,9 @@ class Story:
         self.clock = FakeClock()
         self.routing = Routing(config(predicted_ttl_s=predicted_ttl_s), clock=self.clock)
         self.accounting = Accounting(
-            SIZE, held=HeldMemory(1 << 12), sketch=ContentSketch(SIZE, num_slots=1 << 12)
+            SIZE,
+            held=HeldMemory(1 << 12),
+            sketch=ContentSketch(SIZE, num_slots=1 << 12, secret=b"sixteen bytes of a test"),
         )
         self.routing.watch(self.accounting)
         self.accounts: list[TokenAccount] = []

@@ -146,7 +146,9 @@ def conversations(fleet: Fleet, rng: random.Random, num_sessions: int, duration_
 
 def watched(fleet: Fleet) -> tuple[Accounting, ClosedLoop, list[ReplicaId]]:
     accounting = Accounting(
-        BLOCK_SIZE, held=HeldMemory(1 << 14), sketch=ContentSketch(BLOCK_SIZE, num_slots=1 << 14)
+        BLOCK_SIZE,
+        held=HeldMemory(1 << 14),
+        sketch=ContentSketch(BLOCK_SIZE, num_slots=1 << 14, secret=b"sixteen bytes of a test"),
     )
     doubted: list[ReplicaId] = []
     loop = ClosedLoop(BLOCK_SIZE, clock=lambda: fleet.now, doubt=doubted.append)

@@ -19,7 +19,11 @@ class Bench:
         self.clock = FakeClock()
         self.routing = Routing(config(), clock=self.clock)
         self.journal = Journal(max_requests, clock=self.clock)
-        accounting = Accounting(16, held=HeldMemory(1 << 8), sketch=ContentSketch(16, num_slots=1 << 8))
+        accounting = Accounting(
+            16,
+            held=HeldMemory(1 << 8),
+            sketch=ContentSketch(16, num_slots=1 << 8, secret=b"sixteen bytes of a test"),
+        )
         accounting.listen(self.journal.accounted)
         self.routing.watch(self.journal)
         self.routing.watch(accounting)

@@ -25,7 +25,9 @@ class Bench:
         self.routing = Routing(config(), clock=self.clock)
         self.traffic = RecentTraffic(clock=self.clock, spans=spans)
         accounting = Accounting(
-            BLOCK_SIZE, held=HeldMemory(1 << 8), sketch=ContentSketch(BLOCK_SIZE, num_slots=1 << 8)
+            BLOCK_SIZE,
+            held=HeldMemory(1 << 8),
+            sketch=ContentSketch(BLOCK_SIZE, num_slots=1 << 8, secret=b"sixteen bytes of a test"),
         )
         accounting.listen(self.traffic.accounted)
         self.routing.watch(self.traffic)
