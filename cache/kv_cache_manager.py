@@ -203,8 +203,9 @@ class KVCacheManager:
         self._register_full(sequence, num_tokens)
 
     def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:
-        """Room for `num_tokens` tokens in all, the last of which nobody knows yet: the `grow` that comes when
-        they are known takes no more blocks, and registers them. Raises NoFreeBlocks and changes nothing.
+        """Room for `num_tokens` tokens in all, whose last nobody knows yet, or which the coming step does not
+        complete: the `grow` that follows takes no more blocks, and registers them.
+        Raises NoFreeBlocks and changes nothing.
         """
         num_new = self.new_blocks(num_tokens) - len(sequence.block_table)
         if num_new > 0:

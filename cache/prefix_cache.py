@@ -56,6 +56,12 @@ class PrefixCache(Protocol):
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Room for the first `num_tokens` tokens in all. Raises NoFreeBlocks and changes nothing. O(new)."""
 
+    def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        """Room for so many tokens in all, none of them promised: the `grow` to as many takes no more.
+
+        Raises NoFreeBlocks and changes nothing. O(new).
+        """
+
     def fork(self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int) -> None:
         """Let a child begin with the parent's first `num_tokens` tokens and room for one of its own.
 

@@ -107,10 +107,13 @@ class RadixCache:
 
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         assert num_tokens <= len(sequence.token_ids), "no such tokens to compute"
+        self.reserve(sequence, num_tokens)
+        self._promise(sequence, num_tokens)
+
+    def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         num_new = num_tokens - len(sequence.block_table)
         if num_new > 0:
             sequence.block_table.extend(self.tree.allocate(num_new))
-        self._promise(sequence, num_tokens)
 
     def num_own(self, sequence: SequenceBlocks) -> int:
         """Exact. O(nodes of its path)."""

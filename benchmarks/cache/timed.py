@@ -60,6 +60,9 @@ class TimedCache:
     def grow(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         self._timed("grow", self._cache.grow, sequence, num_tokens)
 
+    def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        self._cache.reserve(sequence, num_tokens)
+
     def release(self, sequence: SequenceBlocks) -> None:
         self._timed("release", self._cache.release, sequence)
 

@@ -94,6 +94,17 @@ class NaiveCache:
 
     def schedule(self, sequence: SequenceBlocks, hit: list[int], num_tokens: int) -> None:
         """`admit` with its hit, or `grow` with an empty one; `num_tokens` in all."""
+        self._take(sequence, hit, num_tokens)
+        for index in range(num_tokens // self.block_size):
+            block_id = self.tables[sequence][index]
+            if block_id not in self.prefix_of:
+                self.prefix_of[block_id] = self._prefix(sequence, index)
+                self.promised[block_id] = sequence
+
+    def reserve(self, sequence: SequenceBlocks, num_tokens: int) -> None:
+        self._take(sequence, [], num_tokens)
+
+    def _take(self, sequence: SequenceBlocks, hit: list[int], num_tokens: int) -> None:
         table = self.tables.get(sequence, [])
         num_new = -(-num_tokens // self.block_size) - len(table) - len(hit)
         idle = [block_id for block_id in hit if block_id in self.queue]
@@ -106,11 +117,6 @@ class NaiveCache:
         for block_id in hit + new:
             self.refs[block_id] += 1
         self.tables[sequence] = [*table, *hit, *new]
-        for index in range(num_tokens // self.block_size):
-            block_id = self.tables[sequence][index]
-            if block_id not in self.prefix_of:
-                self.prefix_of[block_id] = self._prefix(sequence, index)
-                self.promised[block_id] = sequence
 
     def release(self, sequence: SequenceBlocks) -> None:
         own = [block_id for block_id, owner in self.promised.items() if owner is sequence]

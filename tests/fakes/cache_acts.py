@@ -114,6 +114,9 @@ class CacheActs:
     def _did_schedule(self, sequence: Tracked, hit_ids: Sequence[int], first: int, num_tokens: int) -> None:
         """Its tokens [first, num_tokens) are in the step."""
 
+    def _did_reserve(self, sequence: Tracked, num_tokens: int) -> None:
+        """It has room for so many of its tokens."""
+
     def _did_fork(self, parent: Tracked, child: SequenceBlocks, num_tokens: int) -> None: ...
 
     def _was_awaited(self, sequence: Tracked) -> None:
@@ -192,6 +195,23 @@ class CacheActs:
             self._did_refuse("no room")
             return
         self._schedule(sequence, sequence.num_computed, num_tokens)
+
+    def reserve(self, pick: int, amount: int, is_so: bool) -> None:
+        """Room for what a later step computes, or nobody ever."""
+        if (sequence := picked(self._running(), pick)) is None:
+            return
+        num_tokens = min(sequence.num_computed + amount, len(sequence.blocks.token_ids))
+        before, held, free = self.state(), len(sequence.blocks.block_table), self.cache.num_free
+        try:
+            self.cache.reserve(sequence.blocks, num_tokens)
+        except NoFreeBlocks:
+            assert self.state() == before
+            self._did_refuse("no room to reserve")
+            return
+        taken = max(0, self.cache.new_blocks(num_tokens) - held)
+        assert len(sequence.blocks.block_table) == held + taken
+        assert self.cache.num_free == free - taken
+        self._did_reserve(sequence, num_tokens)
 
     def fork(self, pick: int, amount: int, is_so: bool) -> None:
         """Some begin with what another has computed, and compute a token of their own."""

@@ -248,7 +248,7 @@ def _slot(block_id: int, offset: int) -> int:
 
 VERBS = [
     *["begin"] * 5, *["admit"] * 7, *["grow"] * 7, *["commit"] * 6, *["release"] * 4, *["swap"] * 3,
-    *["flush"] * 2, *["fork"] * 2, "look", "abort", "fail_copy", "clear",
+    *["flush"] * 2, *["fork"] * 2, "reserve", "look", "abort", "fail_copy", "clear",
 ]  # fmt: skip
 
 

@@ -89,6 +89,10 @@ class Driver(CacheActs):
         chain = hints(sequence.blocks.block_hashes)
         self.parent_of.update(zip(chain, [None, *chain], strict=False))
 
+    def _did_reserve(self, sequence: Tracked, num_tokens: int) -> None:
+        if self.is_honest:
+            self.naive.reserve(sequence.blocks, num_tokens)
+
     def _did_fork(self, parent: Tracked, child: SequenceBlocks, num_tokens: int) -> None:
         if self.is_honest:
             self.naive.fork(parent.blocks, child, num_tokens)
@@ -284,7 +288,7 @@ class Driver(CacheActs):
 # How often each verb comes: as in a busy engine, with more preemption and failure than any should see.
 VERBS = [
     *["begin"] * 5, *["admit"] * 6, *["grow"] * 8, *["commit"] * 5, *["release"] * 4, *["flush"] * 2,
-    *["pin"] * 3, *["unpin"] * 2, *["fork"] * 2, "promise", "look", "abort", "clear",
+    *["pin"] * 3, *["unpin"] * 2, *["fork"] * 2, "reserve", "promise", "look", "abort", "clear",
 ]  # fmt: skip
 
 
