@@ -6,6 +6,7 @@ device differs. The networks and what is expected of them: `model_families.py`.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ class Setting:
     preemption: str = "recompute"
     async_scheduling: bool | str = "auto"
     greedy_screen: str = "off"  # these networks are too small for it to pay; "on" all the same
+    itl_target_s: float = math.inf
 
     @property
     def is_roomy(self) -> bool:
@@ -124,6 +126,7 @@ def engine_over(runner: ModelRunner, setting: Setting, structures: Structures | 
         max_batched_tokens=setting.max_batched_tokens,
         max_running=setting.max_running,
         async_scheduling=setting.async_scheduling,
+        itl_target_s=setting.itl_target_s,
     )
     mark = Fingerprint("family", "saved", "float32", "", setting.block_size, HashAlgorithm.XXH3_128)
     return EngineCore(runner, config, BlockHasher(mark), structures=structures)

@@ -54,6 +54,8 @@ class GatherSdpa:
         for index, group in enumerate(groups):
             keys, values = self._decoded_keys_and_values(pages, batch, index, group, call)
             out[group.first_row : group.first_row + group.size] = self._decode(group, call, keys, values)
+        if num_tokens == batch.num_decodes:
+            return out
         for piece in batch.prefill_pieces(call.window):
             rows = slice(piece.first_row, piece.first_row + piece.num_tokens)
             out[rows] = self._prefill(pages, batch, piece, call).transpose(0, 1)

@@ -67,17 +67,18 @@ class LayerPages:
         self.value_slots = self.values.view(-1, shape.num_kv_heads, shape.value_dim)
 
     def write(self, batch: StepBatch, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store a step's new K and V, each (tokens, kv_heads, dim).
+        """Store a step's new K and V, or its decodes' alone, each (tokens, kv_heads, dim).
 
         A block that is opened and not filled is zeroed first. Its unwritten slots are masked when it is
         read, but a masked NaN is still a NaN: without this, what one request left behind in a block
         could spoil the next one that gets it.
         """
-        if batch.opened_blocks is not None:
-            self.keys.index_fill_(0, batch.opened_blocks, 0)
-            self.values.index_fill_(0, batch.opened_blocks, 0)
-        self.key_slots.index_copy_(0, batch.slots, key)
-        self.value_slots.index_copy_(0, batch.slots, value)
+        opened_blocks, slots = batch.written_by(key.shape[0])
+        if opened_blocks is not None:
+            self.keys.index_fill_(0, opened_blocks, 0)
+            self.values.index_fill_(0, opened_blocks, 0)
+        self.key_slots.index_copy_(0, slots, key)
+        self.value_slots.index_copy_(0, slots, value)
 
     def copy_blocks(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """sources, targets: block ids, (n,); no block is among both."""

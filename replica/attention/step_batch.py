@@ -116,7 +116,8 @@ class StepBatch:
                 PlacedSequence(item.request_id, item.start, item.num_new_tokens, row, item.block_table)
             )
             row += item.num_new_tokens
-            last_rows.append(row - 1)
+            # One that is not through all layers has none yet: any that is there.
+            last_rows.append(row - 1 if item.layers is None or item.layers.is_last else last_rows[-1])
         self.num_tokens = row
         self.num_decodes = sum(sequence.num_new == 1 for sequence in self.sequences)
         packed = np.empty((3, row), dtype=np.int64)
@@ -125,8 +126,8 @@ class StepBatch:
         self.input_ids, self.positions, self.slots = self._packed[0:1], self._packed[1:2], self._packed[2]
         # Each sequence's last row, drawn from or not: NaN anywhere in its new tokens shows there.
         self.last_rows = to_device(np.array(last_rows, dtype=np.int64), device)
-        opened = self._opened_blocks()
-        self.opened_blocks = to_device(np.array(opened), device) if opened else None
+        self.opened_blocks = self._opened_blocks(self.sequences)
+        self._written_by_decodes: tuple[torch.Tensor | None, torch.Tensor] | None = None
         self._decode_groups: dict[int | None, list[DecodeGroup]] = {}
         self._prefill_pieces: dict[int | None, list[PrefillPiece]] = {}
         self._causal_biases: dict[tuple[int, int], torch.Tensor] = {}
@@ -166,15 +167,27 @@ class StepBatch:
             table = np.asarray(item.block_table[first_block : (stop - 1) // size + 1], dtype=np.int64)
             packed[2, rows] = table[positions // size - first_block] * size + positions % size
 
-    def _opened_blocks(self) -> list[int]:
-        """Blocks whose first slot this step writes and whose last it does not."""
+    def _opened_blocks(self, sequences: Sequence[PlacedSequence]) -> torch.Tensor | None:
+        """Blocks whose first slot these write and whose last they do not, (blocks,) int64; None: none."""
         size = self.block_size
         opened = []
-        for sequence in self.sequences:
+        for sequence in sequences:
             end = sequence.start + sequence.num_new
             if end % size and end - end % size >= sequence.start:
                 opened.append(sequence.block_table[end // size])
-        return opened
+        return to_device(np.array(opened), self._device) if opened else None
+
+    def written_by(self, num_rows: int) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What a layer opens and which slots it writes that is given so many rows: all, or the decodes' alone
+        (`layered_part.py`)."""
+        if num_rows == self.num_tokens:
+            return self.opened_blocks, self.slots
+        assert num_rows == self.num_decodes, "neither all rows nor those of the decodes"
+        written = self._written_by_decodes
+        if written is None:
+            opened = self._opened_blocks(self.sequences[: self.num_decodes])
+            written = self._written_by_decodes = (opened, self.slots[: self.num_decodes])
+        return written
 
     def decode_groups(self, window: int | None) -> list[DecodeGroup]:
         """How layers with this window (tokens; None = unlimited) attend in the decodes."""

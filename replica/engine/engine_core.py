@@ -115,6 +115,7 @@ class EngineCore:
             max_waiting=config.max_waiting,
             max_wait_s=math.inf if config.max_wait_s is None else config.max_wait_s,
             clock=clock,
+            num_layers=info.num_layers,
             order=SchedulingOrder(config.scheduling_order),
             itl_target_s=config.itl_target_s,
             pace=self._step_time.model,

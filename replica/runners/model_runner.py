@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,14 +18,16 @@ from torch import nn
 
 from cache.host_tier import BlockMoves
 from replica.attention import kv_pages
-from replica.attention.backend import HoldingBackend, choose_backend
+from replica.attention.backend import AttentionBackend, HoldingBackend, choose_backend
+from replica.attention.gather_sdpa import GatherSdpa
 from replica.attention.host_pages import HostPages
 from replica.attention.kv_pages import KVPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
 from replica.errors import StepOutOfMemory
-from replica.layers.decoder_block import fuse_blocks
+from replica.layers.decoder_block import DecoderBlock, fuse_blocks
 from replica.layers.fused_norm import fuse_norms
+from replica.layers.layered_part import LayeredPart
 from replica.layers.packed_linear import pack_linears
 from replica.layers.screened_head import ScreenedHead
 from replica.models import model_probe
@@ -78,6 +80,8 @@ class ModelRunner:
         self._head = head if isinstance(head, ScreenedHead) else None
         self._sampler = Sampler(info.eos_token_ids)
         self._graphs: DecodeGraphs | None = None
+        blocks = [module for module in model.modules() if isinstance(module, DecoderBlock)]
+        self._layered_part = LayeredPart(blocks)
 
     @classmethod
     def load(
@@ -192,6 +196,7 @@ class ModelRunner:
             vocab_size=int(model.config.get_text_config().vocab_size),
             max_model_len=max_model_len,
             eos_token_ids=load_choices.eos_token_ids(model),
+            num_layers=len(layers) if _takes_parts_by_layers(backend, layers) else 1,
         )
         runner = cls(
             model,
@@ -279,7 +284,8 @@ class ModelRunner:
                 batch.put_tokens(*drawn)  # decodes, which come first and have a row each
             rows, structures = [draw_row(sequence) for sequence in ordered], structures_of(ordered)
             if not (chunks := wanted(sequences, batch.order)):
-                return QueuedStep(batch.order, self._draw(batch, rows, structures))
+                with self._sent_through_layers(sequences[-1], batch):
+                    return QueuedStep(batch.order, self._draw(batch, rows, structures))
             scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
             with scorer.keeping():
                 drawing = self._draw(batch, rows, structures)
@@ -337,6 +343,7 @@ class ModelRunner:
             self._host_pages = None
         self._pages.detach()
         self._model = None
+        self._layered_part = LayeredPart([])
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -365,6 +372,10 @@ class ModelRunner:
         logits = self._forward(batch)
         # Now: on a GPU the forward has only been queued, and is computed meanwhile.
         return self._sampler.begin(logits, rows, masks=masks_of(structures))
+
+    def _sent_through_layers(self, last: ScheduledSequence, batch: StepBatch) -> AbstractContextManager[None]:
+        """Meanwhile the step's forwards send its last sequence through no other layers than it asks for."""
+        return nullcontext() if last.layers is None else self._layered_part.sent(last, batch.num_decodes)
 
     def _replay(self, sequences: Sequence[ScheduledSequence], before: QueuedStep | None) -> Drawing | None:
         """The step from a recording, in the order given; None where there is none of its shape."""
@@ -409,6 +420,11 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return "DefaultCPUAllocator: " in str(error)
+
+
+def _takes_parts_by_layers(backend: AttentionBackend, layers: Sequence[tuple[nn.Module, LayerShape]]) -> bool:
+    """Whether all layers, and the attention, can be given the decodes of a step without its prompt."""
+    return isinstance(backend, GatherSdpa) and all(isinstance(module, DecoderBlock) for module, _ in layers)
 
 
 def _copies(sequences: Sequence[ScheduledSequence], block_size: int) -> list[tuple[int, int]]:

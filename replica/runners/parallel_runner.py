@@ -44,7 +44,7 @@ class ParallelRunner:
         self._runner = runner
         self._followers = followers
         self._undo = undo
-        self._info = replace(runner.info, num_ranks=1 + len(followers.pids))
+        self._info = replace(runner.info, num_ranks=1 + len(followers.pids), num_layers=1)
 
     @classmethod
     def load(

@@ -44,6 +44,7 @@ class SimRunner:
         hang: Callable[[], None] | None = None,
         clock: Callable[[], float] | None = None,
         host_cache_gib: float = 0.0,
+        num_layers: int = 1,
     ) -> None:
         """hang: what a hanging step does; by default it never returns.
         clock: a step that took longer by it than modelled, as on a machine slowed from outside, says so.
@@ -74,6 +75,7 @@ class SimRunner:
             eos_token_ids=eos_token_ids,
             num_host_blocks=num_slots,
             has_logits=False,
+            num_layers=num_layers,
         )
 
     @property
@@ -171,7 +173,10 @@ class SimRunner:
             self._pages[target : target + count] = self._pages[source : source + count]
 
     def _compute(self, sequence: ScheduledSequence, drawn: Sequence[int | None]) -> int | None:
-        """Write the new tokens' pages; the next token if the step reaches the last one."""
+        """Write the new tokens' pages, if they are through all layers; the next token if the step reaches the
+        last one."""
+        if sequence.layers is not None and not sequence.layers.is_last:
+            return None
         pages, size, table = self._pages, self._block_size, sequence.block_table
         start, end = sequence.start, sequence.start + sequence.num_new_tokens
         state = pages[table[(start - 1) // size] * size + (start - 1) % size] if start else _START

@@ -17,6 +17,7 @@ from cache.types import RequestId, pack_tokens
 from replica.errors import InvalidRequest
 from replica.output.detokenizer import Detokenizer
 from replica.output.logprob_log import LogprobLog
+from replica.scheduling.layer_span import LayerSpan
 from replica.structures.matcher import StructureMatcher
 
 
@@ -25,6 +26,14 @@ class RequestState(Enum):
     FOLLOWING = "following"  # holds no blocks: it starts where its leader's prompt is computed
     RUNNING = "running"  # holds blocks; part of every step the budget allows
     FINISHED = "finished"  # ended, failed or cancelled; holds no blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Halfway:
+    """The tokens after `Request.num_computed` that went through the first layers; their blocks are there."""
+
+    num_tokens: int
+    through: LayerSpan  # the latest
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +78,7 @@ class Request:
     priority: int = 0  # among its tenant's; least goes first (`cache/priority.py`)
     starts_by_s: float = math.inf  # engine clock: begun later, its first token would come too late
     place: tuple[float, int] = (0.0, 0)  # in the queue's order, for as long as it is here; no two are equal
+    halfway: Halfway | None = None  # the part of its prompt that has been through some of the layers
     num_charged: int = 0  # leading tokens that its tenant has been charged for, or that were found cached
     structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
 

@@ -15,6 +15,7 @@ from cache.host_tier import BlockMoves
 from cache.messages import Logprobs, SamplingParams
 from cache.types import RequestId
 from replica.output.logprob_log import LogprobLog
+from replica.scheduling.layer_span import LayerSpan
 from replica.structures.matcher import StructureMatcher
 
 
@@ -34,6 +35,7 @@ class RunnerInfo:
     num_host_blocks: int = 0  # that it can copy to host memory; 0 = none
     has_logits: bool = True  # False: its tokens come from nowhere; what is about logits cannot be honoured
     num_ranks: int = 1  # processes that compute a step together; `device` is the first one's
+    num_layers: int = 1  # that a prompt's part may go through in several steps; 1 = all of them in one
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class ScheduledSequence:
     # Which sequence of the step before draws its last token, which is then its only new one and not among
     # `token_ids` yet (`LaunchingRunner`). None = every token is there.
     drawn_by: int | None = None
+    # Through which layers its new tokens go in this step; None = all. Else it is the last sequence of a step
+    # of decodes, and its other layers follow, span by span: in steps with the same tokens, until `is_last`.
+    layers: LayerSpan | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -70,6 +75,8 @@ class ScheduledSequence:
         The draw's position is `num_tokens`: same seed and position, same draw, whatever the
         batch, the chunks, a preemption, or the replica.
         """
+        if self.layers is not None and not self.layers.is_last:
+            return False
         return self.start + self.num_new_tokens == self.num_tokens
 
 

@@ -74,6 +74,14 @@ class Running:
             return False
         return True
 
+    def try_reserve(self, request: Request, num_tokens: int) -> bool:
+        """As `try_grow`, for tokens that will not be computed with the coming step: nobody finds them yet."""
+        try:
+            self._cache.reserve(request.blocks, request.num_computed + num_tokens)
+        except NoFreeBlocks:
+            return False
+        return True
+
     def preempt(self, victim: Request) -> None:
         """`put_back` one that has no part in the coming step; what it has computed may be kept for it."""
         num_computed = victim.num_computed
@@ -93,6 +101,7 @@ class Running:
         self.requests.remove(victim)
         victim.state = RequestState.WAITING
         victim.num_computed = 0
+        victim.halfway = None
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting.add(victim)

@@ -11,6 +11,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from cache.events import Load, StepTimeModel
 from cache.prefix_cache import PrefixCache
@@ -59,6 +60,7 @@ class Scheduler:
         max_waiting: int,
         clock: Callable[[], float],
         max_wait_s: float = math.inf,
+        num_layers: int = 1,
         order: SchedulingOrder = SchedulingOrder.FIRST_COME,
         itl_target_s: float | None = math.inf,
         pace: Callable[[], StepTimeModel | None] = lambda: None,
@@ -67,6 +69,7 @@ class Scheduler:
     ) -> None:
         """max_waiting, max_wait_s: beyond either of them nobody is put behind those that wait.
 
+        num_layers: `RunnerInfo.num_layers`.
         itl_target_s: as `step_room.limit_s` has it. pace: what steps take, as far as that is known.
         swaps: whoever is preempted keeps what it has computed, in the cache's host memory. copy_block_s: what
         a block takes to come back from there.
@@ -101,6 +104,7 @@ class Scheduler:
             self._admission,
             self._budget,
             block_size=block_size,
+            num_layers=num_layers,
             itl_target_s=itl_target_s,
             pace=pace,
             clock=clock,
@@ -227,7 +231,10 @@ class Scheduler:
         """
         step = self.plan()
         assert step or not self._by_id, "requests are left, but none can be scheduled"
-        return [_scheduled(request, num_tokens) for request, num_tokens in step]
+        sequences = [_scheduled(request, num_tokens) for request, num_tokens in step]
+        if self._step.span is not None:
+            sequences[-1] = replace(sequences[-1], layers=self._step.span)
+        return sequences
 
     def plan(self) -> Sequence[tuple[Request, int]]:
         """`schedule` for a caller without tensors: the step as requests and their tokens, read-only.
@@ -280,7 +287,7 @@ class Scheduler:
 
         The caller decides whether that token ends the request and then calls `finish`.
         """
-        step = self._step.take()
+        step = self._step.take_computed()
         self._cache.commit_step()
         self._budget.fitted()
         sampled = []

@@ -1,8 +1,8 @@
 """The next step: which requests are part of it, and with how many tokens.
 
 Decodes come first; what they leave goes to prompts, begun or waiting, by whose turn it is (`turns.py`), and
-no more of them than the decodes may be stalled for (`step_room.py`). Blocks are taken as it is composed, at
-the cost of the newest where they are short.
+no more of them than the decodes may be stalled for (`step_room.py`): few tokens, or more through some of the
+layers (`layer_span.py`). Blocks are taken as it is composed, at the cost of the newest where they are short.
 Knows token counts and blocks; knows neither how a step ends nor who is taken in. Engine thread only.
 """
 
@@ -16,12 +16,13 @@ from cache.kv_cache_manager import PrefixHit
 from cache.prefix_cache import PrefixCache
 from replica.scheduling.admission import Admission
 from replica.scheduling.going_on import MOST_UNSEEN, NextPart, going_on
+from replica.scheduling.layer_span import LayerSpan
 from replica.scheduling.load_account import context_tokens
-from replica.scheduling.request import Request, RequestState
+from replica.scheduling.request import Halfway, Request, RequestState
 from replica.scheduling.running import Running
 from replica.scheduling.step_budget import StepBudget
 from replica.scheduling.step_correction import StepCorrection
-from replica.scheduling.step_room import StepRoom
+from replica.scheduling.step_room import ENOUGH_AT_ONCE, StepRoom
 from replica.scheduling.turns import Turns
 
 # Of a block: so much of a prompt is computed in a step at the least. After 4,000 tokens of context a whole
@@ -41,6 +42,7 @@ class StepPlan:
         budget: StepBudget,
         *,
         block_size: int,
+        num_layers: int,
         itl_target_s: float | None,
         pace: Callable[[], StepTimeModel | None],
         clock: Callable[[], float],
@@ -52,6 +54,7 @@ class StepPlan:
         self._admission = admission
         self._budget = budget
         self._block_size = block_size
+        self._num_layers = num_layers
         self._itl_target_s = itl_target_s
         self._is_limited = itl_target_s != math.inf
         self._pace = pace
@@ -60,6 +63,7 @@ class StepPlan:
         self._composed: StepRoom | None = None  # what prompts had of the last one; None: no limit, or none
         self._num_decodes = 0  # of the step being composed: its first entries
         self.entries: list[tuple[Request, int]] = []  # request, its tokens
+        self.span: LayerSpan | None = None  # of the last entry, the only prompt then; None: all layers
         self.started: list[Request] = []  # of those, who was admitted to it
         self.has_preempted = False
         self.is_cut_short = False  # it could have held more of a prompt, but for the decodes' sake
@@ -72,7 +76,7 @@ class StepPlan:
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = self.is_settled = False
         self.started.clear()
-        self._composed = None
+        self._composed = self.span = None
         self._schedule_decodes()
         self._schedule_prompts()
 
@@ -82,6 +86,8 @@ class StepPlan:
         unseen: steps in a row that were begun so. O(running).
         """
         if len(self.entries) < len(self._running):  # the next one may have blocks for who was left out
+            return []
+        if self.span is not None:  # through how many layers next, is seen when these are done
             return []
         going = going_on(self.entries)
         if going is None or len(going.prompts) > 1:
@@ -111,7 +117,7 @@ class StepPlan:
         assert not self.entries, "the last step was neither updated nor failed"
         self.has_preempted = self.is_cut_short = False
         self.started.clear()
-        self._composed = None
+        self._composed = self.span = None
         self._turns.begin_step([part.request for part in parts if not part.is_drawn])
         for part in parts:
             request, end = part.request, part.start + part.num_tokens
@@ -124,6 +130,16 @@ class StepPlan:
     def take(self) -> list[tuple[Request, int]]:
         """It is over, well or not: what it was."""
         entries, self.entries = self.entries, []
+        return entries
+
+    def take_computed(self) -> list[tuple[Request, int]]:
+        """It is over, and well: who has how many more tokens computed."""
+        entries = self.take()
+        if (span := self.span) is not None:
+            request, num_tokens = entries[-1]
+            request.halfway = None if span.is_last else Halfway(num_tokens, span)
+            if not span.is_last:
+                entries[-1] = (request, 0)
         return entries
 
     def took(self, elapsed_s: float) -> None:
@@ -139,6 +155,8 @@ class StepPlan:
     def fills_blocks(self, request: Request, num_tokens: int) -> bool:
         """Whether blocks that were registered with this step are part of it."""
         size, start = self._block_size, request.num_computed
+        if self.span is not None and not self.span.is_last and not request.is_decoding:
+            return False
         fills = bool(request.blocks.root) and (start + num_tokens) // size > start // size
         return fills or any(request is started for started in self.started)
 
@@ -185,8 +203,10 @@ class StepPlan:
         self._num_decodes = len(self.entries)
         budget = self._budget.tokens - self._num_decodes
         places = self._budget.places
+        if self._send_on(begun, budget, room):
+            return
         admits, without = True, set[str]()
-        while budget > 0 and not room.is_full:
+        while budget > 0 and not room.is_full and self.span is None:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
             may_start = admits and not self.has_preempted
             request = self._turns.next(begun, admits=may_start, without=without)
@@ -208,6 +228,9 @@ class StepPlan:
 
     def _go_on(self, request: Request, budget: int, room: StepRoom) -> int:
         """The next part of a prompt that has begun; its tokens in this step."""
+        if num_tokens := self._part_by_layers(request, budget, room):
+            every = LayerSpan(0, self._num_layers, self._num_layers)
+            return num_tokens if self._compute_layers(request, num_tokens, every, room) else 0
         num_tokens = self._part(request, request.num_computed, budget, room)
         if not num_tokens or not self._make_room(request, num_tokens):
             return 0
@@ -234,7 +257,47 @@ class StepPlan:
         """Let so many tokens of its prompt be part of the step. Its blocks are there."""
         self.entries.append((request, num_tokens))
         self._turns.charge(request, request.num_computed + num_tokens)
-        room.take(request.num_computed, num_tokens)
+        room.take(request.num_computed, num_tokens, 1.0 if self.span is None else self.span.share)
+
+    # -- layer by layer ---------------------------------------------------------------------------
+
+    def _send_on(self, begun: Sequence[Request], budget: int, room: StepRoom) -> bool:
+        """Let the part that is halfway through the layers be the step's; False: there is none, or no more."""
+        request = next((each for each in begun if each.halfway is not None), None)
+        if request is None:
+            return False
+        assert request.halfway is not None
+        num_tokens, end = request.halfway.num_tokens, request.halfway.through.end
+        if room.model is None or self._budget.part(num_tokens, budget, self._num_decodes) < num_tokens:
+            request.halfway = None  # begun anew: there is time for all layers, or less memory
+            return False
+        left = LayerSpan(end, self._num_layers, self._num_layers)
+        return self._compute_layers(request, num_tokens, left, room)
+
+    def _part_by_layers(self, request: Request, budget: int, room: StepRoom) -> int:
+        """Tokens of its next part, if it is to go through the layers step by step; else 0."""
+        if self._num_layers == 1 or room.model is None or not room.is_empty or request.logprobs is not None:
+            return 0
+        start = request.num_computed
+        wanted = self._budget.part(len(request.token_ids) - start, budget, self._num_decodes)
+        at_once = room.fits(start, wanted)
+        if at_once >= min(wanted, ENOUGH_AT_ONCE):
+            return 0
+        num_tokens = room.fits_by_layers(start, wanted, self._num_layers)
+        return num_tokens if num_tokens > at_once else 0
+
+    def _compute_layers(self, request: Request, num_tokens: int, left: LayerSpan, room: StepRoom) -> bool:
+        """Send so many tokens of its prompt through as many of these layers as there is time for, at least
+        one; False if there are no blocks for them."""
+        span = room.layers(request.num_computed, num_tokens, left)
+        if not self._make_room(request, num_tokens, is_computed=span.is_last):
+            return False
+        self.span = span
+        self.is_cut_short = True
+        self._compute(request, num_tokens, room)
+        return True
+
+    # -- time -------------------------------------------------------------------------------------
 
     def _room(self, num_prompts: int, decodes: Sequence[Request] | None = None) -> StepRoom:
         """What the decodes of this step, or these, leave to so many prompts, budget and blocks aside."""
@@ -255,13 +318,15 @@ class StepPlan:
 
     # -- blocks -----------------------------------------------------------------------------------
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
+    def _make_room(self, request: Request, num_tokens: int, *, is_computed: bool = True) -> bool:
         """Give a request its blocks, at the cost of the newest.
 
         False when it was itself the newest, or all that are newer are part of this step already: then it
         stands back until the next one.
+        is_computed: these tokens are with this step, and others may find them.
         """
-        while not self._running.try_grow(request, num_tokens):
+        take = self._running.try_grow if is_computed else self._running.try_reserve
+        while not take(request, num_tokens):
             victim = self._running.requests[-1]
             if any(victim is scheduled for scheduled, _ in self.entries):
                 return False

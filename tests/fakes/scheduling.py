@@ -48,6 +48,7 @@ class Engine:
     num_blocks: int = 4096
     max_running: int = 16
     itl_target_s: float | None = math.inf
+    num_layers: int = 1
     now_s: float = 0.0
     started: list[int] = field(default_factory=list)  # in the order they were first admitted
     first_token_s: dict[int, float] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class Engine:
             max_waiting=1000,
             clock=lambda: self.now_s,
             order=self.order,
+            num_layers=self.num_layers,
             itl_target_s=self.itl_target_s,
             pace=lambda: MODEL,
         )

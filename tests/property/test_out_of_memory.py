@@ -5,26 +5,36 @@ Over the simulated runner, whose pages betray any block that was handed out and 
 
 from __future__ import annotations
 
+import math
+from unittest import mock
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.events import StepTimeModel
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.errors import ForwardFailed, StepOutOfMemory
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
 from replica.scheduling.step_budget import RECOVERY_STEPS, StepBudget
+from replica.scheduling.step_time import StepTimeFit
 from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
 
 SIM = SimConfig(vocab_size=4)
+PACE = StepTimeModel(base_s=0.0012, per_token_s=1e-5, per_attention_s=0.0, per_sequence_s=0.0)
 
 
 class SmallMemory(SimRunner):
     """A step of more than `most` tokens does not fit. Steps that fit are remembered."""
 
-    def __init__(self, most: int, num_blocks: int) -> None:
+    def __init__(self, most: int, num_blocks: int, num_layers: int) -> None:
         super().__init__(
-            sim_config(num_blocks, sim=SIM).sim, block_size=BLOCK_SIZE, sleep=VirtualClock().sleep
+            sim_config(num_blocks, sim=SIM).sim,
+            block_size=BLOCK_SIZE,
+            sleep=VirtualClock().sleep,
+            num_layers=num_layers,
         )
         self.most = most
         self.sizes: list[int] = []
@@ -39,21 +49,33 @@ class SmallMemory(SimRunner):
         return super().execute(sequences)
 
 
-def small_core(most: int, num_blocks: int = 64, **options: object) -> tuple[EngineCore, SmallMemory]:
-    runner = SmallMemory(most, num_blocks)
+def small_core(
+    most: int, num_blocks: int = 64, *, num_layers: int = 1, **options: object
+) -> tuple[EngineCore, SmallMemory]:
+    runner = SmallMemory(most, num_blocks, num_layers)
     return sim_core(num_blocks, runner=runner, sim=SIM, max_wait_s=None, **options), runner
 
 
 prompts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=8)
 
 
+@pytest.mark.parametrize(("num_layers", "itl_target_s"), [(1, math.inf), (8, 0.001)])
 @given(prompts, st.integers(1, 40), st.booleans(), st.sampled_from([20, 64]), st.lists(st.integers(1, 40)))
 @settings(max_examples=150)
 def test_nobody_fails_and_every_answer_is_the_same(
-    wanted: list[list[int]], most: int, prefix_caching: bool, num_blocks: int, changes: list[int]
+    num_layers: int,
+    itl_target_s: float,
+    wanted: list[list[int]],
+    most: int,
+    prefix_caching: bool,
+    num_blocks: int,
+    changes: list[int],
 ) -> None:
-    """Few token values, so that twins share a step's blocks; memory that comes and goes."""
-    core, runner = small_core(most, num_blocks, prefix_caching=prefix_caching, max_batched_tokens=40)
+    """Few token values, so that twins share a step's blocks; memory that comes and goes. Also where parts of
+    prompts go through the layers one by one, since every step is over the limit."""
+    options = {"prefix_caching": prefix_caching, "max_batched_tokens": 40, "itl_target_s": itl_target_s}
+    with mock.patch.object(StepTimeFit, "model", return_value=PACE):
+        core, runner = small_core(most, num_blocks, num_layers=num_layers, **options)
     requests = [
         make_request(f"r{i}", prompt, max_tokens=9, seed=i, temperature=float(i % 2))
         for i, prompt in enumerate(wanted)

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.disciplines import PAGED
+from cache.events import StepTimeModel
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
-from replica.errors import DeadlineExceeded, ForwardFailed
+from replica.errors import DeadlineExceeded, ForwardFailed, WaitTooLong
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
+from replica.scheduling.step_time import StepTimeFit
 from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
 
 NUM_BLOCKS = 12  # 48 tokens: two or three of the requests below fill it
+PACE = StepTimeModel(base_s=0.0012, per_token_s=1e-5, per_attention_s=0.0, per_sequence_s=0.0)
 
 
 class RecordingRunner(SimRunner):
-    """Remembers the size of every step and that no step lists a request twice."""
+    """Remembers the size of every step and that no step lists a request twice, or leaves a layer out."""
 
-    def __init__(self, config: SimConfig, clock: VirtualClock) -> None:
-        super().__init__(config, block_size=BLOCK_SIZE, sleep=clock.sleep)
+    def __init__(self, config: SimConfig, clock: VirtualClock, num_layers: int = 1) -> None:
+        super().__init__(config, block_size=BLOCK_SIZE, sleep=clock.sleep, num_layers=num_layers)
         self.step_tokens: list[int] = []
         self.step_sequences: list[int] = []
+        self.num_spans = 0
+        self._halfway: tuple[str, int, int, int] | None = None  # request, start, tokens, layers behind it
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         assert len({s.request_id for s in sequences}) == len(sequences)
         for s in sequences:
             assert len(s.block_table) * BLOCK_SIZE >= s.start + s.num_new_tokens
+        assert all(s.layers is None for s in sequences[:-1])
+        if (span := sequences[-1].layers) is not None:
+            last = sequences[-1]
+            part = (last.request_id, last.start, last.num_new_tokens)
+            assert span.first == 0 or self._halfway == (*part, span.first)
+            assert 0 <= span.first < span.end <= span.total == self.info.num_layers
+            assert all(s.num_new_tokens == 1 for s in sequences[:-1])
+            assert len(sequences) > 1
+            assert last.num_new_tokens > 1
+            self._halfway = (*part, span.end)
+            self.num_spans += 1
         self.step_tokens.append(sum(s.num_new_tokens for s in sequences))
         self.step_sequences.append(len(sequences))
         return super().execute(sequences)
@@ -47,6 +65,7 @@ class Workload:
     settings: dict[str, Any] = field(default_factory=dict)
     raise_every_steps: int | None = None
     taught: int = 0  # length of the answers that it has seen before: longer ones then come as a surprise
+    num_layers: int = 1
 
 
 @st.composite
@@ -79,9 +98,11 @@ def workloads(draw: st.DrawFn, *, faults: bool) -> Workload:
             "max_running": draw(st.integers(1, 8)),
             "prefix_caching": draw(st.booleans()),
             "cache_discipline": draw(st.sampled_from([kind.value for kind in PAGED])),
+            "itl_target_s": draw(st.sampled_from([math.inf, None, 0.001])),
         },
         raise_every_steps=draw(st.sampled_from([None, 2, 5])) if faults else None,
         taught=draw(st.integers(0, 20)),
+        num_layers=draw(st.sampled_from([1, 3, 8])),
     )
 
 
@@ -89,8 +110,10 @@ def build(workload: Workload) -> tuple[EngineCore, RecordingRunner]:
     clock = VirtualClock()
     sim = SimConfig(raise_every_steps=workload.raise_every_steps, vocab_size=4)
     config = sim_config(NUM_BLOCKS, sim=sim, **workload.settings)
-    runner = RecordingRunner(config.sim, clock)
-    core = sim_core(NUM_BLOCKS, runner=runner, clock=clock, sim=sim, **workload.settings)
+    runner = RecordingRunner(config.sim, clock, workload.num_layers)
+    # Known from the first step on, and every step of decodes is over the limit, if there is one.
+    with mock.patch.object(StepTimeFit, "model", return_value=PACE):
+        core = sim_core(NUM_BLOCKS, runner=runner, clock=clock, sim=sim, **workload.settings)
     if workload.taught and workload.raise_every_steps is None:
         core.complete([make_request("before", [3], max_tokens=workload.taught)])
     return core, runner
@@ -103,7 +126,10 @@ def drive(core: EngineCore, workload: Workload) -> dict[str, tuple[int, ...] | E
     while step <= 40 or core.has_work:
         for request, arrival in zip(workload.requests, workload.arrivals, strict=True):
             if arrival == step:
-                core.submit(request)
+                try:
+                    core.submit(request)
+                except WaitTooLong as error:  # for its deadline
+                    ended[request.request_id] = error
         for request_id, at in workload.cancels.items():
             if at == step and core.cancel(RequestId(request_id)) is not None:
                 ended[request_id] = None
@@ -172,6 +198,17 @@ def test_every_request_ends_as_if_it_had_run_alone(workload: Workload) -> None:
     assert max(runner.step_sequences) <= workload.settings["max_running"]
 
 
+def test_workloads_send_parts_through_the_layers() -> None:
+    """Or the laws above would say nothing of it."""
+    prompts = [make_request(f"r{i}", [i] * 10, max_tokens=1) for i in range(1, 4)]
+    requests = [make_request("reader", [0] * 4, max_tokens=30), *prompts]
+    settings = {"max_wait_s": None, "max_batched_tokens": 40, "max_running": 8, "itl_target_s": 0.001}
+    workload = Workload(requests, [0, 2, 2, 2], settings=settings, num_layers=3)
+    core, runner = build(workload)
+    drive(core, workload)
+    assert runner.num_spans > 10
+
+
 @given(workloads(faults=True))
 @settings(max_examples=150)
 def test_faults_cancellations_and_deadlines_touch_only_their_own(workload: Workload) -> None:
@@ -187,6 +224,5 @@ def test_faults_cancellations_and_deadlines_touch_only_their_own(workload: Workl
         elif outcome is None:
             assert request.request_id in workload.cancels
         else:
-            assert isinstance(outcome, ForwardFailed if workload.raise_every_steps else DeadlineExceeded) or (
-                isinstance(outcome, DeadlineExceeded) and request.deadline_s is not None
-            )
+            is_late = isinstance(outcome, (DeadlineExceeded, WaitTooLong)) and request.deadline_s is not None
+            assert is_late or (isinstance(outcome, ForwardFailed) and workload.raise_every_steps)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from replica.attention import step_batch
+from replica.scheduling.layer_span import LayerSpan
 from tests.fakes.steps import scheduled, step
 
 INF = float("inf")
@@ -51,6 +54,25 @@ def test_a_prompt_of_one_token_is_a_decode_without_context() -> None:
 def test_blocks_opened_and_not_filled_are_named(start: int, num_new: int, opened: list[int] | None) -> None:
     batch = step(scheduled("s", [10, 11, 12], start, num_new))
     assert (None if batch.opened_blocks is None else batch.opened_blocks.tolist()) == opened
+
+
+def test_layers_that_are_given_the_decodes_alone_write_theirs_alone() -> None:
+    batch = step(
+        scheduled("decode", [1], 0, 1), scheduled("prefill", [3, 4], 4, 2), scheduled("d", [2], 2, 1)
+    )
+    (all_opened, all_slots), (opened, slots) = batch.written_by(4), batch.written_by(2)
+    assert all_opened is not None
+    assert opened is not None
+    assert (all_opened.tolist(), opened.tolist()) == ([1, 4], [1])
+    assert (all_slots.tolist(), slots.tolist()) == ([4, 10, 16, 17], [4, 10])
+
+
+@pytest.mark.parametrize(("end", "last_rows"), [(2, [0, 1, 1]), (3, [0, 1, 3])])
+def test_who_is_not_through_all_layers_has_no_last_row(end: int, last_rows: list[int]) -> None:
+    """It is given another's, which nobody draws from."""
+    part = replace(scheduled("part", [3, 4], 4, 2), layers=LayerSpan(1, end, 3))
+    batch = step(scheduled("a", [1], 1, 1), scheduled("b", [2], 2, 1), part)
+    assert batch.last_rows.tolist() == last_rows
 
 
 def test_equal_lengths_need_no_mask() -> None:
