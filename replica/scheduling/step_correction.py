@@ -5,8 +5,8 @@ tells to within a quarter or so: reading a long context costs the same however f
 it. A step that was planned to take so long and took longer is what the readers of answers see.
 
 Two factors, each a quantile followed by steps of one size, so that a stray step moves it no further than any
-other (Robbins and Monro, 1951): the median of what decodes alone take, and nine tenths of what the parts of
-prompts take beside them, since it is the slow ones that count.
+other (Robbins and Monro, 1951): the median of what decodes alone take, and what 95 % of the parts of prompts
+take beside them at the most, since it is the slow ones that count.
 Arithmetic alone: knows seconds; knows neither requests nor blocks.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 GAIN = 0.05  # of a logarithm: ten slow steps in a row make half as much again of a factor
-MEDIAN, MOST = 0.5, 0.9
+MEDIAN, MOST = 0.5, 0.95
 FURTHEST = 3.0  # either factor, up or down: a fit that is further off is about to be another
 
 

@@ -22,8 +22,9 @@ from cache.events import StepTimeModel
 from replica.scheduling.layer_span import LayerSpan
 from replica.scheduling.step_correction import StepCorrection
 
-# Of the time that is allowed, what is planned: steps scatter.
-PLANNED = 0.9
+# Of the time that is allowed, what is planned: steps scatter. Where it is as long as the decodes take, it is
+# less: that grows while a prompt is computed, and readers compare with what it was before.
+PLANNED, PLANNED_AGAIN = 0.9, 0.75
 
 # Tokens of a part that goes through the layers span by span, at the most; and those from which on it may go
 # through all of them as well. After 3,300 others, a token takes the 9M model 0.69 ms in parts of 4, 0.48 of 8
@@ -72,7 +73,8 @@ class StepRoom:
         decodes_s = model.step_s(num_decodes, float(context_tokens), num_decodes)
         take_s = correction.decodes * decodes_s
         allowed_s = (limit_s(take_s, num_prompts, itl_target_s) - take_s) / correction.prompts
-        return cls(model, PLANNED * max(0.0, allowed_s), least, decodes_s)
+        planned = PLANNED_AGAIN if itl_target_s is None else PLANNED
+        return cls(model, planned * max(0.0, allowed_s), least, decodes_s)
 
     def fits(self, start: int, num_tokens: int) -> int:
         """Of a prompt's next tokens, after `start` computed ones, how many fit; with 0 it is full."""
