@@ -54,7 +54,7 @@ class GatherSdpa:
         for index, group in enumerate(groups):
             keys, values = self._decoded_keys_and_values(pages, batch, index, group, call)
             out[group.first_row : group.first_row + group.size] = self._decode(group, call, keys, values)
-        if num_tokens == batch.num_decodes:
+        if num_tokens == batch.num_decodes:  # all there is, or all that this layer is given
             return out
         for piece in batch.prefill_pieces(call.window):
             rows = slice(piece.first_row, piece.first_row + piece.num_tokens)

@@ -58,7 +58,7 @@ class LayeredPart:
         kept = self._kept
         if span.first and (kept is None or (kept.part, kept.num_layers) != (part, span.first)):
             raise RuntimeError("a part of a prompt goes on that has not been through the layers before")
-        passage = _Passage(span, num_before, kept.rows if kept is not None and span.first else None)
+        passage = _Passage(span, num_before, part[2], kept.rows if kept is not None and span.first else None)
         with ExitStack() as hooks:
             for number, layer in enumerate(self._layers):
                 hooks.callback(
@@ -73,9 +73,11 @@ class LayeredPart:
 class _Passage:
     """One step's."""
 
-    def __init__(self, span: LayerSpan, num_before: int, entering: torch.Tensor | None) -> None:
+    def __init__(
+        self, span: LayerSpan, num_before: int, num_tokens: int, entering: torch.Tensor | None
+    ) -> None:
         self._span = span
-        self._num_before = num_before
+        self._num_before, self._num_rows = num_before, num_before + num_tokens
         self._entering = entering  # None: they come with the others
         self._narrowed: dict[int, tuple[Embeddings, Embeddings]] = {}  # by identity, and so held
         self.left: torch.Tensor | None = None
@@ -89,8 +91,10 @@ class _Passage:
         if not span.first <= number < span.end:
             rows = rows[:, : self._num_before]
             others["position_embeddings"] = self._of_decodes(others["position_embeddings"])
-        elif number == span.first and self._entering is not None:
+            return (rows, *args[1:]), others
+        if number == span.first and self._entering is not None:
             rows = torch.cat([rows[:, : self._num_before], self._entering], dim=1)
+        assert rows.shape[1] == self._num_rows, "the layers are called in another order"
         return (rows, *args[1:]), others
 
     def leave(self, _layer: nn.Module, _args: Any, rows: torch.Tensor) -> torch.Tensor | None:

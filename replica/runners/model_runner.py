@@ -80,8 +80,7 @@ class ModelRunner:
         self._head = head if isinstance(head, ScreenedHead) else None
         self._sampler = Sampler(info.eos_token_ids)
         self._graphs: DecodeGraphs | None = None
-        blocks = [module for module in model.modules() if isinstance(module, DecoderBlock)]
-        self._layered_part = LayeredPart(blocks)
+        self._layered_part: LayeredPart | None = None
 
     @classmethod
     def load(
@@ -208,6 +207,8 @@ class ModelRunner:
             announce=announce,
             clock=clock,
         )
+        if info.num_layers > 1:
+            runner._layered_part = LayeredPart([module for module, _ in layers])
         if recorder is not None and isinstance(backend, HoldingBackend):
             runner._graphs = DecodeGraphs(
                 runner._forward,
@@ -343,7 +344,7 @@ class ModelRunner:
             self._host_pages = None
         self._pages.detach()
         self._model = None
-        self._layered_part = LayeredPart([])
+        self._layered_part = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -375,7 +376,10 @@ class ModelRunner:
 
     def _sent_through_layers(self, last: ScheduledSequence, batch: StepBatch) -> AbstractContextManager[None]:
         """Meanwhile the step's forwards send its last sequence through no other layers than it asks for."""
-        return nullcontext() if last.layers is None else self._layered_part.sent(last, batch.num_decodes)
+        if last.layers is None:
+            return nullcontext()
+        assert self._layered_part is not None, "this runner's layers are not called one by one"
+        return self._layered_part.sent(last, batch.num_decodes)
 
     def _replay(self, sequences: Sequence[ScheduledSequence], before: QueuedStep | None) -> Drawing | None:
         """The step from a recording, in the order given; None where there is none of its shape."""

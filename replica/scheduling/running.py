@@ -66,18 +66,14 @@ class Running:
         follower.num_computed = follower.num_charged = num_tokens
         return True
 
-    def try_grow(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for so many more of its tokens; False, and nothing has changed, if too few are free."""
-        try:
-            self._cache.grow(request.blocks, request.num_computed + num_tokens)
-        except NoFreeBlocks:
-            return False
-        return True
+    def try_grow(self, request: Request, num_tokens: int, *, is_computed: bool) -> bool:
+        """Blocks for so many more of its tokens; False, and nothing has changed, if too few are free.
 
-    def try_reserve(self, request: Request, num_tokens: int) -> bool:
-        """As `try_grow`, for tokens that will not be computed with the coming step: nobody finds them yet."""
+        is_computed: the coming step computes them. Else nobody finds them yet.
+        """
+        take = self._cache.grow if is_computed else self._cache.reserve
         try:
-            self._cache.reserve(request.blocks, request.num_computed + num_tokens)
+            take(request.blocks, request.num_computed + num_tokens)
         except NoFreeBlocks:
             return False
         return True

@@ -156,7 +156,7 @@ class StepPlan:
         """Whether blocks that were registered with this step are part of it."""
         size, start = self._block_size, request.num_computed
         if self.span is not None and not self.span.is_last and not request.is_decoding:
-            return False
+            return False  # it has room for them, and nobody was told
         fills = bool(request.blocks.root) and (start + num_tokens) // size > start // size
         return fills or any(request is started for started in self.started)
 
@@ -228,10 +228,11 @@ class StepPlan:
 
     def _go_on(self, request: Request, budget: int, room: StepRoom) -> int:
         """The next part of a prompt that has begun; its tokens in this step."""
-        if num_tokens := self._part_by_layers(request, budget, room):
-            every = LayerSpan(0, self._num_layers, self._num_layers)
-            return num_tokens if self._compute_layers(request, num_tokens, every, room) else 0
+        is_first = room.is_empty
         num_tokens = self._part(request, request.num_computed, budget, room)
+        if is_first and (by_layers := self._part_by_layers(request, num_tokens, budget, room)):
+            every = LayerSpan(0, self._num_layers, self._num_layers)
+            return by_layers if self._compute_layers(request, by_layers, every, room) else 0
         if not num_tokens or not self._make_room(request, num_tokens):
             return 0
         self._compute(request, num_tokens, room)
@@ -248,10 +249,13 @@ class StepPlan:
         return num_tokens
 
     def _part(self, request: Request, start: int, budget: int, room: StepRoom) -> int:
-        wanted = self._budget.part(len(request.token_ids) - start, budget, self._num_decodes)
+        wanted = self._wanted(request, start, budget)
         num_tokens = room.fits(start, wanted)
         self.is_cut_short |= num_tokens < wanted
         return num_tokens
+
+    def _wanted(self, request: Request, start: int, budget: int) -> int:
+        return self._budget.part(len(request.token_ids) - start, budget, self._num_decodes)
 
     def _compute(self, request: Request, num_tokens: int, room: StepRoom) -> None:
         """Let so many tokens of its prompt be part of the step. Its blocks are there."""
@@ -274,16 +278,15 @@ class StepPlan:
         left = LayerSpan(end, self._num_layers, self._num_layers)
         return self._compute_layers(request, num_tokens, left, room)
 
-    def _part_by_layers(self, request: Request, budget: int, room: StepRoom) -> int:
-        """Tokens of its next part, if it is to go through the layers step by step; else 0."""
-        if self._num_layers == 1 or room.model is None or not room.is_empty or request.logprobs is not None:
+    def _part_by_layers(self, request: Request, at_once: int, budget: int, room: StepRoom) -> int:
+        """Tokens of its next part, the step's only one, if it goes through the layers step by step; else 0.
+
+        at_once: that fit through all of them.
+        """
+        wanted = self._wanted(request, request.num_computed, budget)
+        if self._num_layers == 1 or at_once >= min(wanted, ENOUGH_AT_ONCE) or request.logprobs is not None:
             return 0
-        start = request.num_computed
-        wanted = self._budget.part(len(request.token_ids) - start, budget, self._num_decodes)
-        at_once = room.fits(start, wanted)
-        if at_once >= min(wanted, ENOUGH_AT_ONCE):
-            return 0
-        num_tokens = room.fits_by_layers(start, wanted, self._num_layers)
+        num_tokens = room.fits_by_layers(request.num_computed, wanted, self._num_layers)
         return num_tokens if num_tokens > at_once else 0
 
     def _compute_layers(self, request: Request, num_tokens: int, left: LayerSpan, room: StepRoom) -> bool:
@@ -322,11 +325,9 @@ class StepPlan:
         """Give a request its blocks, at the cost of the newest.
 
         False when it was itself the newest, or all that are newer are part of this step already: then it
-        stands back until the next one.
-        is_computed: these tokens are with this step, and others may find them.
+        stands back until the next one. is_computed: as `Running.try_grow`.
         """
-        take = self._running.try_grow if is_computed else self._running.try_reserve
-        while not take(request, num_tokens):
+        while not self._running.try_grow(request, num_tokens, is_computed=is_computed):
             victim = self._running.requests[-1]
             if any(victim is scheduled for scheduled, _ in self.entries):
                 return False

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from cache.events import StepTimeModel
 from replica.scheduling.layer_span import LayerSpan
 from replica.scheduling.step_correction import StepCorrection
+from replica.scheduling.step_time import attention_pairs
 
 # Of the time that is allowed, what is planned: steps scatter. Where it is as long as the decodes take, it is
 # less: that grows while a prompt is computed, and readers compare with what it was before.
@@ -131,5 +132,4 @@ class StepRoom:
         model = self.model
         if model is None:
             return 0.0
-        attention = num_tokens * (start + num_tokens / 2)
-        return model.step_s(num_tokens, attention, 1) - model.base_s
+        return model.step_s(num_tokens, attention_pairs(start, num_tokens), 1) - model.base_s

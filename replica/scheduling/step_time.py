@@ -60,11 +60,12 @@ def attention_pairs(start: int, new_tokens: int) -> float:
 
 
 def step_work(sequences: Sequence[ScheduledSequence]) -> StepWork:
-    """The work of one step. Of what goes through some of the layers it is that share."""
+    """The work of one step, of one sequence at least. Of what goes through some of the layers it is that
+    share."""
     new_tokens = sum([s.num_new_tokens for s in sequences])
     attention = sum([attention_pairs(s.start, s.num_new_tokens) for s in sequences])
-    last = sequences[-1] if sequences else None
-    if last is not None and (layers := last.layers) is not None:
+    last = sequences[-1]
+    if (layers := last.layers) is not None:
         new_tokens -= last.num_new_tokens - layers.tokens(last.num_new_tokens)
         attention -= (1 - layers.share) * attention_pairs(last.start, last.num_new_tokens)
     return StepWork(new_tokens, attention, len(sequences))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -187,31 +187,34 @@ class CacheActs:
         if sequence.num_computed == len(token_ids):
             token_ids.append(is_so)
         num_tokens = min(sequence.num_computed + 1 + amount, len(token_ids))
-        before = self.state()
-        try:
-            self.cache.grow(sequence.blocks, num_tokens)
-        except NoFreeBlocks:
-            assert self.state() == before
-            self._did_refuse("no room")
-            return
-        self._schedule(sequence, sequence.num_computed, num_tokens)
+        if self._has_room(self.cache.grow, sequence, num_tokens):
+            self._schedule(sequence, sequence.num_computed, num_tokens)
 
     def reserve(self, pick: int, amount: int, is_so: bool) -> None:
         """Room for what a later step computes, or nobody ever."""
         if (sequence := picked(self._running(), pick)) is None:
             return
         num_tokens = min(sequence.num_computed + amount, len(sequence.blocks.token_ids))
-        before, held, free = self.state(), len(sequence.blocks.block_table), self.cache.num_free
-        try:
-            self.cache.reserve(sequence.blocks, num_tokens)
-        except NoFreeBlocks:
-            assert self.state() == before
-            self._did_refuse("no room to reserve")
+        held, free = len(sequence.blocks.block_table), self.cache.num_free
+        if not self._has_room(self.cache.reserve, sequence, num_tokens):
             return
         taken = max(0, self.cache.new_blocks(num_tokens) - held)
         assert len(sequence.blocks.block_table) == held + taken
         assert self.cache.num_free == free - taken
         self._did_reserve(sequence, num_tokens)
+
+    def _has_room(
+        self, take: Callable[[SequenceBlocks, int], None], sequence: Tracked, num_tokens: int
+    ) -> bool:
+        """Whether it could take so many; if not, nothing has changed."""
+        before = self.state()
+        try:
+            take(sequence.blocks, num_tokens)
+        except NoFreeBlocks:
+            assert self.state() == before
+            self._did_refuse("no room")
+            return False
+        return True
 
     def fork(self, pick: int, amount: int, is_so: bool) -> None:
         """Some begin with what another has computed, and compute a token of their own."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tokenizers import Tokenizer
 
 from cache.block_hash import BlockHasher
+from cache.events import StepTimeModel
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.host_tier import TierEventSink
 from cache.messages import GenerateRequest, PinLease, SamplingParams
@@ -20,8 +23,11 @@ from replica.engine.engine_core import EngineCore
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner
 from replica.runners.virtual_clock import VirtualClock as VirtualClock
+from replica.scheduling.step_time import StepTimeFit
 
 BLOCK_SIZE = 4
+# By it every step of decodes is over the least `itl_target_s` there is, 0.001 s, and prompts get the least.
+LEAST_OVER = StepTimeModel(base_s=0.0012, per_token_s=1e-5, per_attention_s=0.0, per_sequence_s=0.0)
 TINY_TOKENIZER = Path(__file__).parents[2] / "replica" / "models" / "tiny" / "tokenizer.json"
 
 
@@ -38,6 +44,13 @@ class TokenizersDecoder:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
+
+
+@contextmanager
+def known_pace(model: StepTimeModel = LEAST_OVER) -> Iterator[None]:
+    """Engines that are made meanwhile know from their first step on what steps take, and never learn it."""
+    with mock.patch.object(StepTimeFit, "model", return_value=model):
+        yield
 
 
 def fingerprint(block_size: int = BLOCK_SIZE) -> Fingerprint:

@@ -12,13 +12,13 @@ import torch
 from cache.events import StepTimeModel
 from replica.runners.model_runner import ModelRunner
 from replica.scheduling.runner import LaunchedStep, ScheduledSequence
-from replica.scheduling.step_time import StepTimeFit
 from tests import family_engines as engines
 from tests import model_families as families
+from tests.fakes.engine import known_pace
 from tests.family_engines import Runners, Setting
 from tests.model_families import FAMILIES, MORE_FAMILIES, Family
 
-LEAST = 0.001  # seconds that decodes may be stalled: always over, by this model, and prompts get the least
+LEAST = 0.001  # seconds that decodes may be stalled: always over by this model, however quick the machine is
 SLOW = StepTimeModel(base_s=0.1, per_token_s=0.01, per_attention_s=1e-5, per_sequence_s=0.0)
 SETTINGS = (
     Setting("blocks-of-4", block_size=4, itl_target_s=LEAST),
@@ -70,6 +70,6 @@ def test_greedy_output_is_generates(
         return launch(self, sequences, before)
 
     monkeypatch.setattr(ModelRunner, "launch", counting)
-    monkeypatch.setattr(StepTimeFit, "model", lambda _fit: SLOW)
-    engines.check_family(runners, setting, wanted)
+    with known_pace(SLOW):
+        engines.check_family(runners, setting, wanted)
     assert spans > 10

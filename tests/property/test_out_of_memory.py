@@ -6,24 +6,20 @@ Over the simulated runner, whose pages betray any block that was handed out and 
 from __future__ import annotations
 
 import math
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.events import StepTimeModel
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.errors import ForwardFailed, StepOutOfMemory
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
 from replica.scheduling.step_budget import RECOVERY_STEPS, StepBudget
-from replica.scheduling.step_time import StepTimeFit
-from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, known_pace, make_request, sim_config, sim_core
 
 SIM = SimConfig(vocab_size=4)
-PACE = StepTimeModel(base_s=0.0012, per_token_s=1e-5, per_attention_s=0.0, per_sequence_s=0.0)
 
 
 class SmallMemory(SimRunner):
@@ -74,7 +70,7 @@ def test_nobody_fails_and_every_answer_is_the_same(
     """Few token values, so that twins share a step's blocks; memory that comes and goes. Also where parts of
     prompts go through the layers one by one, since every step is over the limit."""
     options = {"prefix_caching": prefix_caching, "max_batched_tokens": 40, "itl_target_s": itl_target_s}
-    with mock.patch.object(StepTimeFit, "model", return_value=PACE):
+    with known_pace():
         core, runner = small_core(most, num_blocks, num_layers=num_layers, **options)
     requests = [
         make_request(f"r{i}", prompt, max_tokens=9, seed=i, temperature=float(i % 2))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.disciplines import PAGED
-from cache.events import StepTimeModel
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
@@ -20,11 +18,9 @@ from replica.errors import DeadlineExceeded, ForwardFailed, WaitTooLong
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
-from replica.scheduling.step_time import StepTimeFit
-from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, known_pace, make_request, sim_config, sim_core
 
 NUM_BLOCKS = 12  # 48 tokens: two or three of the requests below fill it
-PACE = StepTimeModel(base_s=0.0012, per_token_s=1e-5, per_attention_s=0.0, per_sequence_s=0.0)
 
 
 class RecordingRunner(SimRunner):
@@ -112,7 +108,7 @@ def build(workload: Workload) -> tuple[EngineCore, RecordingRunner]:
     config = sim_config(NUM_BLOCKS, sim=sim, **workload.settings)
     runner = RecordingRunner(config.sim, clock, workload.num_layers)
     # Known from the first step on, and every step of decodes is over the limit, if there is one.
-    with mock.patch.object(StepTimeFit, "model", return_value=PACE):
+    with known_pace():
         core = sim_core(NUM_BLOCKS, runner=runner, clock=clock, sim=sim, **workload.settings)
     if workload.taught and workload.raise_every_steps is None:
         core.complete([make_request("before", [3], max_tokens=workload.taught)])
