@@ -17,6 +17,7 @@ from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape
 from router.pricing.fleet_queue import FleetQueue
 from router.pricing.queue_average import QueueAverage
+from router.pricing.taken_share import TakenShare
 
 SHARED_USES = 2.0  # in a minute or two: somebody has asked for it before, and will again
 
@@ -27,7 +28,8 @@ def usable_tokens(num_blocks: int, num_prompt_tokens: int, block_size: int) -> i
 
 
 class Shaper:
-    """Remembers what was routed and how many waited; `shape` notes the latter by itself."""
+    """Remembers what was routed, how many waited, and how often no replica was free; `shape` notes the second
+    by itself."""
 
     def __init__(self, block_size: int, priced: ExpectedTime, peers: Callable[[], tuple[int, int]]) -> None:
         """peers: this router's place among the routers of the same replicas, and their number."""
@@ -36,6 +38,7 @@ class Shaper:
         self._peers = peers
         self._hot = HotPrefixes(block_size)
         self._queue = QueueAverage()
+        self._taken = TakenShare()
 
     def shape(
         self,
@@ -52,7 +55,7 @@ class Shaper:
         """
         # Requests come to the routers alike: what waits at the others is about as much as what waits here.
         mean_queued = self._queue.update(queue.mean(num_held * self._peers()[1]), now)
-        weight = self._priced.charge.weight(mean_queued)
+        weight = self._priced.charge.weight(mean_queued, self._taken.value)
         least_uses = self._priced.uses_of_a_copy(mean_queued)
         hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
         if hot_blocks and (hot_tokens := usable_tokens(hot_blocks, num_prompt_tokens, self._block_size)):
@@ -68,6 +71,10 @@ class Shaper:
         num_hot = self._hot.num_hot_blocks(hints, SHARED_USES)
         hot_tokens = usable_tokens(num_hot, num_prompt_tokens, self._block_size)
         return (hints[num_hot - 1], hot_tokens) if hot_tokens else None
+
+    def arrived(self, free_part: float) -> None:
+        """A request came, and found so much of a replica free at the most; each counts once."""
+        self._taken.note(free_part)
 
     def routed(self, hints: Sequence[HashHint], num_prompt_tokens: int, now: float) -> None:
         """A prompt of these full blocks was sent somewhere."""

@@ -81,6 +81,8 @@ class Weighing:
         hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
         held = self._match(hints, now)
         states = _behind(self._admissible(query, now), ahead, now)
+        if earlier is None:
+            self._shaper.arrived(max([state.free_part(now) for state in states]))
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
         copy_s: Mapping[ReplicaId, float] = NO_COPIES

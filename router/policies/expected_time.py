@@ -40,9 +40,9 @@ HEIR_SHARE = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTimeOptions:
-    near_tie: float = 0.01  # costs within this share of the best are as good: less loaded of two drawn
-    recompute_idle: float = 2.0  # w on a fleet where nobody is queued
-    recompute_per_queued: float = 1.0  # more of it per q * (2 + q), q queued requests per replica
+    near_tie: float = 0.001  # costs within this share of the best are as good: less loaded of two drawn
+    recompute_idle: float = 2.0  # w where nobody is queued and no replica is free
+    recompute_per_queued: float = 1.0  # more of it per q * (1 + taken + q), q queued per replica
     recompute_most: float = 100.0  # reached with nine queued: overload lasts, but not for ever
     hot_uses: float = 4.0  # uses in a minute or two that a prefix's next copy must have to be worth making
     hot_uses_per_queued: float = 2.0  # more of them per queued request and replica: copies cost time

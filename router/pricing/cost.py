@@ -42,6 +42,9 @@ MEMORY_PRESSURE_S = 0.15
 # k / (1 - k) would make many seconds of each; and prefixes that running sequences share take half of a cache
 # and more without being short of anything. Who waits for memory is in the queue, and so in the backlog.
 MAX_USED_FRACTION = 0.5
+# Of newcomers, who find no replica free, at the least. The twins of a burst come before any queue shows:
+# while others are free it delays nobody to compute all of them at once, but it serves nobody either.
+LEAST_TAKEN = 0.5
 MIN_CHUNK_FRACTION = 1 / 8  # of a step's tokens that prefill gets at least, however many sequences decode
 
 
@@ -337,14 +340,18 @@ class RecomputeCharge:
 
     A second of work delays, beside its own request, whoever comes until the queue is empty. In an M/G/1 queue
     with backlog B, arrivals at rate a and utilization u those are a * B / (1 - u): the slope of its relative
-    value. By Little's law a * B is about the number there, 1 + q if q wait; and so is 1 / (1 - u) (M/M/1).
-    Hence w = 1 + (1 + q)**2, which is 2 + q * (2 + q): a long queue will not be empty soon.
+    value. By Little's law a * B is about the number there: q that wait, and one more where no replica is
+    free, which the part `taken` of newcomers finds; while one is, whoever comes goes there. 1 / (1 - u) is
+    about 1 + q (M/M/1). Hence w = 1 + (taken + q) * (1 + q): a long queue will not be empty soon. `taken`
+    counts as `LEAST_TAKEN` at least.
     """
 
-    idle: float = 2.0  # with nobody queued
-    per_queued: float = 1.0  # more of it per q * (2 + q), q queued requests per replica
+    idle: float = 2.0  # with nobody queued, where no replica is free; where one always is, halfway to 1
+    per_queued: float = 1.0  # more of it per q * (1 + taken + q), q queued requests per replica
     most: float = 100.0  # reached with nine queued: overload lasts, but not for ever
 
-    def weight(self, mean_queued: float) -> float:
-        """mean_queued: requests per replica, from 0."""
-        return min(self.idle + self.per_queued * mean_queued * (2.0 + mean_queued), self.most)
+    def weight(self, mean_queued: float, taken: float) -> float:
+        """mean_queued: requests per replica, from 0. taken: of newcomers, who find none free, 0 to 1."""
+        present = max(taken, LEAST_TAKEN)
+        queued = self.per_queued * mean_queued * (1.0 + present + mean_queued)
+        return min(1.0 + (self.idle - 1.0) * present + queued, self.most)

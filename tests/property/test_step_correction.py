@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from replica.scheduling.step_correction import FURTHEST, StepCorrection
-from replica.scheduling.step_room import PLANNED, StepRoom
+from replica.scheduling.step_room import PLANNED_AGAIN, StepRoom
 
 MODEL = StepTimeModel(base_s=0.004, per_token_s=0.0005, per_attention_s=0.0, per_sequence_s=0.0)
 DECODES = 8
@@ -51,7 +51,7 @@ def test_one_stray_step_changes_next_to_nothing() -> None:
 
 @given(st.floats(0.6, 2.0), st.floats(0.7, 1.5), st.integers(0, 1000))
 @settings(max_examples=60)
-def test_nine_of_ten_cut_steps_take_what_was_planned(inflation: float, pace: float, seed: int) -> None:
+def test_nearly_all_cut_steps_take_what_was_planned(inflation: float, pace: float, seed: int) -> None:
     """Where the fit is off by so much, for prompts and for decodes, and steps scatter by a fifth or so."""
     draw, correction = random.Random(seed), StepCorrection()
     took: list[float] = []
@@ -63,8 +63,8 @@ def test_nine_of_ten_cut_steps_take_what_was_planned(inflation: float, pace: flo
             took.append(elapsed_s)
         learn(correction, room, elapsed_s)
     assert correction.decodes == pytest.approx(pace, rel=0.2)
-    allowed_s = pace * ALONE_S * (1 + PLANNED)
-    assert quantiles(took, n=20)[16] <= 1.15 * allowed_s  # 85 %
+    allowed_s = pace * ALONE_S * (1 + PLANNED_AGAIN)
+    assert quantiles(took, n=20)[17] <= 1.15 * allowed_s  # 90 %: the factor wanders about the 95th
 
 
 def test_where_the_fit_is_exact_nothing_is_given_up() -> None:

@@ -31,9 +31,9 @@ SLOW_STEPS = replace(
 BINDINGS = pytest.mark.parametrize("binding", ["late", "at_once"])
 
 
-def questions() -> Workload:
+def questions(seed: int) -> Workload:
     """The prefixes in turn, each time with a question of its own."""
-    draw, arrival_s, requests = random.Random(1), 0.0, []
+    draw, arrival_s, requests = random.Random(seed), 0.0, []
     while arrival_s < DURATION_S:
         number = len(requests)
         first = number % NUM_PREFIXES * PREFIX_BLOCKS
@@ -44,25 +44,30 @@ def questions() -> Workload:
     return workload(*requests)
 
 
-def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = ()) -> CellResult:
+def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = (), seed: int = 1) -> CellResult:
     cell = spec(
         policy="expected_time",
         num_replicas=num_replicas,
-        seed=1,
+        seed=seed,
         router_options=(("binding", binding),),
         cache_tokens=1024 * BLOCK_TOKENS,
         slowdowns=slowdowns,
         machine=SLOW_STEPS,
     )
-    return simulate(questions(), cell)
+    return simulate(questions(seed), cell)
 
 
 @BINDINGS
 def test_copies_do_not_push_out_what_is_as_hot(binding: str) -> None:
-    result = run(2, binding)
-    warm = result.arrival_s >= WARM_S
-    assert result.cached_tokens[warm].sum() / result.input_tokens[warm].sum() > 0.93
-    assert np.quantile(result.ttft_s[warm], 0.99) < 1.0
+    hits, slowest_s = [], []
+    for seed in range(1, 6):
+        result = run(2, binding, seed=seed)
+        warm = result.arrival_s >= WARM_S
+        hits.append(result.cached_tokens[warm].sum() / result.input_tokens[warm].sum())
+        slowest_s.append(np.quantile(result.ttft_s[warm], 0.99))
+    assert np.mean(hits) > 0.94
+    # Some draws of arrivals fill both queues by themselves.
+    assert np.median(slowest_s) < 1.2
 
 
 @BINDINGS

@@ -289,7 +289,7 @@ def test_expected_time_prefers_the_holder() -> None:
 
 
 def test_near_ties_go_to_the_less_loaded() -> None:
-    near = [candidate("a", backlog_s=0.010, num_requests=5), candidate("b", backlog_s=0.011, num_requests=1)]
+    near = [candidate("a", backlog_s=0.010, num_requests=5), candidate("b", backlog_s=0.0101, num_requests=1)]
     assert expected_time().rank(near, REQUEST)[0].replica_id == "b"
 
 

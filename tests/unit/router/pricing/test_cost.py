@@ -17,13 +17,30 @@ from router.pricing.cost import RecomputeCharge
 def test_the_charge_is_what_an_empty_queue_costs_and_those_who_will_wait(
     queued: float, weight: float
 ) -> None:
-    assert RecomputeCharge().weight(queued) == weight
+    assert RecomputeCharge().weight(queued, taken=1.0) == weight
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_more_queued_never_makes_computing_again_cheaper(queued: float, more: float) -> None:
+@pytest.mark.parametrize(
+    ("queued", "taken", "weight"), [(0.0, 0.75, 1.75), (0.0, 0.5, 1.5), (0.0, 0.0, 1.5), (2.0, 0.5, 8.5)]
+)
+def test_the_oftener_a_replica_is_free_the_less_computing_again_delays(
+    queued: float, taken: float, weight: float
+) -> None:
+    """1 + (taken + q) * (1 + q), taken at least one half: twins of a burst stay together."""
+    assert RecomputeCharge().weight(queued, taken) == weight
+
+
+shares = st.floats(0, 1)
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), shares, shares)
+def test_more_queued_or_fewer_free_never_makes_computing_again_cheaper(
+    queued: float, more: float, one: float, other: float
+) -> None:
     charge = RecomputeCharge(idle=1.5, per_queued=0.5, most=40.0)
-    assert charge.idle <= charge.weight(queued) <= charge.weight(queued + more) <= charge.most
+    less, most = sorted((one, other))
+    few, many = charge.weight(queued, less), charge.weight(queued + more, less)
+    assert 1.0 <= few <= many <= charge.weight(queued + more, most) <= charge.most
 
 
 def test_the_policy_s_knobs_start_at_the_charge_s_own_values() -> None:
