@@ -28,6 +28,7 @@ from router.pricing.fleet_load import FleetLoad
 from router.pricing.fleet_queue import queue_of
 from router.pricing.host_copies import with_copies
 from router.pricing.replica_load import ReplicaState
+from router.pricing.taken_share import free_part
 from router.pricing.waiting import level_s, start_s
 
 Match = Callable[[Sequence[HashHint], float], Mapping[ReplicaId, int]]
@@ -82,7 +83,7 @@ class Weighing:
         held = self._match(hints, now)
         states = _behind(self._admissible(query, now), ahead, now)
         if earlier is None:
-            self._shaper.arrived(max([state.free_part(now) for state in states]))
+            self._shaper.arrived(free_part(states, now))
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
         copy_s: Mapping[ReplicaId, float] = NO_COPIES

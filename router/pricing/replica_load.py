@@ -61,13 +61,6 @@ class ReplicaState(NamedTuple):
     def backlog_s(self, now: float) -> float:
         return max(0.0, self.busy_until - now)
 
-    def free_part(self, now: float) -> float:
-        """Of a typical replica, as much as would start on a newcomer at once, 0 to 1: a slow one is a part of
-        one, and one that would take the time from other engines of its machine is nothing."""
-        if self.busy_until > now or (self.price is not None and self.price.alone_s > 0):
-            return 0.0
-        return 1.0 / max(1.0, self.slowness)
-
     def num_requests_at(self, now: float) -> int:
         # A silent one's report is stale: what this router has there now is the better guess.
         return self.num_requests if now <= self.silent_at else self.num_in_flight
