@@ -169,11 +169,12 @@ def phases(
     rate_per_s: float,
     loads: tuple[tuple[float, float], ...],
     *,
+    seed: int = 3,
     cache_tokens: int = 1 << 16,
     **options: object,
 ) -> list[Phase]:
     """cache_tokens: of one replica. options: the Routers'."""
-    draw, arrivals, sizes, ends, start_s = random.Random(3), [], [], [], 0.0
+    draw, arrivals, sizes, ends, start_s = random.Random(seed), [], [], [], 0.0
     for load, seconds in loads:
         arrival_s = start_s
         while (arrival_s := arrival_s + draw.expovariate(load * rate_per_s)) < start_s + seconds:
@@ -199,26 +200,39 @@ def phases(
 
 
 @pytest.mark.parametrize(
-    ("shape", "machine", "rate_per_s"),
+    ("shape", "machine", "rate_per_s", "seeds"),
     [
-        pytest.param(short_answers, MACHINE, 17.6, id="short of time to prefill", marks=pytest.mark.long),
-        pytest.param(long_answers, replace(MACHINE, max_running=16), 25.0, id="short of places"),
-        pytest.param(heavy_tail, MACHINE, 27.0, id="heavy-tailed prompts", marks=pytest.mark.long),
+        pytest.param(
+            short_answers, MACHINE, 17.6, (3,), id="short of time to prefill", marks=pytest.mark.long
+        ),
+        pytest.param(long_answers, replace(MACHINE, max_running=16), 25.0, (3,), id="short of places"),
+        # A few long prompts more or less in twenty seconds are a tenth of what can be served then.
+        pytest.param(heavy_tail, MACHINE, 27.0, range(6), id="heavy-tailed prompts", marks=pytest.mark.long),
     ],
 )
-def test_goodput_holds_at_three_times_capacity(shape: Shape, machine: Machine, rate_per_s: float) -> None:
-    """rate_per_s: capacity, as found by overloading it."""
-    found = phases(shape, machine, rate_per_s, LOADS)
-    targets = 2 * float(np.percentile(found[0].ttft_s, 99)), 2 * float(np.percentile(found[0].token_s, 99))
-    peak = max(phase.goodput(*targets) for phase in found[:3])
-    flood, after = found[3:]
-    assert flood.goodput(*targets) >= GOODPUT_KEPT * peak
-    assert np.percentile(flood.ttft_s, 99) <= targets[0]
-    assert np.percentile(flood.token_s, 99) <= targets[1]
-    # Two thirds are refused, and told when; at 60 %, right after it, next to nobody.
-    assert len(flood.retry_after_s) > len(flood.ttft_s)
-    assert len(after.retry_after_s) <= 0.05 * len(after.ttft_s)
-    assert after.goodput(*targets) >= 0.95 * (len(after.ttft_s) + len(after.retry_after_s)) / after.seconds
+def test_goodput_holds_at_three_times_capacity(
+    shape: Shape, machine: Machine, rate_per_s: float, seeds: Sequence[int]
+) -> None:
+    """rate_per_s: capacity, as found by overloading it. seeds: of draws, over which goodput is the mean."""
+    goodput = []
+    for seed in seeds:
+        found = phases(shape, machine, rate_per_s, LOADS, seed=seed)
+        targets = (
+            2 * float(np.percentile(found[0].ttft_s, 99)),
+            2 * float(np.percentile(found[0].token_s, 99)),
+        )
+        goodput.append([phase.goodput(*targets) for phase in found])
+        flood, after = found[3:]
+        assert np.percentile(flood.ttft_s, 99) <= targets[0]
+        assert np.percentile(flood.token_s, 99) <= targets[1]
+        # Two thirds are refused, and told when; at 60 %, right after it, next to nobody.
+        assert len(flood.retry_after_s) > len(flood.ttft_s)
+        assert len(after.retry_after_s) <= 0.05 * len(after.ttft_s)
+        assert (
+            after.goodput(*targets) >= 0.95 * (len(after.ttft_s) + len(after.retry_after_s)) / after.seconds
+        )
+    mean = np.mean(goodput, axis=0)
+    assert mean[3] >= GOODPUT_KEPT * mean[:3].max()
 
 
 @pytest.mark.long
