@@ -168,6 +168,7 @@ class BlockPool:
         self.free_queue = FreeBlockQueue(self.blocks)
         self.num_cached = 0  # registered blocks, duplicates included
         self.removals = 0  # counts unregistrations: a lookup's answer holds while it stands still
+        self.sharings = 0  # counts users that came to a block beside others, or left it to them
         self._earliest: dict[BlockHash, KVCacheBlock] = {}  # heads of the copy rings
         self._sink = sink
         self._overflow = overflow
@@ -207,6 +208,8 @@ class BlockPool:
         """One more reference; an idle block leaves the free queue. O(1)."""
         if block.ref_count == 0:
             self.free_queue.remove(block)
+        else:
+            self.sharings += 1
         block.ref_count += 1
 
     def free(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -219,6 +222,8 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.free_queue.append(block)
+            else:
+                self.sharings += 1
 
     def discard(self, block: KVCacheBlock) -> None:
         """The block's one user gives back a copy that nobody needs: out of the cache, and next to be taken.

@@ -219,6 +219,10 @@ class KVCacheManager:
         first_own = bisect_left(table, True, key=lambda block_id: blocks[block_id].ref_count == 1)
         return len(table) - first_own
 
+    @property
+    def sharings(self) -> int:
+        return self.pool.sharings
+
     def is_awaited(self, sequence: SequenceBlocks) -> bool:
         """Whether another sequence of this step reads blocks that this one is about to compute."""
         if not self._uncommitted:

@@ -71,6 +71,10 @@ class PrefixCache(Protocol):
     def num_own(self, sequence: SequenceBlocks) -> int:
         """Blocks of it that nobody else holds: an estimate where a discipline says so."""
 
+    @property
+    def sharings(self) -> int:
+        """While it stands still, what a sequence owns changes with the length of its table alone. O(1)."""
+
     def is_awaited(self, sequence: SequenceBlocks) -> bool:
         """Whether another sequence of this step builds on what this one is about to compute."""
 

@@ -125,6 +125,10 @@ class RadixCache:
             num_own += len(node)
         return num_own
 
+    @property
+    def sharings(self) -> int:
+        return self.tree.sharings
+
     def is_awaited(self, sequence: SequenceBlocks) -> bool:
         """Also where another one of this step computes the same tokens, into slots of its own."""
         claim = self._stepping.get(sequence)

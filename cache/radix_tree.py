@@ -83,6 +83,7 @@ class RadixTree:
         self.num_slots = num_slots
         self.num_cached = 0  # slots of cached nodes, promises included
         self.changes = 0  # counts what makes an earlier `Place` wrong
+        self.sharings = 0  # counts users that came to a node beside others, or left it to them
         self._free = list(range(num_slots - 1, -1, -1))  # the next to be taken last
         self._num_idle = 0
         self._roots: dict[BlockHash, Node] = {}
@@ -138,6 +139,8 @@ class RadixTree:
             node.ref_count -= 1
             if node.ref_count == 0:
                 self._rest(node)
+            else:
+                self.sharings += 1
             node = node.parent
         node.ref_count -= 1
         self._forget_if_bare(node)
@@ -155,9 +158,7 @@ class RadixTree:
             if child is None:
                 return self._promise(node, rest, slots[len(have) :]), have
             node = self._cut(child, shared_tokens(child.tokens, rest))
-            if node.ref_count == 0:
-                self._take_out(node)
-            node.ref_count += 1
+            self._come_to(node)
             have += node.slots
         return node, have
 
@@ -283,16 +284,18 @@ class RadixTree:
 
     def _add_user(self, node: Node) -> None:
         while node.parent is not None:
-            if node.ref_count == 0:
-                self._take_out(node)
-            node.ref_count += 1
+            self._come_to(node)
             node = node.parent
         node.ref_count += 1
 
-    def _take_out(self, node: Node) -> None:
-        """Somebody uses an idle node."""
-        self._unlink(node)
-        self._num_idle -= len(node)
+    def _come_to(self, node: Node) -> None:
+        """One more user of this node."""
+        if node.ref_count == 0:
+            self._unlink(node)
+            self._num_idle -= len(node)
+        else:
+            self.sharings += 1
+        node.ref_count += 1
 
     def _rest(self, node: Node) -> None:
         """Nobody uses the node any more."""

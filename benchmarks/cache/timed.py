@@ -48,6 +48,10 @@ class TimedCache:
     def num_free(self) -> int:
         return self._cache.num_free
 
+    @property
+    def sharings(self) -> int:
+        return self._cache.sharings
+
     def stats(self) -> CacheStats:
         return self._cache.stats()
 

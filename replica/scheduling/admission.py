@@ -8,7 +8,7 @@ who waits nor in which order. Engine thread only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cache.kv_cache_manager import PrefixHit
 from cache.prefix_cache import PrefixCache
@@ -75,14 +75,22 @@ class Admission:
         ]
         return peak_blocks([*growths, *self._growths(running)]) + self._spare_blocks <= self._cache.num_free
 
-    def _growths(self, running: Sequence[Request]) -> Iterator[Growth]:
+    def _growths(self, running: Sequence[Request]) -> list[Growth]:
+        """Asked in every step, while few take a block in it: who has not is as it was."""
+        sharings, num_seen, growths = self._cache.sharings, self._answers.num_seen, []
         for request in running:
-            yield self._growth(request)
-            yield from self._follower_growths(request)
+            needed, held = self._cache.new_blocks(len(request.token_ids)), len(request.blocks.block_table)
+            situation = (needed, held, sharings, num_seen)
+            if request.growth is None or request.growth_in != situation:
+                request.growth, request.growth_in = self._growth(request), situation
+            growths.append(request.growth)
+            if request.followers:
+                growths += self._follower_growths(request)
+        return growths
 
-    def _follower_growths(self, leader: Request) -> Iterator[Growth]:
+    def _follower_growths(self, leader: Request) -> list[Growth]:
         """Each begins with a copy of the prompt's last block."""
-        return (Growth(1, self._answer_blocks(follower), own=0) for follower in leader.followers)
+        return [Growth(1, self._answer_blocks(follower), own=0) for follower in leader.followers]
 
     def _growth(self, request: Request) -> Growth:
         held = len(request.blocks.block_table)

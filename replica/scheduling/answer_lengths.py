@@ -24,9 +24,11 @@ class AnswerLengths:
         self._latest: deque[int] = deque()
         self._ordered: list[int] = []
         self._sums: list[int] | None = None  # of the first so many of `_ordered`; None: to be made
+        self.num_seen = 0  # while it stands still, so does what is expected
 
     def observe(self, num_tokens: int) -> None:
         """An answer has ended by itself. O(remembered)."""
+        self.num_seen += 1
         self._latest.append(num_tokens)
         insort(self._ordered, num_tokens)
         if len(self._latest) > REMEMBERED:

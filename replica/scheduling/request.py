@@ -17,6 +17,7 @@ from cache.types import RequestId, pack_tokens
 from replica.errors import InvalidRequest
 from replica.output.detokenizer import Detokenizer
 from replica.output.logprob_log import LogprobLog
+from replica.scheduling.headroom import Growth
 from replica.scheduling.layer_span import LayerSpan
 from replica.structures.matcher import StructureMatcher
 
@@ -80,6 +81,8 @@ class Request:
     place: tuple[float, int] = (0.0, 0)  # in the queue's order, for as long as it is here; no two are equal
     halfway: Halfway | None = None  # the part of its prompt that has been through some of the layers
     num_charged: int = 0  # leading tokens that its tenant has been charged for, or that were found cached
+    growth: Growth | None = None  # as it was last found
+    growth_in: tuple[int, int, int, int] = (0, 0, 0, 0)  # the situation it was found in (`Admission`)
     structure: StructureMatcher | None = None  # where its output is in what it has to be; None = it is free
 
     @property

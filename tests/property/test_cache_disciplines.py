@@ -38,6 +38,7 @@ class Driver(CacheActs):
     def __init__(self, cache: PrefixCache, *, one_at_a_time: bool = False) -> None:
         super().__init__(cache, one_at_a_time=one_at_a_time, most_with_forks=MAX_SEQUENCES)
         self.answers: list[Any] = []
+        self.owned: dict[tuple[int, int, int], int] = {}  # by sequence, `sharings` and blocks held
 
     def check_laws(self) -> None:
         stats = self.cache.stats()
@@ -51,7 +52,7 @@ class Driver(CacheActs):
             assert len(sequence.blocks.block_table) * size >= sequence.num_computed
             assert len(set(sequence.blocks.block_table)) == len(sequence.blocks.block_table)
             if sequence.blocks.block_table:
-                assert 0 <= self.cache.num_own(sequence.blocks) <= len(sequence.blocks.block_table)
+                self._check_own(sequence)
         if isinstance(self.cache, KVCacheManager):
             assert stats.used == len(held)
             check_pool(self.cache.pool, [*tables, *([source] for source in sources)])
@@ -59,6 +60,13 @@ class Driver(CacheActs):
             if not self.step:  # within one, the tree's slots for what is computed again are held, too
                 assert stats.used == len(held)
             check_tree(self.cache.tree)
+
+    def _check_own(self, sequence: Tracked) -> None:
+        """`sharings` stands still only where nobody has to be asked again."""
+        num_held, num_own = len(sequence.blocks.block_table), self.cache.num_own(sequence.blocks)
+        assert 0 <= num_own <= num_held
+        situation = id(sequence), self.cache.sharings, num_held
+        assert self.owned.setdefault(situation, num_own) == num_own
 
     def state(self) -> tuple[Any, ...]:
         tables = [list(sequence.blocks.block_table) for sequence in self.sequences]

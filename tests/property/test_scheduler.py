@@ -160,6 +160,9 @@ def check_laws(core: EngineCore, workload: Workload) -> None:
     assert (len(waiting), len(running)) == (load.num_waiting, load.num_running)
     assert all(r.is_decoding for r in running[:-1])  # so decodes come before chunks
     assert all(not r.blocks.block_table and r.num_computed == 0 for r in waiting)
+    for request in running:
+        request.growth = None
+    assert core.load().growth_blocks == load.growth_blocks  # found anew, as it was remembered
 
 
 def alone(request: GenerateRequest) -> tuple[int, ...]:

@@ -191,6 +191,19 @@ def test_who_waits_hears_that_free_blocks_are_spoken_for() -> None:
     assert (load.num_waiting, load.free_blocks, load.growth_blocks) == (1, 7, 4)
 
 
+def test_who_shares_blocks_leaves_fewer_to_be_given_back() -> None:
+    """The longest answer counts on five blocks of "ends first"; once the twin reads four, on one of each."""
+    core = sim_core(num_blocks=16)
+    core.submit(make_request("ends first", range(18), max_tokens=4))
+    core.submit(make_request("goes on", range(50, 60), max_tokens=30))
+    core.step()
+    assert core.load().growth_blocks == 2  # each one, as good as seven of which five come back
+    core.submit(make_request("twin", range(18), max_tokens=4))
+    core.step()
+    assert core.load().num_running == 3
+    assert core.load().growth_blocks == 5  # of the seven now two come back
+
+
 def test_half_prefilled_requests_that_fill_the_pool_do_not_lock_up() -> None:
     """Chunks of several prompts can take every block; the youngest then give theirs back."""
     core = sim_core(num_blocks=8, max_batched_tokens=12)
