@@ -21,12 +21,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from cache.block_hash import BlockHasher, ExtraKeys
-from cache.block_pool import BlockContent, BlockEventSink, BlockPool, KVCacheBlock
+from cache.block_pool import BlockEventSink, BlockPool, KVCacheBlock
 from cache.cache_stats import CacheStats
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
 from cache.host_tier import BlockMoves, HostTier, HostTotals
 from cache.pins import Pins
 from cache.sequence_blocks import PrefixHit, SequenceBlocks, SwappedBlocks
+from cache.sequence_names import SequenceNames
 from cache.types import BlockHash, PinId
 
 __all__ = ["BlockEventSink", "CacheStats", "KVCacheManager", "PrefixHit", "SequenceBlocks"]
@@ -65,6 +66,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, sink if host is None else host, host, self._uncommitted)
         self.pins = Pins(self.pool, max_pinned if prefix_caching else 0)
         self._hasher = hasher
+        self._names = SequenceNames(hasher)
         self._copying: list[SequenceBlocks] = []  # forks since the last commit
         self._swapped: dict[SequenceBlocks, SwappedBlocks] = {}
         self._resumed: list[SequenceBlocks] = []  # of those, admitted since the last commit
@@ -90,7 +92,7 @@ class KVCacheManager:
             return SequenceBlocks(token_ids, _NO_HASH, extra_keys or {}, looks_up=False)
         root = self._hasher.root(adapter, adapter_digest, salt)
         sequence = SequenceBlocks(token_ids, root, extra_keys or {}, looks_up=looks_up)
-        if block_hashes and self._are_ours(sequence, block_hashes):
+        if block_hashes and self._names.are_of(sequence, block_hashes):
             sequence.block_hashes.extend(block_hashes)
         return sequence
 
@@ -112,7 +114,7 @@ class KVCacheManager:
         if swapped is not None and swapped.num_tokens > num_tokens:
             slots, num_tokens = swapped.slots[len(run) :], swapped.num_tokens
         elif self.host is not None and len(run) < limit:
-            found = self._host_run(sequence, len(run), limit)
+            found = self._names.find(sequence, len(run), limit, self.host.lookup)
             if found and self.host.is_cheaper(num_tokens, len(found)):
                 slots = tuple(found)
                 num_tokens += len(found) * self.block_size
@@ -397,68 +399,9 @@ class KVCacheManager:
         run = self._cached_run(sequence, num_blocks)
         return len(run) - self.pins.num_new(run)
 
-    def _are_ours(self, sequence: SequenceBlocks, block_hashes: Sequence[BlockHash]) -> bool:
-        last = len(block_hashes) - 1
-        if last >= len(sequence.token_ids) // self.block_size:
-            return False
-        parents = {0: sequence.root, last: block_hashes[last - 1] if last else sequence.root}
-        return all(
-            [block_hashes[index]]
-            == self._hasher.extend(parent, sequence.token_ids, index, index + 1, sequence.extra_keys)
-            for index, parent in parents.items()
-        )
-
-    def _hash_up_to(self, sequence: SequenceBlocks, num_blocks: int) -> None:
-        hashes = sequence.block_hashes
-        if len(hashes) < num_blocks:
-            parent = hashes[-1] if hashes else sequence.root
-            hashes += self._hasher.extend(
-                parent, sequence.token_ids, len(hashes), num_blocks, sequence.extra_keys
-            )
-
-    def _contents(self, sequence: SequenceBlocks, first_block: int, last_block: int) -> list[BlockContent]:
-        """What blocks [first_block, last_block) hold once computed. Their hashes must be there."""
-        hashes, root, extra_keys = sequence.block_hashes, sequence.root, sequence.extra_keys
-        tokens = self._hasher.contents(sequence.token_ids, first_block, last_block)
-        return [
-            BlockContent(
-                root,
-                index,
-                hashes[index - 1] if index else root,
-                block_tokens,
-                extra_keys.get(index, ()) if extra_keys else (),
-            )
-            for index, block_tokens in enumerate(tokens, first_block)
-        ]
-
     def _cached_run(self, sequence: SequenceBlocks, limit: int) -> list[KVCacheBlock]:
         """Blocks that hold the sequence's leading ones, up to `limit`, without gaps."""
-        self._hash_up_to(sequence, limit)
-        run: list[KVCacheBlock] = []
-        # In pieces: a miss at the first block should not pay for describing a whole long prompt.
-        for first in range(0, limit, 32):
-            last = min(first + 32, limit)
-            contents = self._contents(sequence, first, last)
-            for block_hash, content in zip(sequence.block_hashes[first:last], contents, strict=True):
-                block = self.pool.lookup(block_hash, content)
-                if block is None:
-                    return run
-                run.append(block)
-        return run
-
-    def _host_run(self, sequence: SequenceBlocks, first: int, limit: int) -> list[int]:
-        """Slots that hold the sequence's blocks from `first` on, up to `limit`, without gaps."""
-        assert self.host is not None
-        slots: list[int] = []
-        for start in range(first, limit, 32):
-            end = min(start + 32, limit)
-            contents = self._contents(sequence, start, end)
-            for block_hash, content in zip(sequence.block_hashes[start:end], contents, strict=True):
-                slot = self.host.lookup(block_hash, content)
-                if slot is None:
-                    return slots
-                slots.append(slot)
-        return slots
+        return self._names.find(sequence, 0, limit, self.pool.lookup)
 
     def _register_full(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Register the blocks that the first `num_tokens` tokens fill and that are not yet."""
@@ -471,8 +414,8 @@ class KVCacheManager:
         # a hash would name content that lookups could reach through another prefix.
         if first and blocks[table[first - 1]].block_hash != sequence.block_hashes[first - 1]:
             return
-        self._hash_up_to(sequence, num_full)
-        for index, content in enumerate(self._contents(sequence, first, num_full), first):
+        self._names.hash_up_to(sequence, num_full)
+        for index, content in enumerate(self._names.contents(sequence, first, num_full), first):
             block = blocks[table[index]]
             sequence.num_offered = index + 1
             if not self.pool.register(block, sequence.block_hashes[index], content):

@@ -38,7 +38,7 @@ class Driver(CacheActs):
     def __init__(self, cache: PrefixCache, *, one_at_a_time: bool = False) -> None:
         super().__init__(cache, one_at_a_time=one_at_a_time, most_with_forks=MAX_SEQUENCES)
         self.answers: list[Any] = []
-        self.owned: dict[tuple[int, int, int], int] = {}  # by sequence, `sharings` and blocks held
+        self.owned: dict[tuple[Tracked, int, int], int] = {}  # by sequence, `sharings` and blocks held
 
     def check_laws(self) -> None:
         stats = self.cache.stats()
@@ -65,7 +65,7 @@ class Driver(CacheActs):
         """`sharings` stands still only where nobody has to be asked again."""
         num_held, num_own = len(sequence.blocks.block_table), self.cache.num_own(sequence.blocks)
         assert 0 <= num_own <= num_held
-        situation = id(sequence), self.cache.sharings, num_held
+        situation = sequence, self.cache.sharings, num_held
         assert self.owned.setdefault(situation, num_own) == num_own
 
     def state(self) -> tuple[Any, ...]:
