@@ -16,7 +16,7 @@ import torch
 from cache.messages import SamplingParams
 from replica.transfer import to_device
 
-# top-p looks at this many of the largest logits first; only flat distributions need the full sort.
+# top-p on a CPU looks at this many of the largest logits first; only flat distributions need the full sort.
 NUCLEUS_CANDIDATES = 1024
 
 
@@ -74,15 +74,25 @@ def keep_top_k(scores: torch.Tensor, top_k: torch.Tensor, widest: int) -> torch.
 
 
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep each row's smallest set of most probable tokens whose probabilities reach `top_p`."""
+    """Keep each row's smallest set of most probable tokens whose probabilities reach `top_p`.
+
+    Reads nothing back from a card: a step may be begun while the draw of the one before is computed.
+    """
     total = scores.logsumexp(dim=-1, keepdim=True)
-    count = min(NUCLEUS_CANDIDATES, scores.shape[1])
-    largest = scores.topk(count, dim=-1).values
+    # Whether fewer than all will do is only known by looking, for which a program would wait for its card.
+    is_sorted_whole = scores.device.type != "cpu" or scores.shape[1] <= NUCLEUS_CANDIDATES
+    largest = _largest_first(scores, scores.shape[1] if is_sorted_whole else NUCLEUS_CANDIDATES)
     mass = (largest - total).exp().cumsum(dim=-1)
-    if count < scores.shape[1] and bool(((mass[:, -1:] < top_p) & (top_p < 1.0)).any()):
-        largest = scores.sort(dim=-1, descending=True).values
+    if not is_sorted_whole and bool(((mass[:, -1:] < top_p) & (top_p < 1.0)).any()):
+        largest = _largest_first(scores, scores.shape[1])
         mass = (largest - total).exp().cumsum(dim=-1)
     # The last token kept is the first at which the mass reaches the wanted one.
     last = (mass < top_p).sum(dim=-1, keepdim=True).clamp(max=mass.shape[1] - 1)
     thresholds = largest.gather(1, last)
     return scores.masked_fill((scores < thresholds) & (top_p < 1.0), float("-inf"))
+
+
+def _largest_first(scores: torch.Tensor, count: int) -> torch.Tensor:
+    if count == scores.shape[1]:
+        return scores.sort(dim=-1, descending=True).values
+    return scores.topk(count, dim=-1).values

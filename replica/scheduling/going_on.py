@@ -63,14 +63,12 @@ def must_be_seen(request: Request) -> bool:
 
     What a structure allows and what penalties count follow from the tokens; log probabilities are read from
     this step's logits, whose place the next one takes; other answers and a held prompt begin where this step
-    ends; and top-p reads from the device, in the middle of a draw, how flat the distribution is.
+    ends.
     """
-    sampling = request.sampling
     return (
         request.structure is not None
         or request.logprobs is not None
         or request.lease is not None
         or bool(request.followers)
-        or sampling.is_penalised
-        or (sampling.top_p < 1 and sampling.temperature > 0)
+        or request.sampling.is_penalised
     )

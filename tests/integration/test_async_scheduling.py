@@ -70,11 +70,11 @@ UNSEEN = [
     SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
     SamplingParams(max_tokens=20, temperature=1.0, min_tokens=4, stop_token_ids=tuple(range(0, 1800, 9))),
     SamplingParams(max_tokens=12, temperature=1.0, top_k=30, min_p=0.01, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=1.0, top_p=0.9, ignore_eos=True),
     SamplingParams(max_tokens=12, temperature=0.0, logit_bias=((5, 4.0),), ignore_eos=True),
 ]
 # Before a step after one of these is begun, its token has to be known.
 SEEN = [
-    SamplingParams(max_tokens=3, temperature=1.0, top_p=0.9, ignore_eos=True),
     SamplingParams(max_tokens=3, temperature=0.7, frequency_penalty=1.0, ignore_eos=True),
     SamplingParams(max_tokens=3, temperature=0.0, logprobs=3, prompt_logprobs=1, ignore_eos=True),
 ]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.messages import SamplingParams
-from replica.output import sampler
+from replica.output import filters, sampler
 from replica.output.filters import NUCLEUS_CANDIDATES, Filters
 from replica.output.noise import draw_keys, gumbel_noise, seed_keys
 from replica.output.sampler import DrawRow, InvalidLogits, Sampler
@@ -304,6 +304,24 @@ def test_top_p_over_more_tokens_than_are_looked_at_first() -> None:
         wanted = naive_filter(scores[0].tolist(), 0, top_p)
         assert abs(len(got) - len(wanted)) <= 2  # float32's cumulative sum over thousands
     assert len(kept[0]) > NUCLEUS_CANDIDATES
+
+
+def test_top_p_keeps_the_same_tokens_whether_a_few_or_all_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = random_logits(6, NUCLEUS_CANDIDATES * 4, spread=3.0)
+    top_p = [0.05, 0.3, 0.6, 0.9, 0.99, 1.0]
+    by_few = kept_sets(scores, [0] * 6, top_p)
+    monkeypatch.setattr(filters, "NUCLEUS_CANDIDATES", scores.shape[1])
+    assert kept_sets(scores, [0] * 6, top_p) == by_few
+
+
+def test_top_p_reads_nothing_back_from_a_card() -> None:
+    """A tensor without content stands for one that a card has yet to compute: to ask it anything raises."""
+    scores = torch.empty(3, NUCLEUS_CANDIDATES * 4, device="meta")
+    limits = [SamplingParams(9, top_p=0.9, top_k=7, min_p=0.1)] * 3
+    filtered = Filters.of(limits, scores.shape[1], scores.device).apply(scores)
+    assert filtered.shape == scores.shape
+    with pytest.raises(RuntimeError):
+        bool(filtered.any())
 
 
 def test_rows_do_not_share_their_filters() -> None:
