@@ -1,4 +1,4 @@
-"""A family's RMS norm is replaced only where the shorter one gives the same bits."""
+"""A family's RMS norm is replaced only by the same: to the bit, or in half precision to two roundings."""
 
 from __future__ import annotations
 
@@ -27,20 +27,34 @@ def model_with(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Sequential(norm)).eval()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_replaced_norm_gives_the_same_bits_with_the_same_weight(dtype: torch.dtype) -> None:
+def test_a_replaced_norm_gives_the_same_bits_with_the_same_weight() -> None:
+    norm = Qwen3RMSNorm(96)
+    model = model_with(norm)
+    rows = torch.randn(1, 5, 3, 96)
+    expected = model(rows)
+    assert fuse_norms(model) == 1
+    assert torch.equal(model(rows), expected)
+    (fused,) = (module for module in model.modules() if isinstance(module, InPlaceNorm))
+    assert fused.weight is norm.weight
+    assert list(model.parameters()) == [norm.weight]
+    assert fuse_norms(model) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_one_rounding_takes_the_place_of_two(dtype: torch.dtype) -> None:
+    """Nearer to the norm than the family's own, with weights that are not one."""
     norm = Qwen3RMSNorm(96)
     model = model_with(norm).to(dtype)
-    rows = torch.randn(1, 5, 3, 96).to(dtype)
-    expected = model(rows)
-    replaced = fuse_norms(model)
-    assert torch.equal(model(rows), expected)
-    if dtype is torch.float32:
-        assert replaced == 1
-        (fused,) = (module for module in model.modules() if isinstance(module, InPlaceNorm))
-        assert fused.weight is norm.weight
-        assert list(model.parameters()) == [norm.weight]
-        assert fuse_norms(model) == 0
+    rows = torch.randn(1, 500, 96).to(dtype)
+    own = model(rows).double()
+    assert fuse_norms(model) == 1
+    wide = rows.double()
+    exact = wide * (wide.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight.double()
+    ours = model(rows).double()
+    assert (ours - exact).abs().mean() < (own - exact).abs().mean()
+    assert (
+        (ours - exact).abs() <= 0.51 * torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).tiny
+    ).all()
 
 
 def test_the_rows_are_left_as_they_were() -> None:
@@ -61,11 +75,12 @@ def test_torchs_norm_takes_its_place_where_the_shorter_one_does_not_agree(
     assert any(isinstance(module, nn.RMSNorm) for module in model.modules())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [Gemma2RMSNorm, LateRMSNorm])
-def test_a_norm_that_computes_otherwise_stays(kind: type[nn.Module]) -> None:
+def test_a_norm_that_computes_otherwise_stays(kind: type[nn.Module], dtype: torch.dtype) -> None:
     """Gemma scales by one plus its weight."""
     norm = kind(96)
-    model = model_with(norm)
+    model = model_with(norm).to(dtype)
     assert fuse_norms(model) == 0
     assert norm in list(model.modules())
 
