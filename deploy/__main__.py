@@ -11,7 +11,9 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from cache.errors import ServingError
+from cache.errors import ConfigError, ServingError
+
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 DESCRIPTION = """\
 check   reads deploy.yaml and names every key, value and accepted range that is wrong; starts nothing.
@@ -40,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         files = ", ".join(str(each) for each in (arguments.file, *getattr(arguments, "settings", ())))
         console.print(f"[bold red]{type(error).__name__}[/] in {files}: {error}", soft_wrap=True)
         return 2
+    except KeyboardInterrupt:  # before there is anything to stop: `launch` has its own
+        console.print("Stopped.")
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         "than they serve",
     )
     serve.add_argument(
-        "--port", type=int, help="base of ports [port, port + 100); default: the file's http_options.port"
+        "--port",
+        type=int,
+        help="base of ports [port, port + 100), at most 65436; default: the file's http_options.port",
     )
     serve.add_argument(
         "--proxy",
@@ -117,7 +124,11 @@ def _render(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         sys.stdout.write(text)
     else:
-        arguments.output.write_text(text)
+        try:
+            arguments.output.write_text(text)
+        except OSError as error:
+            reason = f"must be a file that can be written: {error.strerror}"
+            raise ConfigError("--output", str(arguments.output), reason) from None
     return 0
 
 
@@ -126,7 +137,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     from deploy.ports import Ports
 
     fast = arguments.proxy == "fast" or (arguments.proxy == "auto" and fast_proxy_installed())
-    ports = Ports(arguments.port or _port_of(arguments.file))
+    if arguments.port is None:
+        ports = Ports(_port_of(arguments.file), "http_options.port")
+    else:
+        ports = Ports(arguments.port, "--port")
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
     with tempfile.TemporaryDirectory(prefix="warmpath-", ignore_cleanup_errors=True) as folder:
         os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
@@ -140,7 +154,7 @@ def _port_of(file: Path) -> int:
     """The file's HTTP port, before Ray's own reader can be imported; a broken file is named later."""
     try:
         return int(yaml.safe_load(file.read_text())["http_options"]["port"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError):
         return 8000
 
 

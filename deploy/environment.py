@@ -50,7 +50,9 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_folder),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_folder / "server-state"),
             # A Router that dies before it has answered costs no client a request: the other one is asked.
-            # Asking twice does no harm, nothing is stored. HAProxy can repeat what fits its buffer.
+            # Asking twice does no harm to a generation, of which nothing is kept. This is set for all paths,
+            # and prefixes are kept: of one that was held and not yet answered for, a second is held until its
+            # time is over (docs/api.md). HAProxy can repeat what fits its buffer.
             "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
             "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_PROXY_BUFFER_BYTES),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "125",  # longest answer after a reload: the Routers' 120

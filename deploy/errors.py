@@ -5,6 +5,7 @@ ConfigError                one setting: field, value, accepted range
 ServingError
 └── DeployError            the deployment as a whole
     ├── PortTaken          a port this deployment needs is in use
+    ├── PortForbidden      this user may not listen on a port it needs
     ├── MachineLacks       this machine has not what the replicas ask of theirs
     ├── DeployFileError    deploy.yaml is missing or not what Serve reads
     └── DeployFailed       Serve could not bring the application up
@@ -38,6 +39,15 @@ class DeployError(ServingError):
 class PortTaken(DeployError):
     def __init__(self, port: int, use: str) -> None:
         super().__init__(f"port {port} ({use}) is in use; choose another base: make serve PORT={port + 100}")
+        self.port = port
+
+
+class PortForbidden(DeployError):
+    def __init__(self, port: int, use: str) -> None:
+        super().__init__(
+            f"this user may not listen on port {port} ({use}): systems keep low ports, mostly those below "
+            "1024, to the administrator; choose a higher base, such as make serve PORT=8000"
+        )
         self.port = port
 
 

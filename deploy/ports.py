@@ -11,16 +11,27 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploy.errors import PortTaken
+from cache.errors import ConfigError
+from deploy.errors import PortForbidden, PortTaken
 
 SPAN = 100  # ports [base, base + SPAN) belong to one deployment
+HIGHEST_BASE = (1 << 16) - SPAN  # the last port of the span is the last there is
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """[base, base + 100): the HTTP port first, then what stands behind it."""
+    """[base, base + 100): the HTTP port first, then what stands behind it.
+
+    Raises ConfigError for a base whose span is not all ports.
+    """
 
     base: int
+    named: str = "port"  # as whoever chose it calls it: for errors
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.base <= HIGHEST_BASE:
+            accepted = f"must be between 1 and {HIGHEST_BASE}: ports [port, port + {SPAN}) are used"
+            raise ConfigError(self.named, self.base, accepted)
 
     @property
     def http(self) -> int:
@@ -52,22 +63,31 @@ class Ports:
         yield self.dashboard, "Ray dashboard"
 
     def check_free(self, host: str) -> None:
-        """Raises PortTaken for the first port that somebody listens on."""
+        """Raises PortTaken for the first port that somebody listens on, PortForbidden for one that this user
+        may not listen on."""
         for port, use in self.needed():
-            if not is_free(host, port):
+            error = _bind_error(host, port)
+            if isinstance(error, PermissionError):
+                raise PortForbidden(port, use)
+            if error is not None:
                 raise PortTaken(port, use)
 
 
 def is_free(host: str, port: int) -> bool:
     """Whether both this host's address and the wildcard can be bound: the proxies use either."""
+    return _bind_error(host, port) is None
+
+
+def _bind_error(host: str, port: int) -> OSError | None:
+    """Why one of the two cannot be bound; None if both can."""
     for address in {host, "0.0.0.0"}:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, port))
-            except OSError:
-                return False
-    return True
+            except OSError as error:
+                return error
+    return None
 
 
 def free_base() -> int:

@@ -52,6 +52,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _TRIES = 24  # of a request's id: with several Routers behind one address, each remembers only its own
 _REPEATS = 8  # answers in a row without a new Router after which all of them have been heard
 _TIMEOUT_S = 10.0
+INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 
 class CannotAsk(ServingError):
@@ -75,6 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CannotAsk as error:
         Console(stderr=True, highlight=False).print(f"[bold red]{escape(str(error))}[/]", soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        Console(stderr=True, highlight=False).print("Stopped.")
+        return INTERRUPTED
     return 0
 
 

@@ -4,7 +4,8 @@
       ^                  │ replica lost / busy / forward failed
       └── exclude it <───┘ the next attempt carries prompt + tokens so far, and how much text was sent
 
-A replica that leaves hands its streams over: that is nobody's failure, and no attempt of those allowed.
+A replica that leaves hands its streams over: that is nobody's failure, and no attempt of those allowed; where
+nobody else is there, they wait for its successor as long as a held request does (`placement/held.py`).
 Decides once per attempt; what a client already has is never sent again. Knows routing and tokens; knows
 neither HTTP nor Ray (`ReplicaCalls` is the border to a replica).
 Owner: the router's event loop.
@@ -141,6 +142,7 @@ class Generation:
         self._num_tokens_at_death = 0
         self._forward_failures = 0
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
+        self._is_handed_over = False  # by the last attempt
         self._was_placed = False
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
@@ -279,6 +281,7 @@ class Generation:
                 part=job.part,
                 prompt=job.text,
                 asked_at=self._began_at,
+                is_handed_over=self._is_handed_over,
             ),
             since=self._began_at,
             deadline=self._deadline,
@@ -362,7 +365,9 @@ class Generation:
     def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
         """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""
         why = self._cause(error)
-        if why is None or is_last or not self._has_alternative():
+        # Not a copy of a pin: that is for this replica, and whoever wants it chooses another.
+        self._is_handed_over = why == "handed_over" and self._job.pin is None
+        if why is None or is_last or not (self._is_handed_over or self._has_alternative()):
             raise self._final(error) from error
         phase = "mid_stream" if self.has_tokens else "before_first_token"
         self._continues_from = len(self._job.prompt) + self._num_output_tokens if self.has_tokens else 0

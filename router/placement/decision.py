@@ -48,6 +48,7 @@ class RouteQuery(NamedTuple):
     priority: int = 0  # among its tenant's: `cache/priority.py`
     part: float = 1.0  # of what came in one HTTP request: of n prompts each is 1/n
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
+    is_handed_over: bool = False  # the replica that had it leaves: where nobody is left, others are to come
 
 
 class Placement(NamedTuple):

@@ -54,7 +54,8 @@ RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is notice
 FRESH_S = 0.001  # a decision no older than this need not be taken again
 EARLIEST = 2.0  # times `max_backlog_s`: the backlog behind which the very first in the order is sent
 # Where all that are left are leaving, others are about to come: a rolling update stops the last old one when
-# new ones are ready, and is heard of from that one first. So long a request waits for them.
+# new ones are ready, and is heard of from that one first. So long a request waits for them; one that was
+# handed over waits also where nobody else is listed, since whoever had it may be off the list already.
 SUCCESSION_S = 5.0
 MEAN_OVER = 32  # requests, about, that the mean own prefill goes back
 
@@ -76,6 +77,9 @@ class HeldRequests:
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
+        # When the first of those that wait for successors is to be told that none has come: also where
+        # replicas that may not take it are busy, which alone are no reason to look.
+        self._forsaken_until = math.inf
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -143,7 +147,10 @@ class HeldRequests:
             num_replicas, free = self._routing.free_replicas(within_s)
             news = [state for state in free if state is not self._known_free.get(state.replica_id)]
             self._known_free = {state.replica_id: state for state in free}
-            if free or not num_replicas or self._has_due(now):
+            is_given_up = self._forsaken_until <= now
+            if is_given_up:
+                self._forsaken_until = math.inf  # whoever waits on says so again
+            if free or not num_replicas or is_given_up or self._has_due(now):
                 departures += self._let_go(now, free, news)
         return departures
 
@@ -278,10 +285,14 @@ class HeldRequests:
 
     def _may_wait_for_successors(self, held: HeldRequest, error: NoReplica, now: float) -> bool:
         """Nobody can take it, because those who could are leaving, and not for long yet."""
-        if error.num_known <= error.num_excluded:
+        if error.num_known <= error.num_excluded and not held.query.is_handed_over:
             return False
         held.forsaken_at = min(held.forsaken_at, now)
-        return now < held.forsaken_at + SUCCESSION_S
+        until = held.forsaken_at + SUCCESSION_S
+        if now >= until:
+            return False
+        self._forsaken_until = min(self._forsaken_until, until)
+        return True
 
     def _weigh(self, held: HeldRequest, now: float, ahead: Ahead = NOBODY) -> Decision:
         decision = self._routing.weigh(held.query, earlier=held.decision, ahead=ahead)

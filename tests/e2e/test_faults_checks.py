@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from tests.e2e.faults import checks
+from tests.e2e.faults import __main__ as command
+from tests.e2e.faults import checks, memory
+from tests.e2e.faults.checks import Row
+from tests.e2e.faults.run import status, summary
 from tests.e2e.faults.traffic import Outcome, Question, ask, clients
 
 QUESTION = Question((1, 2, 3), 2)
@@ -91,3 +97,126 @@ async def test_rows_are_missed_where_something_is_wrong() -> None:
     assert checks.only_busy("x", [whole, busy]).is_kept
     assert not checks.only_busy("x", [whole, short]).is_kept
     assert not checks.at_most("x", float("nan"), 1.0).is_kept
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+RUN_S = 600.0
+
+
+def _sampled(size_mib: Callable[[float], float], seconds: float = RUN_S) -> list[tuple[float, int]]:
+    return [(float(at), round(size_mib(at) * MIB)) for at in range(0, int(seconds) + 1, 2)]
+
+
+def _memory(samples: list[tuple[float, int]]) -> Row:
+    return checks.memory_slope("x", samples, mib_per_minute=2.0, least_s=300.0)
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "is_kept"),
+    [
+        (lambda at: 300.0, True),
+        (lambda at: 300.0 + min(at, 150.0), True),  # warming up: only before the first third has passed
+        (lambda at: 300.0 + 20.0 * (at % 30) / 30, True),  # collected twice a minute
+        (lambda at: 300.0 - at / 60, True),
+        (lambda at: 300.0 + 1.9 * at / 60, True),
+        (lambda at: 300.0 + 2.1 * at / 60, False),
+        (lambda at: 300.0 + 3.0 * at / 60 + 20.0 * (at % 30) / 30, False),  # what grows between collections
+    ],
+    ids=["flat", "warm-up", "sawtooth", "shrinking", "below", "above", "growing sawtooth"],
+)
+def test_memory_is_judged_by_what_stays(size_mib: Callable[[float], float], is_kept: bool) -> None:
+    assert _memory(_sampled(size_mib)).is_kept is is_kept
+
+
+def test_a_slope_is_told_in_mib_a_minute() -> None:
+    assert _memory(_sampled(lambda at: 300.0 + 3.0 * at / 60)).measured == "3 MiB/min"
+
+
+def test_memory_of_a_run_too_short_for_a_slope_is_not_told() -> None:
+    row = _memory(_sampled(lambda at: 300.0 + at, seconds=298.0))
+    assert (row.is_kept, row.measured) == (None, "not told, run shorter than 5 minutes")
+    assert row.is_run  # it is no promise that could not be tried
+
+
+def test_memory_of_nobody_is_a_miss() -> None:
+    assert _memory([]).is_kept is False
+
+
+def test_only_who_lives_all_the_time_counts_into_memory() -> None:
+    """A process that dies would pass for memory given back, and hide what the others take."""
+    sizes = {1: 100, 2: 50, 3: 70, 4: 1000}
+    clock = iter([0.0, 2.0, 4.0])
+    watch = memory.MemoryWatch(
+        {"Routers": [1, 2], "proxies": [3], "Serve's controller": [4]},
+        size_of=lambda pid: sizes[pid],
+        clock=lambda: next(clock),
+    )
+    watch.look()
+    sizes[2] = 0  # gone
+    sizes[1] += 10
+    watch.look()
+    watch.look()
+    assert watch.samples("Routers", "proxies") == [(0.0, 170), (2.0, 180), (4.0, 180)]
+    assert watch.samples("Serve's controller") == [(0.0, 1000), (2.0, 1000), (4.0, 1000)]
+
+
+def test_each_roles_part_stands_beside_what_all_grow_by() -> None:
+    now = 0.0
+    watch = memory.MemoryWatch(
+        {"Routers": [1], "proxies": [2], "Serve's controller": [3]},
+        size_of=lambda pid: round((100 + pid * now / 60) * MIB),
+        clock=lambda: now,
+    )
+    while now <= RUN_S:
+        watch.look()
+        now += 10.0
+    row = memory.row("x", watch)
+    assert row.measured == "3 MiB/min (Routers 1, proxies 2, Serve's controller 3)"
+    assert row.is_kept is False
+
+
+# --- the last line, and how it ends ---------------------------------------------------------------
+
+KEPT, MISSED = Row("a", "t", "m", True), Row("b", "t", "m", False)
+TOLD, NOT_RUN = Row("c", "said, not promised", "m", None), checks.not_run("d", "t", "no redis-server")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said", "ended", "strictly"),
+    [
+        ([KEPT, TOLD], "2 promises, none missed", 0, 0),
+        ([KEPT, TOLD, NOT_RUN], "2 promises, none missed; 1 not run", 0, 1),
+        ([KEPT, MISSED, NOT_RUN], "1 of 2 promises missed; 1 not run", 1, 1),
+    ],
+)
+def test_what_could_not_be_tried_is_counted_apart(
+    rows: list[Row], said: str, ended: int, strictly: int
+) -> None:
+    assert (summary(rows), status(rows), status(rows, strict=True)) == (said, ended, strictly)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_it_early_gets_the_rows_that_there_are(
+    sent: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def an_hour(
+        _names: Iterable[str], _seconds: float, _console: Console, rows: list[Row]
+    ) -> list[Row]:
+        rows.append(KEPT)
+        os.kill(os.getpid(), sent)
+        await asyncio.sleep(3600)
+        return rows
+
+    monkeypatch.setattr(command, "run_all", an_hour)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ended = command.main(["routers"])
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    said = capsys.readouterr().out
+    assert ended == command.INTERRUPTED
+    assert "kept" in said
+    assert "interrupted: 1 promises, none missed until then" in said

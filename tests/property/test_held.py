@@ -44,6 +44,7 @@ class HeldMachine(RuleBasedStateMachine):
         self.draining: set[ReplicaId] = set()
         self.open_at = 0.0  # when there was last a replica that was not leaving
         self.came_at = 0.0  # when a request came last
+        self.handed_over: set[RequestId] = set()  # of all that came
 
     @rule(running=st.sets(st.sampled_from(REPLICAS)))
     def membership(self, running: set[ReplicaId]) -> None:
@@ -73,6 +74,7 @@ class HeldMachine(RuleBasedStateMachine):
         excluded=st.frozensets(st.sampled_from(REPLICAS), max_size=2),
         waited=st.sampled_from([0.0, 1.0]),
         timeout=st.sampled_from([None, 0.5, 30.0]),
+        is_handed_over=st.booleans(),
     )
     def submit(
         self,
@@ -81,22 +83,27 @@ class HeldMachine(RuleBasedStateMachine):
         excluded: frozenset[ReplicaId],
         waited: float,
         timeout: float | None,
+        is_handed_over: bool,
     ) -> None:
+        is_handed_over &= bool(excluded)  # by one of those
         self.num_requests += 1
         name = RequestId(str(self.num_requests))
         now = self.clock()
         deadline = None if timeout is None else now + timeout
-        asked = query(prompt, num_blocks, request_id=name, excluded=excluded)
+        asked = query(prompt, num_blocks, request_id=name, excluded=excluded, is_handed_over=is_handed_over)
         try:
             self.held.submit(asked, since=now - waited, deadline=deadline)
         except NoReplica:
             assert not self.running - self.draining - excluded
+            assert not is_handed_over
         except AllBusy:
             is_full = len(self.held) >= 5 * len(self.running - self.draining)
             assert is_full or (timeout is not None and self.is_hopeless(asked, timeout))
         else:
             self.waiting[name] = float("inf") if deadline is None else deadline
             self.came_at = now
+            if is_handed_over:
+                self.handed_over.add(name)
             self.poll()
 
     def is_hopeless(self, asked: RouteQuery, timeout: float) -> bool:
@@ -167,7 +174,7 @@ class HeldMachine(RuleBasedStateMachine):
         if self.running - self.draining:
             self.open_at = self.clock()
         elif self.waiting:
-            assert self.draining
+            assert self.draining or self.waiting.keys() <= self.handed_over
             assert self.clock() <= max(self.open_at, self.came_at) + SUCCESSION_S + RELOOK_S
 
     def teardown(self) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from tests.e2e.faults.traffic import Outcome, Question
 
+_NOT_RUN = "not run"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -18,6 +20,11 @@ class Row:
     target: str
     measured: str
     is_kept: bool | None  # None: not tried, `measured` says why; or nothing is promised, only told
+
+    @property
+    def is_run(self) -> bool:
+        """False: it could not be tried here."""
+        return self.is_kept is not None or not self.measured.startswith(_NOT_RUN)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -78,15 +85,25 @@ def at_least(promise: str, value: float, limit: float, unit: str = "") -> Row:
     return Row(promise, f">= {limit:g} {unit}".rstrip(), f"{value:.3g} {unit}".rstrip(), value >= limit)
 
 
-def memory_slope(promise: str, samples: Sequence[tuple[float, int]], *, mib_per_minute: float) -> Row:
-    """How memory grows: least squares over (seconds, resident bytes), the first third left out as warm-up."""
-    steady = samples[len(samples) // 3 :]
-    return at_most(promise, _slope(steady) * 60 / (1 << 20), mib_per_minute, "MiB/min")
+def memory_slope(
+    promise: str, samples: Sequence[tuple[float, int]], *, mib_per_minute: float, least_s: float
+) -> Row:
+    """How memory grows, of (seconds, resident bytes). Shorter than `least_s` it is not told: a slope of what
+    is still warming up means nothing. No sample is a miss."""
+    target = at_most(promise, slope_of(samples), mib_per_minute, "MiB/min")
+    if samples and samples[-1][0] - samples[0][0] < least_s:
+        return Row(promise, target.target, f"not told, run shorter than {least_s / 60:g} minutes", None)
+    return target
 
 
 def not_run(promise: str, target: str, why: str) -> Row:
     """A promise that could not be tried here."""
-    return Row(promise, target, f"not run: {why}", None)
+    return Row(promise, target, f"{_NOT_RUN}: {why}", None)
+
+
+def slope_of(samples: Sequence[tuple[float, int]]) -> float:
+    """MiB per minute: least squares, the first third left out as warm-up; nan of too few samples."""
+    return _slope(samples[len(samples) // 3 :]) * 60 / (1 << 20)
 
 
 def _slope(samples: Sequence[tuple[float, int]]) -> float:

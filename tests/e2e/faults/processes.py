@@ -10,6 +10,7 @@ REPLICA = "ray::ServeReplica:warmpath:Replica"
 ROUTER = "ray::ServeReplica:warmpath:Router"
 CONTROLLER = "ray::ServeController"
 PROXY = "ray::HAProxyManager"  # of the fast proxy; Serve's own is a ProxyActor
+PYTHON_PROXY = "ray::ProxyActor"
 HAPROXY = "haproxy"
 GCS = "gcs_server"
 RAYLET = "raylet/raylet"

@@ -13,7 +13,7 @@ import asyncio
 import importlib
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -44,13 +44,18 @@ def usual() -> list[str]:
     return [name for name, module in modules().items() if not getattr(module, "BY_NAME", False)]
 
 
-async def run_all(names: Iterable[str], duration_s: float, console: Console) -> list[Row]:
-    """Every row of these promises. One that raises is a row too, missed. Leaves nothing running."""
+async def run_all(
+    names: Iterable[str], duration_s: float, console: Console, rows: list[Row] | None = None
+) -> list[Row]:
+    """Every row of these promises. One that raises is a row too, missed. Leaves nothing running.
+
+    rows: takes them as they come, for whoever may be interrupted; None = a new list.
+    """
     found = modules()
     chosen = [found[name] for name in names]
     shares = [getattr(module, "SHARE", 1.0) for module in chosen]
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    rows: list[Row] = []
+    rows = [] if rows is None else rows
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             for index, (module, share) in enumerate(zip(chosen, shares, strict=True)):
@@ -60,7 +65,7 @@ async def run_all(names: Iterable[str], duration_s: float, console: Console) -> 
                 new = await _try(module, name, duration_s * share / sum(shares), console)
                 rows += new
                 progress.remove_task(task)
-                kept = sum(row.is_kept is not False for row in new)
+                kept = sum(row.is_kept is not False and row.is_run for row in new)
                 console.print(f"{name}: {kept} of {len(new)} kept, {time.monotonic() - began:.0f} s")
     finally:
         await stop_clusters()
@@ -78,10 +83,25 @@ async def _try(module: ModuleType, name: str, duration_s: float, console: Consol
     return found
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """One line: what could not be tried is not among what was kept."""
+    missed = sum(row.is_kept is False for row in rows)
+    num_run = sum(row.is_run for row in rows)
+    said = f"{missed} of {num_run} promises missed" if missed else f"{num_run} promises, none missed"
+    num_left = len(rows) - num_run
+    return f"{said}; {num_left} not run" if num_left else said
+
+
+def status(rows: Sequence[Row], *, strict: bool = False) -> int:
+    """Exit status: 1 if a promise was missed; strict: also if one could not be tried."""
+    return int(any(row.is_kept is False or (strict and not row.is_run) for row in rows))
+
+
 def table(rows: Iterable[Row]) -> Table:
     """Target beside measured."""
     laid_out = Table("", "promise", "target", "measured")
     words = {True: "[green]kept[/]", False: "[bold red]missed[/]", None: "[yellow]told[/]"}
     for row in rows:
-        laid_out.add_row(words[row.is_kept], row.promise, row.target, escape(row.measured))
+        word = words[row.is_kept] if row.is_run else "[yellow]not run[/]"
+        laid_out.add_row(word, row.promise, row.target, escape(row.measured))
     return laid_out

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from deploy.errors import PortTaken
-from deploy.ports import SPAN, Ports, free_base
+from cache.errors import ConfigError
+from deploy.errors import PortForbidden, PortTaken
+from deploy.ports import HIGHEST_BASE, SPAN, Ports, free_base
 
 
 def test_all_ports_lie_in_the_span_and_differ() -> None:
@@ -35,3 +36,28 @@ def test_taken_port_is_named_with_a_way_out() -> None:
         holder.listen()
         with pytest.raises(PortTaken, match=rf"port {base + 1} .*statistics.*make serve PORT="):
             Ports(base).check_free("127.0.0.1")
+
+
+def test_the_last_port_of_the_highest_base_is_the_last_there_is() -> None:
+    assert HIGHEST_BASE == 65436
+    highest = Ports(HIGHEST_BASE).environment().values()
+    assert max(map(int, highest)) == 65535
+
+
+@pytest.mark.parametrize("base", [-5, 0, HIGHEST_BASE + 1, 70_000])
+def test_a_base_whose_span_is_not_all_ports_is_refused_with_the_range(base: int) -> None:
+    """`bind` has a traceback for these, or another meaning."""
+    with pytest.raises(ConfigError, match=rf"^--port = {base}: must be between 1 and 65436"):
+        Ports(base, "--port")
+
+
+def test_a_port_that_this_user_may_not_have_is_not_called_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for who has it finds nobody."""
+
+    class Forbidding(socket.socket):
+        def bind(self, address: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("deploy.ports.socket.socket", Forbidding)
+    with pytest.raises(PortForbidden, match=r"may not listen on port 443 \(HTTP\)"):
+        Ports(443).check_free("127.0.0.1")

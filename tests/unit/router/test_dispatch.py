@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -19,11 +20,12 @@ from cache.errors import (
     RequestRefused,
 )
 from cache.events import FORMAT_VERSION, EventBatch, Load, digest_of
-from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
-from cache.types import ReplicaId, RequestId
+from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, PinLease, SamplingParams
+from cache.types import PinId, ReplicaId, RequestId
 from router.dispatch import Generation, Job
 from router.errors import NoReplica, ReplicaLost, TooManyDeaths
-from tests.fakes.http import BLOCK_SIZE, FINGERPRINT, RouterUnderTest, counting, text_of
+from router.placement import held
+from tests.fakes.http import BLOCK_SIZE, FINGERPRINT, RouterUnderTest, a_replica_info, counting, text_of
 
 PROMPT = array("i", range(1, 14))
 HASHER = BlockHasher(FINGERPRINT)
@@ -224,6 +226,98 @@ async def test_a_stream_outlives_more_replicas_that_leave_than_it_has_attempts()
         assert await _run(generation) == "".join(map(text_of, range(20)))
         assert len({replica_id for replica_id, _ in fleet.calls.requests}) == 6
         assert fleet.metric("warmpath_retries_total", why="handed_over", phase="mid_stream") == 5
+
+
+def _leaving(router: RouterUnderTest) -> None:
+    """Who is asked first leaves after one delta, and is off the list when it hands its stream over."""
+
+    async def leave(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        router.parts.routing.update_replicas({})
+        async for delta in _failing(HandedOver(), 1)(request, replica_id):
+            yield delta
+
+    router.follow(leave)
+
+
+async def _until_handed_over(router: RouterUnderTest) -> None:
+    async with asyncio.timeout(5):
+        while not router.parts.service._dispatcher.placer.num_held:  # noqa: ASYNC110  # it has no event
+            await asyncio.sleep(0)
+
+
+async def test_a_stream_of_the_only_replica_goes_on_at_its_successor() -> None:
+    async with RouterUnderTest(num_replicas=1, max_attempts=1, max_deaths=1) as alone:
+        _leaving(alone)
+        running = asyncio.create_task(_run(_generation(alone)))
+        await _until_handed_over(alone)
+        alone.parts.routing.update_replicas({ReplicaId("successor"): a_replica_info()})
+        assert await running == EXPECTED
+        assert [replica_id for replica_id, _ in alone.calls.requests] == [*alone.replicas, "successor"]
+        assert alone.metric("warmpath_retries_total", why="handed_over", phase="mid_stream") == 1
+        _assert_nothing_in_flight(alone)
+
+
+async def test_a_stream_whose_successor_does_not_come_ends_in_no_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held, "SUCCESSION_S", 0.05)
+    async with RouterUnderTest(num_replicas=1) as alone:
+        _leaving(alone)
+        with pytest.raises(NoReplica):
+            await _run(_generation(alone))
+        assert len(alone.calls.requests) == 1
+        _assert_nothing_in_flight(alone)
+
+
+async def test_bound_at_once_a_stream_of_the_only_replica_waits_for_nobody() -> None:
+    async with RouterUnderTest(num_replicas=1, binding="at_once") as alone:
+        _leaving(alone)
+        with pytest.raises(NoReplica):
+            await _run(_generation(alone))
+        assert len(alone.calls.requests) == 1
+        _assert_nothing_in_flight(alone)
+
+
+async def test_a_successor_is_waited_for_no_longer_than_the_request_may_take() -> None:
+    async with RouterUnderTest(num_replicas=1) as alone:
+        _leaving(alone)
+        with pytest.raises(DeadlineExceeded):
+            await _run(_generation(alone, timeout_s=0.2))
+        _assert_nothing_in_flight(alone)
+
+
+async def test_a_client_that_goes_while_a_successor_is_waited_for_leaves_nothing() -> None:
+    async with RouterUnderTest(num_replicas=1) as alone:
+        _leaving(alone)
+        running = asyncio.create_task(_run(_generation(alone)))
+        await _until_handed_over(alone)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert alone.parts.service._dispatcher.placer.num_held == 0
+        _assert_nothing_in_flight(alone)
+
+
+async def test_a_successor_that_dies_counts_as_any_death_does() -> None:
+    """Its predecessor left in peace: one death is one, and nobody is waited for any more."""
+    async with RouterUnderTest(num_replicas=1, max_attempts=3, max_deaths=2) as alone:
+        _leaving(alone)
+        running = asyncio.create_task(_run(_generation(alone)))
+        await _until_handed_over(alone)
+        successor = ReplicaId("successor")
+        alone.calls.scripts[successor] = _failing(ReplicaLost("gone"))
+        alone.parts.routing.update_replicas({successor: a_replica_info()})
+        with pytest.raises(NoReplica):
+            await running
+        assert len(alone.calls.requests) == 2
+
+
+async def test_a_copy_of_a_pin_that_is_handed_over_waits_for_no_successor() -> None:
+    """It was for that replica; whoever wants it chooses another."""
+    async with RouterUnderTest(num_replicas=1) as alone:
+        _leaving(alone)
+        lease = PinLease(PinId("p"), "owner", 60.0, 1, 0.0, 60.0, "router", "")
+        with pytest.raises(HandedOver):
+            await _run(_generation(alone, pin=lease))
 
 
 async def test_when_all_are_busy_the_client_hears_busy(router: RouterUnderTest) -> None:

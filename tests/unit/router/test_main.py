@@ -249,3 +249,10 @@ def test_a_name_that_the_key_file_would_not_take_makes_no_key(capsys: pytest.Cap
 def test_a_secret_is_long_and_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["key", "--secret"]) == 0
     assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)
+
+
+def test_ctrl_c_is_no_traceback(run: Any) -> None:
+    def interrupted(_request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    assert run(interrupted, "explain") == (command.INTERRUPTED, "", "Stopped.\n")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.e2e.faults import checks, fleet
+from tests.e2e.faults import checks, fleet, memory
 from tests.e2e.faults.checks import Row
 from tests.e2e.faults.cluster import Cluster, cluster, total
 from tests.e2e.faults.injections import kill
@@ -63,7 +63,7 @@ async def under_load(running: Cluster, truth: Mapping[Question, str], duration_s
     deaths: list[Death] = []
     before = await running.metrics()
     load = ClosedLoop(running.url, cycle(truth), num_clients=CLIENTS, rate_per_s=rate)
-    async with load as traffic:
+    async with memory.watched(running) as watch, load as traffic:
         await asyncio.sleep(WARM_UP_S)
         ends_s = time.monotonic() + duration_s
         while not deaths or time.monotonic() < ends_s:
@@ -81,6 +81,7 @@ async def under_load(running: Cluster, truth: Mapping[Question, str], duration_s
         checks.at_most(
             "three ready again after a kill, slowest", max(death.back_s for death in deaths), BACK_LIMIT_S
         ),
+        memory.row("what lives through it grows, Routers and proxies together", watch),
     ]
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from cache.errors import ConfigError, DeadlineExceeded
 from cache.events import StepTimeModel
-from cache.types import RequestId
+from cache.types import ReplicaId, RequestId
 from router.errors import NoReplica
+from router.placement.decision import RouteQuery
 from router.placement.held import SUCCESSION_S, HeldRequests
 from router.placement.held_request import Departure
 from router.placement.routing import Routing
@@ -229,6 +230,73 @@ def test_successors_are_not_waited_for_for_ever() -> None:
     router.clock.advance(0.2)
     [departure] = router.held.poll()
     assert isinstance(departure.error, NoReplica)
+
+
+def handed_over(name: str, by: ReplicaId = A) -> RouteQuery:
+    return query(name, excluded=frozenset({by}), is_handed_over=True)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_what_the_only_replica_handed_over_waits_for_its_successor(is_listed: bool) -> None:
+    """Serve may have taken it off the list before it hands over what it could not finish."""
+    router = HoldingRouter()
+    router.report(A, is_draining=True)
+    if not is_listed:
+        router.routing.update_replicas({})
+    router.held.submit(handed_over("q"))
+    assert router.held.poll() == []
+    router.clock.advance(SUCCESSION_S - 0.1)
+    router.routing.update_replicas({B: info()})
+    router.report(B)
+    [departure] = router.held.poll()
+    assert departure.placement is not None
+    assert departure.placement.replica_id == B
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_what_was_handed_over_does_not_wait_for_a_successor_for_ever(is_listed: bool) -> None:
+    router = HoldingRouter()
+    router.report(A, is_draining=True)
+    if not is_listed:
+        router.routing.update_replicas({})
+    router.held.submit(handed_over("q"))
+    router.clock.advance(SUCCESSION_S - 0.1)
+    assert router.held.poll() == []
+    router.clock.advance(0.2)
+    [departure] = router.held.poll()
+    assert isinstance(departure.error, NoReplica)
+    assert len(router.held) == 0
+
+
+def test_a_busy_replica_that_may_not_take_it_makes_nobody_wait_longer_for_a_successor() -> None:
+    router = HoldingRouter(2)
+    router.report(B, backlog_s=1000.0)
+    router.routing.update_replicas({B: info()})
+    router.held.submit(query("q", excluded=frozenset({A, B}), is_handed_over=True))
+    router.clock.advance(SUCCESSION_S - 0.1)
+    assert router.held.poll() == []
+    router.clock.advance(0.2)
+    [departure] = router.held.poll()
+    assert isinstance(departure.error, NoReplica)
+
+
+def test_a_deadline_ends_the_wait_for_a_successor() -> None:
+    router = HoldingRouter()
+    router.routing.update_replicas({})
+    router.held.submit(handed_over("q"), deadline=router.clock() + 1.0)
+    router.clock.advance(1.0)
+    [departure] = router.held.poll()
+    assert isinstance(departure.error, DeadlineExceeded)
+
+
+def test_without_a_hand_over_an_empty_fleet_is_told_at_once() -> None:
+    router = HoldingRouter()
+    router.routing.update_replicas({})
+    with pytest.raises(NoReplica):
+        router.held.submit(query("new"))
+    with pytest.raises(NoReplica):
+        router.held.submit(query("lost", excluded=frozenset({A})))
+    assert len(router.held) == 0
 
 
 def test_a_request_is_held_once(router: HoldingRouter) -> None:
