@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 
 from rich.console import Console
 
+from loadtest.signals import stop_on_signals
 from tests.e2e.faults.run import DEFAULT_MINUTES, modules, run_all, table, usual
 
 
@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.promises) - set(names):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    # Whoever ends this ends the clusters with it: asyncio cancels on the one signal, not on the other.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stop_on_signals()  # whoever ends this ends the clusters with it
     console = Console(highlight=False)
     chosen = [name for name in names if name in arguments.promises] or usual()
     rows = asyncio.run(run_all(chosen, arguments.minutes * 60, console))
