@@ -86,7 +86,7 @@ def test_both_policies_are_asked_for_and_told(capsys: pytest.CaptureFixture[str]
     assert (row[3], row[4], row[6], row[7]) == ("32", "a", "32", "a")
 
 
-@pytest.mark.parametrize(("status", "says"), [(401, "--key, or set OPENAI_API_KEY"), (500, "answered 500")])
+@pytest.mark.parametrize(("status", "says"), [(401, "set OPENAI_API_KEY"), (500, "answered 500")])
 def test_a_server_that_refuses_says_what_it_wants(
     status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
