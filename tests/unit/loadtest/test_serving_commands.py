@@ -51,12 +51,49 @@ def said(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str],
         (["sweep", "--policy", "round_robin", "--ttft", "soon"], "'soon' is not a number"),
         (["replay", "--trace", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
         (["replay", "--start", "1e9"], "nobody arrives in the stretch asked for"),
+        (["replay", "--duration", "30", "--warm", "60"], "--warm 60: the last request is due at"),
+        (["compare", "--policy", "round_robin", "--max-context", "5"], "leaves no room for a prompt in 5"),
+        (["sweep", "--policy", "round_robin", "--ttft", "1", "--max-context", "5"], "leaves no room"),
     ],
 )
 def test_what_makes_no_sense_is_named(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told in said(arguments, tmp_path, capsys, BAD_REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("hello\n", "mine.jsonl, line 1"),
+        (TRACE, "all requests arrive at once"),
+        (TRACE + TRACE, "all requests arrive at once"),
+    ],
+    ids=["malformed", "one-request", "no-duration"],
+)
+@pytest.mark.parametrize("command", [["compare"], ["sweep", "--ttft", "1"]], ids=lambda words: words[0])
+def test_a_trace_without_a_window_costs_no_cluster(
+    command: list[str], content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.jsonl").write_text(content)
+    arguments = [*command, "--policy", "round_robin", "--trace", str(tmp_path / "mine.jsonl")]
+    assert told in said(arguments, tmp_path, capsys, BAD_REQUEST)
+
+
+@pytest.mark.parametrize("below", [".", "deeper/still"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["compare", "--policy", "round_robin"], ["replay", "--url", "http://127.0.0.1:1"]],
+    ids=lambda words: words[0],
+)
+def test_a_report_that_cannot_be_written_is_told_before_anything_runs(
+    arguments: list[str], below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    out = tmp_path / "taken" / below
+    assert main([*arguments, "--out", str(out), "--no-plots"]) == BAD_REQUEST
+    assert f"--out: no report can be written to {out}" in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "a file"
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
