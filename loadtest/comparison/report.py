@@ -46,7 +46,12 @@ def markdown(results: Results) -> str:
     lines += [table.markdown() + "\n" for table in tables(results)]
     lines += [f"- {name}: {value}" for name, value in results.conditions.items()]
     lines += [f"- engine of {name}: {engine}" for name, engine in results.engines.items()]
+    lines += [f"- seeds: {_seeds(results)}", f"- repeats: {results.num_repeats}"]
     return "\n".join(lines) + "\n"
+
+
+def _seeds(results: Results) -> str:
+    return ", ".join(map(str, results.seeds))
 
 
 def report(results: Results, folder: Path, console: Console, *, with_plots: bool) -> None:
@@ -67,4 +72,5 @@ def report(results: Results, folder: Path, console: Console, *, with_plots: bool
         console.print(f"[yellow]{told}[/]", soft_wrap=True)
     for table in tables(results):
         table.print_on(console)
+    console.print(f"Seeds: {_seeds(results)}", soft_wrap=True)
     console.print(f"Report: {folder / (PAGE if with_plots else MARKDOWN)}", soft_wrap=True)

@@ -185,6 +185,7 @@ def test_whatever_ends_it_early_the_report_has_what_ran(
         serving.carry_out(plan(), options, Console(file=io.StringIO()), ["compare"])
     assert servers.running is None
     assert [run.contender for run in read(tmp_path / "out" / "results.json").runs] == ["a"]
+    assert "- seeds: 7\n" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_server_that_answers_nothing_ends_it_with_what_it_said(servers: Servers) -> None:
