@@ -76,6 +76,17 @@ def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> 
     assert "make serve" in capsys.readouterr().err
 
 
+def test_ctrl_c_is_a_word_and_a_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "_endpoint", interrupted)
+    assert demo.main([]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
 def test_both_policies_are_asked_for_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     with server() as (url, asked):
         assert demo.main(["--url", url, "--key", "secret", *ONE_EACH]) == 0
