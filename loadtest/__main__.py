@@ -26,6 +26,7 @@ from loadtest.commands import (
 )
 from loadtest.comparison.errors import BadDeployment, ComparisonError
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
+from loadtest.signals import stop_on_signals
 from loadtest.simulation.errors import FleetFailed
 from loadtest.workloads.errors import WorkloadError
 
@@ -97,4 +98,5 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 if __name__ == "__main__":
+    stop_on_signals()
     sys.exit(main())

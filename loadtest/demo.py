@@ -31,6 +31,8 @@ from replica.output.sample_table import prompt, questions
 ARMS = ("round_robin", "expected_time")
 TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}
 
+STOPPED = 130  # as a shell reports Ctrl-C
+
 DESCRIPTION = """\
 Asks several questions about one long markdown table (thirty people). The answers differ, the table does
 not: a replica that has computed it once only computes the question. Round robin sends the next question
@@ -63,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DemoError, ClientError) as error:
         Console(stderr=True).print(f"[bold red]demo:[/] {error}", soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped")
+        return STOPPED
     console.print(_table(rounds, arguments.questions))
     console.print(_summary(rounds), soft_wrap=True)
     return 0

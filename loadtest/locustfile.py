@@ -11,18 +11,22 @@ docs/benchmarking.md says what that hides, and `python -m loadtest replay` does 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
+import gevent  # type: ignore[import-untyped]
 from locust import events
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
 from loadtest.client.errors import ClientError
+from loadtest.placement import arguments as read
 from loadtest.users.counts import Counts
 from loadtest.users.llm_user import COUNTS, LlmUser, Setting
 
 DEFAULT_HOST = "http://127.0.0.1:8000"
+_JOIN_LIMIT_S = 10.0  # for workers that are on their way while the master finds out that there is no server
 _REPORT_KEY = "llm_counts"
 _total = Counts()  # of all workers
 
@@ -93,49 +97,74 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument  # a group's would not know secrets
     add("--api-key", default="", is_secret=True, help=f"API key (default: ${KEY_VARIABLE})")
     add("--model-name", default="", help="model to ask for (default: the first that the server lists)")
-    add("--timeout-s", type=float, default=300.0, help="between two pieces of an answer")
-    add("--scale", type=float, default=1.0, help="of prompts' and answers' lengths: 0.1 for tiny models")
-    add("--pauses", type=float, default=1.0, help="of pauses inside sessions: 0 for none")
+    add("--timeout-s", type=read.positive_seconds, default=300.0, help="between two pieces of an answer")
+    add("--scale", type=read.load, default=1.0, help="of prompts' and answers' lengths: 0.1 for tiny models")
+    add("--pauses", type=read.seconds, default=1.0, help="of pauses inside sessions: 0 for none")
     add("--seed", type=int, default=0, help="of everything drawn: equal seeds ask equal questions")
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _find_server(environment: Environment, **_: Any) -> None:
-    """Before anybody asks: a wrong address or key is one line and status 1, not a table of failures."""
+    """Before anybody asks: a wrong address or key is one line and status 1, not a table of failures.
+
+    The master looks for its workers: it knows the address, ends all of them, and what it says is seen. Where
+    there is a web page, whoever starts the run names the address there.
+    """
+    runner = environment.runner
     if environment.web_ui is None and environment.parsed_options is not None:
+        if isinstance(runner, WorkerRunner):
+            return
         try:
-            _connect(environment)
+            _setting(environment)
         except ClientError as error:
+            if isinstance(runner, MasterRunner):
+                _dismiss_workers(runner, environment.parsed_options.expect_workers)
             raise SystemExit(f"locustfile: {error}") from None
+
+
+def _dismiss_workers(runner: MasterRunner, num_expected: int) -> None:
+    """A worker that has not joined cannot be told, and would look for its master for minutes."""
+    with gevent.Timeout(_JOIN_LIMIT_S, False):
+        while len(runner.clients.ready) < num_expected:
+            gevent.sleep(0.1)
+    runner.quit()
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _begin(environment: Environment, **_: Any) -> None:
-    """In the web page the address may have been changed since; what is wrong is among its failures."""
+    """The web page may have changed the address and options since; what is wrong is among its failures."""
     _total.take()
     COUNTS.take()
+    if isinstance(environment.runner, MasterRunner):
+        return  # it asks nobody
     try:
-        _connect(environment)
-    except ClientError as error:
+        LlmUser.setting = _setting(environment)
+    except (ClientError, argparse.ArgumentTypeError) as error:
         LlmUser.setting = None
         environment.stats.log_error("CONNECT", environment.host or DEFAULT_HOST, str(error))
 
 
-def _connect(environment: Environment) -> None:
+def _setting(environment: Environment) -> Setting:
+    """Raises ClientError, and ArgumentTypeError for what the web page lets through."""
     options = environment.parsed_options
     assert options is not None, "locust sets them before any event"
-    if isinstance(environment.runner, MasterRunner):
-        return  # it asks nobody
-    LlmUser.setting = Setting(
+    return Setting(
         endpoint=Endpoint.find(
             environment.host or DEFAULT_HOST, key=options.api_key or None, model=options.model_name or None
         ),
-        timeout_s=options.timeout_s,
-        scale=options.scale,
-        pauses=options.pauses,
+        timeout_s=_checked("--timeout-s", read.positive_seconds, options.timeout_s),
+        scale=_checked("--scale", read.load, options.scale),
+        pauses=_checked("--pauses", read.seconds, options.pauses),
         seed=options.seed,
         worker=environment.runner.worker_index if isinstance(environment.runner, WorkerRunner) else 0,
     )
+
+
+def _checked(name: str, reader: Callable[[str], float], value: float) -> float:
+    try:
+        return reader(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
 
 
 @events.report_to_master.add_listener  # type: ignore[untyped-decorator]

@@ -1,8 +1,8 @@
 """One streamed answer as its client saw it: when its tokens came, what the server counted, how it ended.
 
 A stream that ends without a finish reason for every choice, or without `[DONE]`, is a failure however clean
-its end: a truncated answer must not look like a fast one. Knows OpenAI's chunks; knows neither sockets nor
-clocks: whoever reads the body says when each piece came.
+its end: a truncated answer must not look like a fast one. Knows what chunks mean; knows neither sockets
+nor clocks: whoever reads the body says when each piece came.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-import msgspec
-
-from loadtest.client.errors import EventTooLong
+from loadtest.client.chunk import Chunk, Usage, read_chunk
+from loadtest.client.errors import EventTooLong, NotAChunk
 from loadtest.client.sse import Event, EventParser
 
 REPLICA_HEADER = "x-warmpath-replica"
@@ -86,7 +84,7 @@ class AnswerReader:
         self._first_s: float | None = None
         self._last_s: float | None = None  # the latest piece of text
         self._gaps: list[float] = []
-        self._usage: Mapping[str, Any] = {}
+        self._usage = Usage()
         self._status: int | None = None
         self._replica: str | None = None
         self._is_done = False
@@ -144,32 +142,33 @@ class AnswerReader:
         if event.data == _DONE:
             self._is_done = True
             return
-        try:
-            chunk = msgspec.json.decode(event.data)
-        except msgspec.DecodeError as error:
-            self._fail(Failure.NOT_STREAMED, f"an event is not JSON: {error}")
+        if event.name == "error":
+            self._fail(Failure.ERROR_EVENT, _shown(event.data))
             return
-        if not isinstance(chunk, dict):
-            self._fail(Failure.NOT_STREAMED, "an event is not a JSON object")
-        elif event.name == "error" or chunk.get("error"):
+        try:
+            chunk = read_chunk(event.data)
+        except NotAChunk as error:
+            self._fail(Failure.NOT_STREAMED, str(error))
+            return
+        if chunk.error:
             self._fail(Failure.ERROR_EVENT, _shown(event.data))
         else:
             self._chunk(chunk, now_s)
 
-    def _chunk(self, chunk: Mapping[str, Any], now_s: float) -> None:
-        self._usage = chunk.get("usage") or self._usage
+    def _chunk(self, chunk: Chunk, now_s: float) -> None:
+        self._usage = chunk.usage or self._usage
         has_text = is_end = False
-        for choice in chunk.get("choices") or ():
-            index = choice.get("index", 0)
+        for choice in chunk.choices or ():
+            index = choice.index
             if not 0 <= index < len(self._texts):
                 self._fail(Failure.NOT_STREAMED, f"choice {index} was not asked for")
                 return
-            text = _text_of(choice)
+            text = choice.said
             if text:
                 self._texts[index].append(text)
                 has_text = True
-            if choice.get("finish_reason") is not None:
-                self._finish_reasons[index] = str(choice["finish_reason"])
+            if choice.finish_reason is not None:
+                self._finish_reasons[index] = choice.finish_reason
                 is_end = True
         if has_text:
             self._piece(now_s)
@@ -187,15 +186,14 @@ class AnswerReader:
         self._failure, self._problem = failure, problem
 
     def _answer(self, now_s: float) -> Answer:
-        details = self._usage.get("prompt_tokens_details") or {}
         return Answer(
             sent_s=self._sent_s,
             took_s=now_s - self._sent_s,
             ttft_s=None if self._first_s is None else self._first_s - self._sent_s,
             gaps_s=tuple(self._gaps),
-            prompt_tokens=self._usage.get("prompt_tokens"),
-            cached_tokens=details.get("cached_tokens"),
-            output_tokens=self._usage.get("completion_tokens"),
+            prompt_tokens=self._usage.prompt_tokens,
+            cached_tokens=self._usage.cached_tokens,
+            output_tokens=self._usage.completion_tokens,
             replica=self._replica,
             finish_reasons=tuple(self._finish_reasons),
             texts=tuple("".join(pieces) for pieces in self._texts),
@@ -203,17 +201,6 @@ class AnswerReader:
             failure=self._failure,
             problem=self._problem or _shown(bytes(self._error_body)),
         )
-
-
-def _text_of(choice: Mapping[str, Any]) -> str:
-    """Text of a chat's or a completion's chunk; a tool call's arguments are what the model said, too."""
-    delta = choice.get("delta")
-    if delta is None:
-        return choice.get("text") or ""
-    calls = delta.get("tool_calls") or ()
-    parts = [delta.get("content"), delta.get("reasoning_content")]
-    parts += [(call.get("function") or {}).get("arguments") for call in calls]
-    return "".join(part for part in parts if part)
 
 
 def _shown(data: bytes) -> str:

@@ -30,12 +30,13 @@ class Endpoint:
     def find(cls, url: str, *, key: str | None = None, model: str | None = None) -> Endpoint:
         """Ask the server which model it serves, unless told; its first if it has several.
 
-        url: with or without `/v1`. key: None = the environment's. Raises Unreachable or KeyNeeded.
+        url: with or without `/v1`. key: None = the environment's. With a model only the address and the key
+        are looked at: a server need not list what it serves. Raises Unreachable or KeyNeeded.
         """
         url = url.rstrip("/").removesuffix("/v1")
         key = key or os.environ.get(KEY_VARIABLE) or None
-        served = _first_model(url, key)
-        return cls(url, model or served, key)
+        answer = _models(url, key, may_be_missing=model is not None)
+        return cls(url, model or _first(url, answer), key)
 
     def headers(self, question: Question) -> dict[str, str]:
         headers = dict(question.headers)
@@ -49,17 +50,21 @@ class Endpoint:
         return {"model": self.model, **question.body}
 
 
-def _first_model(url: str, key: str | None) -> str:
+def _models(url: str, key: str | None, *, may_be_missing: bool) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=_LOOK_TIMEOUT_S)
-        if answer.status_code in _REFUSED:
-            raise KeyNeeded(url, KEY_VARIABLE)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except httpx.HTTPStatusError as error:
-        raise Unreachable(url, f"/v1/models answered {error.response.status_code}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unreachable(url, str(error) or type(error).__name__) from None
-    except (KeyError, IndexError, TypeError, ValueError):
+    if answer.status_code in _REFUSED:
+        raise KeyNeeded(url, KEY_VARIABLE, had_one=key is not None)
+    if not answer.is_success and not (may_be_missing and answer.is_client_error):
+        raise Unreachable(url, f"/v1/models answered {answer.status_code}")
+    return answer
+
+
+def _first(url: str, answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["data"][0]["id"])
+    except (LookupError, TypeError, ValueError):
         raise Unreachable(url, "/v1/models lists no model") from None

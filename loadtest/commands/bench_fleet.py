@@ -8,7 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.commands.serving import add_repeats, add_report, carry_out, policy_names
+from loadtest.commands.serving import (
+    DEFAULT_REPEATS,
+    add_repeats,
+    add_report,
+    carry_out,
+    different,
+    policy_names,
+)
 from loadtest.comparison.contender import RAY_ROUTER, Changes, of_policies
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.open_loop.tally import Targets
@@ -22,6 +29,11 @@ robin, power of two, session affinity and Ray Serve's own prefix-affinity router
 system prompts at one rate, with caches too small for all of them; adverse traffic, where nothing or all is
 shared or answers are long; and the highest rate of chats that keeps the p99 time to first token.
 docs/benchmarking.md says how to read it. --quick is one repeat of a part of it.
+
+examples
+  python -m loadtest bench-fleet --quick
+  python -m loadtest bench-fleet --part chats --policy expected_time,ray_prefix_router --repeats 5
+  python -m loadtest bench-fleet --part search --rate 6
 """
 
 CONTENDERS = ("expected_time", "round_robin", "power_of_two", "session_affinity", RAY_ROUTER)
@@ -66,7 +78,7 @@ ADVERSE = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--quick", action="store_true", help="chats at one rate, one repeat, half the time: about 10 minutes")
+    add("--quick", action="store_true", help="chats at one rate, half the time, one repeat: 10 minutes")
     add("--rate", type=read.load, default=4.0, metavar="R", help="of chats, requests/s (default: 4)")
     add(
         "--seconds",
@@ -89,6 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"only these, the first beside each other one (default: {','.join(CONTENDERS)})",
     )
     add_repeats(parser)
+    parser.set_defaults(repeats=None)  # as many as its parts ask for
     add_report(parser, "fleet")
 
 
@@ -97,6 +110,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def fleet_plan(options: argparse.Namespace) -> Plan:
+    """Raises BadRequest, BadDeployment."""
     parts = options.part or (["chats"] if options.quick else ["chats", "adverse", "search"])
     seconds = options.seconds / 2 if options.quick else options.seconds
     cells: list[Cell] = []
@@ -107,10 +121,10 @@ def fleet_plan(options: argparse.Namespace) -> Plan:
     searches = (Search(CHATS, options.rate, seconds),) if "search" in parts else ()
     changes = Changes(num_replicas=NUM_REPLICAS, replica=REPLICA, router=ROUTER)
     return Plan(
-        contenders=tuple(of_policies(Path("deploy.yaml"), options.policy, changes)),
+        contenders=different(of_policies(Path("deploy.yaml"), options.policy, changes)),
         cells=tuple(cells),
         searches=searches,
-        repeats=1 if options.quick else options.repeats,
+        repeats=options.repeats or (1 if options.quick else DEFAULT_REPEATS),
         seed=options.seed,
         targets=TARGETS,
         max_context=MAX_CONTEXT,

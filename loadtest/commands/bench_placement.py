@@ -15,6 +15,10 @@ SUMMARY = "the project's own comparison"
 DESCRIPTION = """\
 The project's own comparison, in parts. Without arguments a part of it that takes about ten minutes on two
 cores; --full is all of it, which may be stopped and taken up again. docs/benchmarks.md has what it gave.
+
+examples
+  python -m loadtest bench-placement
+  python -m loadtest bench-placement --full --part conversation --workers 8
 """
 
 

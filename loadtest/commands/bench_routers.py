@@ -17,6 +17,10 @@ and event sockets, behind one production router and behind several that hear of 
 alone; in rounds, each a workload of its own. Prints mean time to first token over one router's, with its 95 %
 interval over the rounds. Steps are stretched so that replicas do not wait for each other's cores: some
 minutes a round on two cores, and the quieter the machine, the better.
+
+examples
+  python -m loadtest bench-routers
+  python -m loadtest bench-routers --routers 2,4 --rounds 10 --binding at_once
 """
 
 

@@ -16,14 +16,14 @@ from loadtest.comparison.errors import NoAnswers
 from loadtest.comparison.load import Load, send
 from loadtest.comparison.plan import Cell
 from loadtest.comparison.progress import ComparisonProgress
-from loadtest.comparison.report import check_plots, report
+from loadtest.comparison.report import check_folder, check_plots, report
 from loadtest.comparison.results import Results, Run
 from loadtest.open_loop.calibration import tokens_per_word
 from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
 from loadtest.open_loop.prompts import PromptMaker, TextPrompts, TokenPrompts
 from loadtest.open_loop.schedule import Stretch, schedule, shortened
 from loadtest.placement import arguments as read
-from loadtest.placement.errors import PlacementError
+from loadtest.placement.errors import BadRequest, PlacementError
 from loadtest.workloads.reference import WorkloadRef
 
 SUMMARY = "send a trace to a running server at its own times"
@@ -70,6 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     check_plots(with_plots=not options.no_plots)
+    check_folder(options.out)
     reference = trace_of(options)
     load, ceiling = _load(options, reference)
     endpoint = Endpoint.find(options.url, key=options.key, model=options.model)
@@ -108,6 +109,10 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def _load(options: argparse.Namespace, reference: WorkloadRef) -> tuple[Load, float]:
+    """What to send, and the hit ratio of an infinite cache on what counts of it.
+
+    Raises WorkloadError, and BadRequest if nothing of it would count.
+    """
     trace = reference.trace()
     stretch = Stretch(
         start_s=options.start,
@@ -121,7 +126,11 @@ def _load(options: argparse.Namespace, reference: WorkloadRef) -> tuple[Load, fl
     )
     salt = f"replay {options.seed}"
     prompts: PromptMaker = TokenPrompts(trace.block_tokens, salt)
-    first = next((at for at, arrival in enumerate(arrivals) if arrival.due_s >= options.warm), 0)
+    first = next((at for at, arrival in enumerate(arrivals) if arrival.due_s >= options.warm), None)
+    if first is None:
+        raise BadRequest(
+            f"--warm {options.warm:g}: the last request is due at {arrivals[-1].due_s:.3g} s: none counts"
+        )
     load = Load(
         arrivals=arrivals,
         prompts=prompts,

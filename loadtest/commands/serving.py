@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.client.errors import ClientError
 from loadtest.commands.options import trace_of
 from loadtest.comparison.conditions import conditions
 from loadtest.comparison.contender import RAY_ROUTER, Changes, Contender, of_policies, read_contender
 from loadtest.comparison.deployment import Deployment, check
 from loadtest.comparison.errors import ComparisonError
-from loadtest.comparison.experiment import Experiment
+from loadtest.comparison.experiment import Experiment, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.progress import ComparisonProgress, expected_s
-from loadtest.comparison.report import check_plots, report
+from loadtest.comparison.report import check_folder, check_plots, report
 from loadtest.open_loop.tally import Targets
 from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest, Stopped
+from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generators import GENERATORS
 from loadtest.workloads.reference import WorkloadRef
 
 REPORTS = Path(".bench")
+DEFAULT_REPEATS = 3
 
 
 class StoppedWithReport(Stopped):
@@ -61,12 +64,17 @@ def contenders_of(options: argparse.Namespace) -> tuple[Contender, ...]:
         found = of_policies(file, policy_names(options.policy), changes)
     else:
         found = [read_contender(path, changes) for path in options.files]
-    labels = [contender.label for contender in found]
     if not found:
         raise BadRequest("name deploy.yaml files to compare, or --policy A,B,C")
+    return different(found)
+
+
+def different(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
+    """Raises BadRequest where one is there twice: reports know them by their labels."""
+    labels = [contender.label for contender in contenders]
     if len(set(labels)) < len(labels):
         raise BadRequest(f"a contender is named twice: {', '.join(labels)}")
-    return tuple(found)
+    return tuple(contenders)
 
 
 def policy_names(text: str) -> list[str]:
@@ -114,9 +122,10 @@ def add_repeats(parser: argparse.ArgumentParser) -> None:
     add(
         "--repeats",
         type=read.count,
-        default=3,
+        default=DEFAULT_REPEATS,
         metavar="N",
-        help="of everything, on servers started anew, contenders in turn (default: 3; 1 has no intervals)",
+        help="of everything, on servers started anew, contenders in turn "
+        f"(default: {DEFAULT_REPEATS}; 1 has no intervals)",
     )
     add("--seed", type=read.whole, default=0, metavar="N", help="of the first repeat (default: 0)")
 
@@ -171,6 +180,8 @@ def plan_of(
 def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command: list[str]) -> None:
     """Check everything, run, report. Raises what the plan's parts raise, after the report of what ran."""
     check_plots(with_plots=not options.no_plots)
+    check_folder(options.out)
+    check_windows(plan)
     for contender in plan.contenders:
         check(contender)
     console.print(f"About {expected_s(plan) / 60:.0f} minutes; Ctrl-C reports what ran until then.")
@@ -178,7 +189,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
         experiment = Experiment(plan, _started, progress, conditions(command))
         try:
             results = experiment.run()
-        except ComparisonError:
+        except (ComparisonError, ClientError, WorkloadError):
             progress.__exit__(None, None, None)
             if experiment.results.runs:
                 report(experiment.results, options.out, console, with_plots=not options.no_plots)

@@ -22,6 +22,10 @@ DESCRIPTION = """\
 Gives every policy the same number of settings of its knobs, drawn around its defaults, and keeps the one
 with the soonest mean time to first token: 16 replicas, loads 0.85 and 1.05, seeds that bench-placement
 does not use. Prints what it gained, and writes the settings to a file for --policy @FILE.
+
+examples
+  python -m loadtest tune
+  python -m loadtest tune --policy expected_time --policy preble --budget 16
 """
 
 

@@ -90,16 +90,18 @@ class Deployment:
         raise DeploymentFailed(self._contender.label, self._log_tail())
 
     def _stop(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is None:
+        try:
+            if self._process is not None and self._process.poll() is None:
                 self._process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(STOP_LIMIT_S)
-            # Its own group, made at its start: what a launcher that died or hangs has left there.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        finally:  # Ctrl-C once more is impatience, and no reason to leave a cluster behind
+            if self._process is not None:
+                # Its own group, made at its start: what a launcher that died or hangs has left there.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _log_tail(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-_SHOWN_CHARS:]

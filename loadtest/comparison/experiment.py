@@ -53,7 +53,7 @@ class Experiment:
     _was_stopped: bool = False
 
     def run(self) -> Results:
-        """Raises DeploymentFailed, NoAnswers or ClientError; `results` then has what ran before."""
+        """Raises DeploymentFailed, NoAnswers, ClientError or WorkloadError; `results` has what ran before."""
         try:
             for repeat, contender in self.plan.order():
                 self.observer.starting(contender.label, repeat)
@@ -78,7 +78,7 @@ class Experiment:
     def _visit(self, contender: Contender, repeat: int, endpoint: Endpoint) -> None:
         """Everything that one contender does in one repeat, on a server that has just started."""
         visit = _Visit(self.plan, contender, repeat, endpoint)
-        visit.warm(self.plan.cells[0] if self.plan.cells else self.plan.searches[0].cell(_WARM_PER_S))
+        visit.warm()
         for number, cell in enumerate(self.plan.cells):
             self._measure(visit, cell, "fixed", f"cell {number}")
         for number, search in enumerate(self.plan.searches):
@@ -148,10 +148,9 @@ class _Visit:
     def seed(self) -> int:
         return self.plan.seed + self.repeat
 
-    def warm(self, cell: Cell) -> None:
+    def warm(self) -> None:
         """Asks what nothing later repeats. Raises NoAnswers."""
-        window = replace(cell, rate_per_s=_WARM_PER_S, seconds=_WARM_REQUESTS / _WARM_PER_S)
-        load, _ = self.load(window, "warm", ends_when_lost=False)
+        load, _ = self.load(_warming(self.plan), "warm", ends_when_lost=False)
         sent = send(self.endpoint, replace(load, counted_from_s=0.0), lambda *_: None)
         if sent.was_interrupted:
             raise KeyboardInterrupt
@@ -159,25 +158,46 @@ class _Visit:
 
     def load(self, cell: Cell, name: str, *, ends_when_lost: bool) -> tuple[Load, float]:
         """What to send, and the hit ratio of an infinite cache on what counts of it."""
-        source = cell.workload.open()
-        workload = source.window(cell.rate_per_s, cell.num_requests, self.seed)
-        arrivals = shortened(schedule(workload), max_tokens=self.plan.max_context, max_output=None)
+        block_tokens, arrivals = _window(self.plan, cell, self.seed)
         first = min(cell.num_warming, len(arrivals) - 1)
         salt = f"{cell.workload.label} {self.seed} {name}"
         load = Load(
             arrivals=arrivals,
-            prompts=self._prompts(workload.block_tokens, salt),
+            prompts=self._prompts(block_tokens, salt),
             targets=self.plan.targets,
             counted_from_s=arrivals[first].due_s,
             salt=salt,
             ends_when_lost=ends_when_lost,
         )
-        return load, _ceiling(arrivals, workload.block_tokens, first)
+        return load, _ceiling(arrivals, block_tokens, first)
 
     def _prompts(self, block_tokens: int, salt: str) -> PromptMaker:
         if not self.plan.uses_text:
             return TokenPrompts(block_tokens, salt)
         return TextPrompts(block_tokens, salt, tokens_per_word=tokens_per_word(self.endpoint))
+
+
+def check_windows(plan: Plan) -> None:
+    """Before anything starts: what will be sent can be made. Raises WorkloadError.
+
+    Of a search only the first rate: the others are not known before it.
+    """
+    cells = [_warming(plan), *plan.cells, *(search.cell(search.first_per_s) for search in plan.searches)]
+    for repeat in range(plan.repeats):
+        for cell in cells:
+            _window(plan, cell, plan.seed + repeat)
+
+
+def _warming(plan: Plan) -> Cell:
+    cell = plan.cells[0] if plan.cells else plan.searches[0].cell(_WARM_PER_S)
+    return replace(cell, rate_per_s=_WARM_PER_S, seconds=_WARM_REQUESTS / _WARM_PER_S)
+
+
+def _window(plan: Plan, cell: Cell, seed: int) -> tuple[int, list[Arrival]]:
+    """Tokens of a block, and who arrives when. Raises WorkloadError."""
+    workload = cell.workload.open().window(cell.rate_per_s, cell.num_requests, seed)
+    arrivals = shortened(schedule(workload), max_tokens=plan.max_context, max_output=None)
+    return workload.block_tokens, arrivals
 
 
 def _ceiling(arrivals: list[Arrival], block_tokens: int, first: int) -> float:

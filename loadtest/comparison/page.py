@@ -71,8 +71,8 @@ def _conditions(results: Results) -> str:
     told = {
         **results.conditions,
         **{f"engine of {name}": engine for name, engine in results.engines.items()},
-        "seeds": ", ".join(sorted({str(run.seed) for run in results.runs})),
-        "repeats": str(len({run.repeat for run in results.runs})),
+        "seeds": ", ".join(map(str, results.seeds)),
+        "repeats": str(results.num_repeats),
     }
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in told.items())
     return f"<dl>{rows}</dl>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -23,27 +25,52 @@ def check_plots(*, with_plots: bool) -> None:
             raise BadRequest(f"plots need the loadtest extra ({error}); --no-plots does without") from error
 
 
+def check_folder(folder: Path) -> None:
+    """Before anything runs: a report can be written there. Leaves nothing behind. Raises BadRequest."""
+    made: list[Path] = []
+    try:
+        made += [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadRequest(f"--out: no report can be written to {folder}: {error.strerror}") from None
+    finally:
+        for each in made:
+            with contextlib.suppress(OSError):
+                each.rmdir()
+
+
 def markdown(results: Results) -> str:
     lines = [f"**{told}**\n" for told in warnings(results)]
     lines += [table.markdown() + "\n" for table in tables(results)]
     lines += [f"- {name}: {value}" for name, value in results.conditions.items()]
     lines += [f"- engine of {name}: {engine}" for name, engine in results.engines.items()]
+    lines += [f"- seeds: {_seeds(results)}", f"- repeats: {results.num_repeats}"]
     return "\n".join(lines) + "\n"
 
 
+def _seeds(results: Results) -> str:
+    return ", ".join(map(str, results.seeds))
+
+
 def report(results: Results, folder: Path, console: Console, *, with_plots: bool) -> None:
-    """Print the tables, and write each file whole. Nothing is written where nothing ran."""
+    """Write each file whole, and print the tables. Nothing is written where nothing ran.
+
+    Files first: a terminal may be gone by now.
+    """
     if not results.runs:
         console.print("Nothing ran, so there is no report.")
         return
-    for told in warnings(results):
-        console.print(f"[yellow]{told}[/]", soft_wrap=True)
-    for table in tables(results):
-        table.print_on(console)
     write(folder / JSON, results)
     write_whole(folder / MARKDOWN, markdown(results).encode())
     if with_plots:
         from loadtest.comparison.figures import pictures
 
         write_whole(folder / PAGE, page(results, pictures(results)).encode())
+    for told in warnings(results):
+        console.print(f"[yellow]{told}[/]", soft_wrap=True)
+    for table in tables(results):
+        table.print_on(console)
+    console.print(f"Seeds: {_seeds(results)}", soft_wrap=True)
     console.print(f"Report: {folder / (PAGE if with_plots else MARKDOWN)}", soft_wrap=True)

@@ -61,6 +61,15 @@ class Results:
         """In order of first sight."""
         return tuple(dict.fromkeys(run.workload for run in self.runs))
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of what was measured, ascending."""
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    @property
+    def num_repeats(self) -> int:
+        return len({run.repeat for run in self.runs})
+
     def fixed(self, contender: str, workload: str, rate_per_s: float) -> list[Run]:
         """Whole runs at one rate, by repeat."""
         runs = [

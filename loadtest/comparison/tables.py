@@ -39,7 +39,7 @@ def warnings(results: Results) -> list[str]:
         )
     if any(run.tally.untold for run in results.runs):
         told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
-    if len({run.repeat for run in results.runs}) == 1:
+    if results.num_repeats == 1:
         told.append("One repeat: there are no intervals, and a difference may be chance.")
     return told
 

@@ -169,4 +169,5 @@ def _executor(num_workers: int) -> ProcessPoolExecutor:
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGHUP):  # a terminal sends both to all of its processes
+        signal.signal(each, signal.SIG_IGN)

@@ -65,7 +65,7 @@ class LlmUser(User):
 
     def on_start(self) -> None:
         if LlmUser.setting is None:
-            raise StopUser
+            return  # its first session ends it: here locust would take that for an error
         self._setting = LlmUser.setting
         self._rng = random.Random(
             f"{self._setting.seed} {self.scenario_name} {self._setting.worker} {self._number}"
@@ -78,6 +78,8 @@ class LlmUser(User):
     @task
     def session(self) -> None:
         """From its first question to its last."""
+        if LlmUser.setting is None:
+            raise StopUser
         session_id = f"{self.scenario_name}-{self._rng.getrandbits(48):012x}"
         script = self._the_scenario().session(self._rng, session_id)
         answers: Sequence[Answer] | None = None

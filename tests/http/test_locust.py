@@ -64,19 +64,43 @@ def test_every_user_headless_for_twenty_seconds_without_a_failure(server: HttpSe
     assert "replica-1" in ended.stdout
 
 
-def test_a_server_that_is_not_there_is_one_line_and_no_table(tmp_path: Path) -> None:
-    ended = locust("--headless", "-t", "5s", "--host", "http://127.0.0.1:1", folder=tmp_path)
-    assert ended.returncode != 0
-    assert "no OpenAI-compatible server answers at http://127.0.0.1:1" in ended.stderr
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]], ids=["one process", "workers"])
+def test_a_server_that_is_not_there_is_one_line_and_no_table(processes: list[str], tmp_path: Path) -> None:
+    """Without a limit of time: workers that had left were waited for until somebody came."""
+    ended = locust("--headless", *processes, "--host", "http://127.0.0.1:1", folder=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.count("no OpenAI-compatible server answers at http://127.0.0.1:1") == 1
     assert "Traceback" not in ended.stderr
     assert "Aggregated" not in ended.stdout
 
 
-def test_the_web_page_starts_a_run_and_shows_times_to_the_first_token(
-    server: HttpServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--scale", "nan", "nan' is not a finite number"),
+        ("--scale", "0", "0 is not above 0"),
+        ("--pauses", "-1", "-1 is below 0"),
+        ("--timeout-s", "0", "0 is not above 0"),
+        ("--timeout-s", "-3", "-3 is not above 0"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(
+    option: str, value: str, told: str, tmp_path: Path
 ) -> None:
+    ended = locust("--headless", f"{option}={value}", folder=tmp_path)
+    assert ended.returncode == 2
+    assert f"argument {option}: " in ended.stderr
+    assert told in ended.stderr
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_web_page_starts_a_run_and_shows_times_to_the_first_token(
+    num_workers: int, server: HttpServer, tmp_path: Path
+) -> None:
+    """The page names the server: workers cannot look for it before."""
     port = free_base()
-    where = ("--web-host", "127.0.0.1", "--web-port", str(port), "--host", server.url)
+    where = ["--web-host", "127.0.0.1", "--web-port", str(port)]
+    where += ["--processes", str(num_workers)] if num_workers else []
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [*LOCUST, *where, *SMALL, "NoSharing"], cwd=tmp_path, stdout=log, stderr=subprocess.STDOUT
@@ -84,13 +108,20 @@ def test_the_web_page_starts_a_run_and_shows_times_to_the_first_token(
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as page:
             _until(lambda: _answers(page), process, tmp_path / "log")
-            started = page.post("/swarm", data={"user_count": "2", "spawn_rate": "2", "host": server.url})
-            assert started.json()["success"]
+            _until(lambda: _num_workers(page) == num_workers, process, tmp_path / "log")
+            wrong = {"user_count": "1", "spawn_rate": "1", "host": server.url, "scale": "nan"}
+            assert page.post("/swarm", data=wrong).json()["success"]
+            _until(lambda: "--scale" in str(_errors(page)), process, tmp_path / "log")
+            page.post("/stop")
+            _until(lambda: _state(page) == "stopped", process, tmp_path / "log")
+            right = {"user_count": "2", "spawn_rate": "2", "host": server.url, "scale": "0.1"}
+            assert page.post("/swarm", data=right).json()["success"]
             _until(lambda: ("TTFT", "no_sharing") in _rows(page), process, tmp_path / "log")
-            assert page.get("/stats/requests").json()["errors"] == []
+            assert _errors(page) == []
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def _answers(page: httpx.Client) -> bool:
@@ -102,6 +133,19 @@ def _answers(page: httpx.Client) -> bool:
 
 def _rows(page: httpx.Client) -> set[tuple[str, str]]:
     return {(row["method"], row["name"]) for row in page.get("/stats/requests").json()["stats"]}
+
+
+def _errors(page: httpx.Client) -> list[Any]:
+    found: list[Any] = page.get("/stats/requests").json()["errors"]
+    return found
+
+
+def _state(page: httpx.Client) -> str:
+    return str(page.get("/stats/requests").json()["state"])
+
+
+def _num_workers(page: httpx.Client) -> int:
+    return len(page.get("/stats/requests").json().get("workers", []))
 
 
 def _until(happened: Any, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from loadtest.client.answer import Answer, AnswerReader, Failure
 from loadtest.client.errors import EventTooLong
 from loadtest.client.sse import Event, EventParser
+from loadtest.open_loop.tally import Tally
+from loadtest.users.counts import Counts
 
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 VALUES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=12)
@@ -111,3 +114,75 @@ def test_a_stream_that_ends_early_is_never_a_whole_answer(length: int, cuts: lis
     answer = read(pieces(WHOLE[:length], cuts))
     assert answer.failure is Failure.NO_DONE
     assert not answer.is_ok
+
+
+KEYS = (
+    "choices",
+    "usage",
+    "index",
+    "delta",
+    "text",
+    "content",
+    "tool_calls",
+    "function",
+    "arguments",
+    "error",
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=6,
+)
+WHOLE_CHUNK: Any = {
+    "choices": [
+        {
+            "index": 0,
+            "delta": {"content": "x", "tool_calls": [{"function": {"arguments": "{}"}}]},
+            "text": "y",
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {"prompt_tokens": 4, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}},
+    "error": None,
+}
+
+
+@st.composite
+def malformed(draw: st.DrawFn) -> Any:
+    """A chunk in which one thing, at whatever depth, is anything."""
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, dict | list) or draw(st.integers(0, 3)) == 0:
+            return draw(ANYTHING)
+        if isinstance(value, list):
+            return [changed(value[0])]
+        key = draw(st.sampled_from(sorted(value)))
+        return {**value, key: changed(value[key])}
+
+    return changed(WHOLE_CHUNK)
+
+
+def is_taken_in(answer: Answer) -> None:
+    """Whoever counts answers can count this one; what it has is of the types that it says."""
+    counts, tally = Counts(), Tally()
+    counts.of("chat").add(answer)
+    tally.sent(0.0, 0.0)
+    tally.answered(0.0, 0.0, answer)
+    assert tally.answers + tally.num_failed == 1
+    for number in (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens):
+        assert number is None or (type(number) is int and number >= 0)
+    answer.text.encode()  # it may be asked back, as a chat's history
+
+
+@given(malformed() | ANYTHING, st.sampled_from([b"", b"event: error\n"]))
+def test_whatever_a_server_sends_for_a_chunk_is_an_answer_or_a_failed_one(value: Any, name: bytes) -> None:
+    """It was an exception, which ended a whole replay."""
+    event = name + f"data: {json.dumps(value)}\n\n".encode()
+    is_taken_in(read([event, WHOLE]))
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_bytes_that_are_nothing_are_a_failed_answer(before: bytes, inside: bytes) -> None:
+    quoted = b'{"choices": [{"delta": {"content": "' + inside + b'"}}]}'
+    for data in (before, b"data: " + before + b"\n\n", b"data: " + quoted + b"\n\n"):
+        is_taken_in(read([data, b"\n\n" + WHOLE]))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 
 from rich.console import Console
 
+from loadtest.signals import stop_on_signals
 from tests.e2e.faults.checks import Row
 from tests.e2e.faults.run import DEFAULT_MINUTES, modules, run_all, status, summary, table, usual
 
@@ -43,10 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.promises) - set(names):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    # Whoever ends this ends the clusters with it: asyncio cancels on the one signal, not on the other.
-    # And a shell that starts it in the background has the one ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stop_on_signals()  # whoever ends this ends the clusters with it
     console = Console(highlight=False)
     chosen = [name for name in names if name in arguments.promises] or usual()
     rows: list[Row] = []

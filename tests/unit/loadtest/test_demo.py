@@ -76,6 +76,17 @@ def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> 
     assert "make serve" in capsys.readouterr().err
 
 
+def test_ctrl_c_is_a_word_and_a_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "_endpoint", interrupted)
+    assert demo.main([]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
 def test_both_policies_are_asked_for_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     with server() as (url, asked):
         assert demo.main(["--url", url, "--key", "secret", *ONE_EACH]) == 0
@@ -86,7 +97,7 @@ def test_both_policies_are_asked_for_and_told(capsys: pytest.CaptureFixture[str]
     assert (row[3], row[4], row[6], row[7]) == ("32", "a", "32", "a")
 
 
-@pytest.mark.parametrize(("status", "says"), [(401, "--key, or set OPENAI_API_KEY"), (500, "answered 500")])
+@pytest.mark.parametrize(("status", "says"), [(401, "set OPENAI_API_KEY"), (500, "answered 500")])
 def test_a_server_that_refuses_says_what_it_wants(
     status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

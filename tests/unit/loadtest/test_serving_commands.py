@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 import pytest
 
-from loadtest.__main__ import BAD_REQUEST, main
+from loadtest.__main__ import BAD_REQUEST, COMMANDS, _parser, main
 from loadtest.commands import bench_fleet, serving
 from loadtest.comparison.plan import Plan
 from loadtest.comparison.progress import expected_s
+from loadtest.placement.errors import BadRequest
 
 TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
 
@@ -51,12 +53,50 @@ def said(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str],
         (["sweep", "--policy", "round_robin", "--ttft", "soon"], "'soon' is not a number"),
         (["replay", "--trace", "nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
         (["replay", "--start", "1e9"], "nobody arrives in the stretch asked for"),
+        (["replay", "--duration", "30", "--warm", "60"], "--warm 60: the last request is due at"),
+        (["bench-fleet", "--policy", "round_robin,round_robin"], "named twice"),
+        (["compare", "--policy", "round_robin", "--max-context", "5"], "leaves no room for a prompt in 5"),
+        (["sweep", "--policy", "round_robin", "--ttft", "1", "--max-context", "5"], "leaves no room"),
     ],
 )
 def test_what_makes_no_sense_is_named(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told in said(arguments, tmp_path, capsys, BAD_REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("hello\n", "mine.jsonl, line 1"),
+        (TRACE, "all requests arrive at once"),
+        (TRACE + TRACE, "all requests arrive at once"),
+    ],
+    ids=["malformed", "one-request", "no-duration"],
+)
+@pytest.mark.parametrize("command", [["compare"], ["sweep", "--ttft", "1"]], ids=lambda words: words[0])
+def test_a_trace_without_a_window_costs_no_cluster(
+    command: list[str], content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.jsonl").write_text(content)
+    arguments = [*command, "--policy", "round_robin", "--trace", str(tmp_path / "mine.jsonl")]
+    assert told in said(arguments, tmp_path, capsys, BAD_REQUEST)
+
+
+@pytest.mark.parametrize("below", [".", "deeper/still"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["compare", "--policy", "round_robin"], ["replay", "--url", "http://127.0.0.1:1"]],
+    ids=lambda words: words[0],
+)
+def test_a_report_that_cannot_be_written_is_told_before_anything_runs(
+    arguments: list[str], below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    out = tmp_path / "taken" / below
+    assert main([*arguments, "--out", str(out), "--no-plots"]) == BAD_REQUEST
+    assert f"--out: no report can be written to {out}" in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "a file"
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,9 +126,25 @@ def test_the_projects_own_comparison_is_what_its_documents_say() -> None:
     assert [contender.label for contender in some.contenders] == ["expected_time", "ray_prefix_router"]
     quick = fleet_plan("--quick")
     assert (len(quick.cells), quick.searches, quick.repeats) == (2, (), 1)
+    assert fleet_plan("--quick", "--repeats", "2").repeats == 2
+    with pytest.raises(BadRequest, match="named twice"):
+        fleet_plan("--policy", "round_robin,round_robin")
 
 
 def test_a_search_is_told_by_the_tries_it_takes() -> None:
     """Two policies took 63 minutes: six rates about half as high as the first, half of them tried twice."""
     plan = fleet_plan("--part", "search", "--policy", "expected_time,round_robin", "--repeats", "1")
     assert expected_s(plan) == 2 * (25 + 9 * 200)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_examples_that_are_understood(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(TRACE)
+    lines = [line.strip() for line in COMMANDS[name].DESCRIPTION.splitlines()]
+    examples = [line for line in lines if line.startswith("python -m loadtest ")]
+    assert examples
+    for example in examples:
+        _parser().parse_args(shlex.split(example)[3:])

@@ -71,6 +71,11 @@ def test_every_choice_needs_its_finish_reason() -> None:
         (((1, "hello"),), Failure.NOT_STREAMED),
         (((1, [1]),), Failure.NOT_STREAMED),
         (((1, chat("a", "stop", 1)), (2, "[DONE]")), Failure.NOT_STREAMED),
+        (((1, {"usage": 5}),), Failure.NOT_STREAMED),
+        (((1, {"choices": [None]}),), Failure.NOT_STREAMED),
+        (((1, {"choices": [{"index": "0", "text": "a"}]}),), Failure.NOT_STREAMED),
+        (((1, {"usage": {"prompt_tokens": "many"}}),), Failure.NOT_STREAMED),
+        (((1, '{"choices": ' + "[" * 100_000),), Failure.NOT_STREAMED),
     ],
 )
 def test_what_is_no_whole_answer_says_why(timed: tuple[tuple[float, Any], ...], failure: Failure) -> None:

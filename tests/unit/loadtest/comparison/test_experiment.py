@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from loadtest.client.answer import Answer, Failure
 from loadtest.client.endpoint import Endpoint
+from loadtest.client.errors import ClientError, Unreachable
+from loadtest.commands import serving
 from loadtest.comparison import experiment as module
 from loadtest.comparison.contender import Contender
 from loadtest.comparison.errors import NoAnswers
 from loadtest.comparison.experiment import Experiment, Observer
 from loadtest.comparison.load import Load, Look, Sent, is_lost, is_met
 from loadtest.comparison.plan import Cell, Plan, Search
+from loadtest.comparison.results import read
 from loadtest.open_loop.tally import Tally, Targets
+from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.reference import WorkloadRef
 
 CHATS = WorkloadRef("multi_turn", (("think_s", 1.0), ("turns", 3.0)))
@@ -158,6 +166,26 @@ def test_ctrl_c_keeps_what_ran_and_stops_the_server(servers: Servers) -> None:
     assert servers.running is None
     assert [(run.contender, run.is_whole) for run in results.runs] == [("a", True), ("b", False)]
     assert results.fixed("b", CHATS.label, 4.0) == []
+
+
+@pytest.mark.parametrize("error", [Unreachable("http://b", "gone"), WorkloadError("no window")])
+def test_whatever_ends_it_early_the_report_has_what_ran(
+    error: ClientError | WorkloadError, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(url: str, **_: object) -> Endpoint:
+        if url == "http://b":
+            raise error
+        return Endpoint(url, "tiny")
+
+    monkeypatch.setattr(Endpoint, "find", find)
+    monkeypatch.setattr(serving, "_started", servers.start)
+    monkeypatch.setattr(serving, "check", lambda contender: None)
+    options = argparse.Namespace(out=tmp_path / "out", no_plots=True)
+    with pytest.raises(type(error)):
+        serving.carry_out(plan(), options, Console(file=io.StringIO()), ["compare"])
+    assert servers.running is None
+    assert [run.contender for run in read(tmp_path / "out" / "results.json").runs] == ["a"]
+    assert "- seeds: 7\n" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_server_that_answers_nothing_ends_it_with_what_it_said(servers: Servers) -> None:

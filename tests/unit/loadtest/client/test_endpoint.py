@@ -1,0 +1,68 @@
+"""Which model is asked for: what the server lists, unless told; and what is said where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
+from loadtest.client.errors import KeyNeeded, Unreachable
+
+URL = "http://server"
+Serve = Callable[[httpx.Response], None]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """What `/v1/models` answers."""
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+    def answer(response: httpx.Response) -> None:
+        def get(url: str, *, headers: dict[str, str], timeout: float) -> httpx.Response:
+            with httpx.Client(transport=httpx.MockTransport(lambda request: response)) as client:
+                return client.get(url, headers=headers, timeout=timeout)
+
+        monkeypatch.setattr(httpx, "get", get)
+
+    return answer
+
+
+def test_the_first_model_listed_is_asked_for(serve: Serve) -> None:
+    serve(httpx.Response(200, json={"data": [{"id": "one"}, {"id": "two"}]}))
+    assert Endpoint.find(f"{URL}/v1/") == Endpoint(URL, "one")
+    assert Endpoint.find(URL, model="three").model == "three"
+
+
+@pytest.mark.parametrize("listed", [{}, [], {"data": []}, {"data": [1]}, {"data": {"id": "x"}}, None, "x"])
+def test_an_odd_list_matters_only_to_who_names_no_model(listed: Any, serve: Serve) -> None:
+    serve(httpx.Response(200, json=listed))
+    assert Endpoint.find(URL, model="mine").model == "mine"
+    with pytest.raises(Unreachable, match="lists no model"):
+        Endpoint.find(URL)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_server_that_lists_no_models_is_asked_for_the_one_named(status: int, serve: Serve) -> None:
+    serve(httpx.Response(status))
+    assert Endpoint.find(URL, model="mine").model == "mine"
+    with pytest.raises(Unreachable, match=f"answered {status}"):
+        Endpoint.find(URL)
+
+
+def test_a_server_that_fails_is_told_whatever_is_named(serve: Serve) -> None:
+    serve(httpx.Response(503))
+    with pytest.raises(Unreachable, match="answered 503"):
+        Endpoint.find(URL, model="mine")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_missing_or_wrong_names_what_every_command_has(status: int, serve: Serve) -> None:
+    """compare and sweep have no option for it, and locust's has another name."""
+    serve(httpx.Response(status))
+    with pytest.raises(KeyNeeded, match=f"wants an API key: set {KEY_VARIABLE}.*where it has one"):
+        Endpoint.find(URL, model="mine")
+    with pytest.raises(KeyNeeded, match=f"wants another API key: set {KEY_VARIABLE}"):
+        Endpoint.find(URL, key="old")

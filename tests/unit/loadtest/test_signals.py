@@ -1,0 +1,109 @@
+"""SIGTERM and SIGHUP end a process as Ctrl-C does: once, from the background too, and without a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import asyncio, pathlib, sys
+from loadtest.signals import stop_on_signals
+
+async def wait():
+    print("ready", flush=True)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.3)
+        print("closed", flush=True)
+
+stop_on_signals()
+try:
+    asyncio.run(wait())
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    pathlib.Path(sys.argv[1]).write_text("kept")
+"""
+
+
+def started(kept: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(kept)], cwd=ROOT, text=True, **options)
+
+
+def ignoring(number: signal.Signals) -> Callable[[], object]:
+    return lambda: signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [signal.SIGINT],
+        [signal.SIGTERM],
+        [signal.SIGHUP],
+        [signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM],
+    ],
+    ids=lambda sent: "-".join(each.name for each in sent),
+)
+def test_what_runs_is_closed_and_what_ran_is_kept(sent: list[signal.Signals], tmp_path: Path) -> None:
+    process = started(tmp_path / "kept", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for each in sent:
+        process.send_signal(each)
+    rest, _ = process.communicate(timeout=60)
+    assert rest == "closed\nstopped\n"
+    assert process.returncode == 0
+    assert (tmp_path / "kept").read_text() == "kept"
+
+
+def test_a_background_job_can_be_ended(tmp_path: Path) -> None:
+    """A shell starts it with SIGINT ignored."""
+    process = started(tmp_path / "kept", stdout=subprocess.PIPE, preexec_fn=ignoring(signal.SIGINT))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0] == "closed\nstopped\n"
+
+
+def test_nohup_is_kept(tmp_path: Path) -> None:
+    process = started(tmp_path / "kept", stdout=subprocess.PIPE, preexec_fn=ignoring(signal.SIGHUP))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0] == "closed\nstopped\n"
+
+
+def test_a_terminal_that_is_closed_takes_nothing_with_it(tmp_path: Path) -> None:
+    """What is printed after that goes nowhere; before, it raised, and what came after it was not done."""
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = started(
+        tmp_path / "kept",
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    os.close(theirs)
+    assert os.read(ours, 100).strip() == b"ready"
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert (tmp_path / "kept").read_text() == "kept"
