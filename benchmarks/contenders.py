@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -256,27 +257,26 @@ class Generate:
 
 
 class ContinuousBatching:
-    """transformers' continuous batching, given our engine's sizes: left to itself it takes most of RAM."""
-
-    # Its default page, tokens: as fast as 16 in prefill and 10 % faster in decode (9M, batch 32).
-    PAGE_SIZE = 256
+    """transformers' continuous batching over SDPA, given our engine's sizes: left to itself it takes most of
+    RAM."""
 
     def __init__(self, model: Any, *, num_tokens: int, step_tokens: int) -> None:
         """num_tokens: what its pool holds. step_tokens: at most so many are computed together."""
-        self._model, self._num_tokens, self._step_tokens = model, num_tokens, step_tokens
+        from transformers import ContinuousBatchingConfig
+
+        self._model = model
+        names = {field.name for field in fields(ContinuousBatchingConfig)}
+        if "auto_switch_to_flash" not in names:
+            # Then flash-attn, or a kernel fetched from the hub, takes the place of SDPA unless it is named so.
+            model.set_attn_implementation("paged|sdpa")
+        options = batching_options(names, num_tokens=num_tokens, step_tokens=step_tokens)
+        self._new_config: Callable[[], Any] = partial(ContinuousBatchingConfig, **options)
         self.run(Job((array("i", range(3, 35)),), 2))
 
     def run(self, job: Job) -> Run:
-        from transformers import ContinuousBatchingConfig
-
         manager = self._model.init_continuous_batching(
             generation_config=_greedy(job.output_tokens),
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=self.PAGE_SIZE,
-                num_blocks=-(-self._num_tokens // self.PAGE_SIZE),
-                max_batch_tokens=self._step_tokens,
-                auto_switch_to_flash=False,
-            ),
+            continuous_batching_config=self._new_config(),
         )
         forwards: list[tuple[Span, int]] = []  # when each began, and with how many tokens
         hook = self._model.register_forward_pre_hook(
@@ -316,6 +316,27 @@ class ContinuousBatching:
             elif result.is_finished():
                 outputs[result.request_id] = tuple(result.generated_tokens)
         return outputs
+
+
+# Continuous batching's default page, tokens: as fast as 16 in prefill and 10 % faster in decode (9M, batch 32).
+BATCHING_PAGE_TOKENS = 256
+
+
+def batching_options(names: Collection[str], *, num_tokens: int, step_tokens: int) -> dict[str, Any]:
+    """What `ContinuousBatchingConfig` is given, as this transformers calls it. names: its fields.
+
+    A pool of `num_tokens`, at most `step_tokens` computed together, SDPA, and no CUDA graphs: it records none
+    over SDPA anyhow, and a replayed forward would pass by the hook that reads the clock.
+    """
+    options: dict[str, Any] = {
+        "page_size" if "page_size" in names else "block_size": BATCHING_PAGE_TOKENS,
+        "num_blocks": -(-num_tokens // BATCHING_PAGE_TOKENS),
+        "max_batch_tokens": step_tokens,
+        "use_cuda_graph": False,
+    }
+    if "auto_switch_to_flash" in names:
+        options["auto_switch_to_flash"] = False
+    return options
 
 
 def settle(device: Any) -> None:

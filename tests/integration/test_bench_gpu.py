@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import ContinuousBatchingConfig
 
-from benchmarks.contenders import CONTINUOUS, GENERATE
+from benchmarks.contenders import CONTINUOUS, GENERATE, batching_options
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, contenders
 from benchmarks.gpu.plan import GATHER, TINY
@@ -81,6 +83,14 @@ def test_without_a_card_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
         pytest.skip("there is one")
     assert command.main(["--out", str(tmp_path / "none.json")]) == 2
     assert "torch sees no CUDA device here" in capsys.readouterr().err
+
+
+def test_continuous_batching_takes_what_it_is_given_here() -> None:
+    """By the names that the installed transformers has."""
+    names = {field.name for field in fields(ContinuousBatchingConfig)}
+    config = ContinuousBatchingConfig(**batching_options(names, num_tokens=1000, step_tokens=64))
+    assert (config.num_blocks, config.max_batch_tokens) == (4, 64)
+    assert not any(config.cuda_graph_booleans)
 
 
 @pytest.mark.long
