@@ -74,6 +74,15 @@ class Run:
     peak_bytes: int = 0  # set by the worker: most memory held, above the loaded model
 
 
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """Greedy tokens, and those that were nearly taken."""
+
+    outputs: tuple[tuple[int, ...], ...]  # by prompt
+    # By prompt and place: tokens, and how far below the largest their logits are, that one first.
+    nearest: tuple[tuple[tuple[tuple[int, float], ...], ...], ...]
+
+
 class Contender(Protocol):
     """Loads when built; `run` may be called any number of times."""
 
@@ -255,6 +264,29 @@ class Generate:
             steps=gaps(stamps),
         )
 
+    def considered(self, job: Job, count: int) -> Considered:
+        """What it says, and what it nearly said: the tokens with the `count` largest logits at each place."""
+        import torch
+
+        inputs = torch.tensor([list(prompt) for prompt in job.prompts], device=self._model.device)
+        with torch.inference_mode():
+            said = self._model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                generation_config=_greedy(
+                    job.output_tokens, return_dict_in_generate=True, output_logits=True
+                ),
+            )
+        largest = torch.stack(said.logits, dim=1).float().topk(count, dim=-1)  # (prompts, places, count)
+        below = largest.values[..., :1] - largest.values
+        return Considered(
+            outputs=tuple(map(tuple, said.sequences[:, inputs.shape[1] :].tolist())),
+            nearest=tuple(
+                tuple(tuple(zip(*place, strict=True)) for place in zip(*prompt, strict=True))
+                for prompt in zip(largest.indices.tolist(), below.tolist(), strict=True)
+            ),
+        )
+
 
 class ContinuousBatching:
     """transformers' continuous batching over SDPA, given our engine's sizes: left to itself it takes most of
@@ -267,7 +299,7 @@ class ContinuousBatching:
         self._model = model
         names = {field.name for field in fields(ContinuousBatchingConfig)}
         if "auto_switch_to_flash" not in names:
-            # Then flash-attn, or a kernel fetched from the hub, takes the place of SDPA unless it is named so.
+            # Unless it is named so, flash-attn or a kernel fetched from the hub takes the place of SDPA.
             model.set_attn_implementation("paged|sdpa")
         options = batching_options(names, num_tokens=num_tokens, step_tokens=step_tokens)
         self._new_config: Callable[[], Any] = partial(ContinuousBatchingConfig, **options)
@@ -318,7 +350,7 @@ class ContinuousBatching:
         return outputs
 
 
-# Continuous batching's default page, tokens: as fast as 16 in prefill and 10 % faster in decode (9M, batch 32).
+# Continuous batching's own default, tokens: as fast as 16 in prefill, 10 % faster in decode (9M, batch 32).
 BATCHING_PAGE_TOKENS = 256
 
 
@@ -380,11 +412,16 @@ def _load_model(setup: Setup) -> Any:
     return AutoModelForCausalLM.from_pretrained(setup.folder, dtype=torch.float32).eval()
 
 
-def _greedy(output_tokens: int) -> Any:
+def _greedy(output_tokens: int, **more: Any) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(
-        max_new_tokens=output_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True
+        max_new_tokens=output_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        use_cache=True,
+        **more,
     )
 
 

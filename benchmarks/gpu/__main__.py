@@ -21,12 +21,13 @@ Measure the engine on one card: an 8B-shaped network, drawn on the card from a s
 
   limits            matrix products and copies a second, measured first: what the rest is held beside
   attention error   each attention backend beside exact attention, in the network's own shape
-  greedy tokens     beside generate's, and from the cache beside computed
+  greedy tokens     beside generate's, computed and from the cache: where they part it has to be at a near-tie
   prefill, decode   tokens/s, and the operations or bytes they need as part of the card's limits
   first token       16,384 tokens with 0, 50 and 90 % of them cached
 
 Contenders, one after the other, each with the card to itself: our engine over each attention backend that
-can run here, transformers' generate, transformers' continuous batching.
+can run here, transformers' generate, transformers' continuous batching. All our backends have to be right;
+the targets are for triton, which is to serve on cards.
 
 Every result is written to --out at once. Run the same command again after an interruption: what is in the
 file is not measured again.
@@ -40,7 +41,8 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: everything that can run here was measured and reached its target; 1: not; 2: it could not begin."""
+    """0: everything that can run here was measured, is right and reached its targets; 1: not; 2: it could not
+    begin."""
     options = _parser().parse_args(argv)
     import torch
 
@@ -97,14 +99,14 @@ def _report(sheet: Any, bench: Any, names: Sequence[str], plan: Plan) -> int:
     from benchmarks.gpu import table
 
     found = table.verdicts(sheet, plan)
-    _say("", *table.table(sheet, names, bench.absent), "", *table.verdict_lines(found))
+    _say("", *table.table(sheet, names, bench.absent, plan), "", *table.verdict_lines(found))
     num_tasks = bench.num_tasks
     results = list(sheet)
     failed = [each for each in results if each.note.startswith("failed")]
     if len(results) < num_tasks:
         _say("", f"{num_tasks - len(results)} results are not there yet: run the same command again.")
     is_complete = len(results) == num_tasks and not failed
-    return 0 if is_complete and all(each.is_reached for each in found) else 1
+    return 0 if is_complete and all(each.is_reached is True for each in found) else 1
 
 
 def _say(*lines: str) -> None:

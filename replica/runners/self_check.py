@@ -70,8 +70,8 @@ def compare(
 ) -> None:
     """Hold a runner to what the model itself said. Raises Differs.
 
-    reference: from `reference_of`, on any device: several ranks on cards are held to what the whole model said
-    on the CPU. answer: the runner's logits of a sequence's last row, (vocabulary,).
+    reference: from `reference_of`, on any device: several ranks on cards are held to what the whole model
+    said on the CPU. answer: the runner's logits of a sequence's last row, (vocabulary,).
     """
     reference = reference.cpu()
     length = min(reference.shape[0], info.num_blocks * info.block_size)
