@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.gpu.plan import FULL, NAMES, TINY, Plan
 
+OUT = Path(".bench/gpu/results.json")
+
 DESCRIPTION = """\
 Measure the engine on one card: an 8B-shaped network, drawn on the card from a seed, in bfloat16.
 
@@ -35,7 +37,7 @@ file is not measured again.
 EPILOG = """\
 examples:
   make bench-gpu                                              everything
-  python -m benchmarks.gpu --limit-s 540 --out $OUT/gpu.json   stop starting measurements after nine minutes
+  python -m benchmarks.gpu --limit-s 540                       stop starting measurements after nine minutes
   python -m benchmarks.gpu --device cpu --tiny                 seconds: that everything runs
 """
 
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _quieten()
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     plan, dtype = (TINY if options.tiny else FULL), getattr(torch, options.dtype)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.out.unlink(missing_ok=True)
     try:
@@ -142,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a network of 0.2M weights and short prompts")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--contenders", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
-    parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"), metavar="FILE")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, metavar="FILE", help=f"(default: {OUT}, which git ignores)"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure anew what FILE already holds")
     parser.add_argument(
         "--limit-s", type=float, default=float("inf"), metavar="S", help="start nothing after so many seconds"

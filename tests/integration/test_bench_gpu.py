@@ -78,10 +78,17 @@ def test_results_of_another_card_are_not_mixed_in(tmp_path: Path) -> None:
         Sheet(path, {"device": "two"})
 
 
+def test_results_go_where_git_does_not_look() -> None:
+    """And where they stay from one command to the next, so that the next goes on."""
+    ignored = (Path(command.__file__).parents[2] / ".gitignore").read_text().split()
+    assert f"{command.OUT.parts[0]}/" in ignored
+    assert command._parser().parse_args([]).out == command.OUT
+
+
 def test_without_a_card_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert command.main(["--out", str(tmp_path / "none.json")]) == 2
+    assert command.main(["--out", str(tmp_path / "new" / "none.json")]) == 2
     assert "torch sees no CUDA device here" in capsys.readouterr().err
 
 
