@@ -51,7 +51,7 @@ test-gpu: .venv/dev.installed ## every check that needs a card; elsewhere: pytho
 	$(BIN)/python -m tests.gpu $(ARGS)
 
 # What needs neither Ray nor sockets nor structured output. Triton 3.6's interpreter reads numbers as numpy warns.
-LOWEST := async_scheduling bench_gpu exactness greedy_screen logprobs model_runner refusals runner_contract sampled_output tensor_parallel triton_engine
+LOWEST := async_scheduling bench_gpu exactness gpu_checks greedy_screen logprobs model_runner refusals runner_contract sampled_output tensor_parallel triton_engine
 LOWEST_LAWS := async_scheduling decode_graphs flash_attention out_of_memory paged_attention sampling several_answers
 INTERPRETED := -W "ignore:Conversion of an array with ndim:DeprecationWarning"
 
