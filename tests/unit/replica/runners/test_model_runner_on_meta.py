@@ -1,7 +1,8 @@
 """A step on a device that is not the host, in bfloat16: torch's `meta`, whose tensors have no numbers.
 
 Whatever a card would refuse or wait for shows there: two devices in one operation, two types, a number that
-is read before its step is waited for. What comes back at the end of a step is made up.
+is read before its step is waited for. What `meta` lets pass all the same is refused by `AsOnACard`. What
+comes back at the end of a step is made up.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config
 
 from cache.messages import SamplingParams
 from replica.attention import step_batch
+from replica.attention.kv_pages import LayerPages
+from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
 from replica.models import model_probe
 from replica.output import sampler
@@ -51,6 +57,24 @@ SHAPED = SamplingParams(
 )
 
 
+class AsOnACard(TorchDispatchMode):
+    """Refuses what `meta` lets pass and a card does not: an index on the host, products of two types."""
+
+    ACROSS_DEVICES = ("_to_copy", "copy_")
+    OF_ONE_TYPE = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "index_copy", "index_copy_")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        devices = {each.device.type for each in given if each.dim()}
+        if len(devices) > 1 and name not in self.ACROSS_DEVICES:
+            raise RuntimeError(f"{name} of tensors on {' and '.join(sorted(devices))}")
+        dtypes = {str(each.dtype) for each in given if each.is_floating_point()}
+        if len(dtypes) > 1 and name in self.OF_ONE_TYPE:
+            raise RuntimeError(f"{name} of {' and '.join(sorted(dtypes))}")
+        return func(*args, **(kwargs or {}))
+
+
 class Arriving:
     """In the place of `ToHost`: zeros, where there was nothing to bring."""
 
@@ -62,19 +86,25 @@ class Arriving:
         return torch.zeros(self._shape, dtype=torch.int64)
 
 
-@pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
-    monkeypatch.setattr(sampler, "ToHost", Arriving)
+@pytest.fixture(scope="module")
+def loaded() -> ModelRunner:
     model = model_probe.without_weights(CONFIG, torch.bfloat16)
     config = ReplicaConfig(block_size=4, num_blocks=64, max_running=8)
     return ModelRunner.with_pages(model, model_probe.probe_layers(model), config, "meta", max_model_len=128)
+
+
+@pytest.fixture
+def runner(loaded: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+    monkeypatch.setattr(sampler, "ToHost", Arriving)
+    return loaded
 
 
 def launch(
     runner: ModelRunner, *sequences: ScheduledSequence, before: LaunchedStep | None = None
 ) -> ModelStep:
     """Begin a step; whatever it raises would only be told when it is waited for."""
-    step = runner.launch(sequences, before)
+    with AsOnACard():
+        step = runner.launch(sequences, before)
     if not isinstance(step, ModelStep):
         step.result()
     assert isinstance(step, ModelStep)
@@ -142,10 +172,18 @@ def read(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits[:, int(logits.sum())], logits.argmax(dim=-1)
 
 
+def in_float32(pages: LayerPages, batch: StepBatch, key: torch.Tensor, value: torch.Tensor) -> None:
+    pages.key_slots.index_copy_(0, batch.slots, key.float())
+
+
 @pytest.mark.parametrize(
-    ("place", "name", "wrong"),
-    [(step_batch, "to_device", on_the_host), (sampler, "_largest", read)],
-    ids=["a tensor on the host", "a number read"],
+    ("place", "name", "wrong", "told"),
+    [
+        (step_batch, "to_device", on_the_host, "cpu and meta"),
+        (sampler, "_largest", read, r"item\(\) cannot be called on meta"),
+        (LayerPages, "write", in_float32, "index_copy_ of torch.bfloat16 and torch.float32"),
+    ],
+    ids=["a tensor on the host", "a number read", "two types"],
 )
 def test_what_a_card_would_refuse_or_wait_for_is_noticed(
     runner: ModelRunner,
@@ -153,8 +191,9 @@ def test_what_a_card_would_refuse_or_wait_for_is_noticed(
     place: object,
     name: str,
     wrong: Callable[..., object],
+    told: str,
 ) -> None:
     """This file would say nothing if it were not."""
     monkeypatch.setattr(place, name, wrong)
-    with pytest.raises(RuntimeError, match="meta"):
+    with pytest.raises(RuntimeError, match=told):
         launch(runner, *DECODES)
