@@ -51,13 +51,14 @@ test-gpu: .venv/dev.installed ## every check that needs a card; elsewhere: pytho
 	$(BIN)/python -m tests.gpu $(ARGS)
 
 # What needs neither Ray nor sockets nor structured output. Triton 3.6's interpreter reads numbers as numpy warns.
-LOWEST := async_scheduling bench_gpu exactness greedy_screen logprobs model_runner refusals runner_contract sampled_output tensor_parallel triton_engine
+LOWEST := async_scheduling bench_gpu exactness gpu_checks greedy_screen logprobs model_runner refusals runner_contract sampled_output tensor_parallel triton_engine
 LOWEST_LAWS := async_scheduling decode_graphs flash_attention out_of_memory paged_attention sampling several_answers
 INTERPRETED := -W "ignore:Conversion of an array with ndim:DeprecationWarning"
 
 test-lowest: .venv-lowest/installed ## the engine's tests on the oldest torch and transformers, without Ray or sockets
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(INTERPRETED) -m "not long and not gpu" -n $(JOBS) --dist loadfile \
 	  $(addprefix tests/unit/replica/,attention engine layers models output parallel runners scheduling) \
+	  $(addprefix tests/unit/benchmarks/,gpu test_contenders.py) \
 	  $(LOWEST:%=tests/integration/test_%.py) $(LOWEST_LAWS:%=tests/property/test_%.py) $(ARGS)
 
 chaos: .venv/dev.installed ## harm done to real deployments, held beside what is promised; ARGS="--minutes 60"

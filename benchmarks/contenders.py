@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,6 +72,15 @@ class Run:
     cached_tokens: int = 0  # of all prompts
     host: Span = NO_TIME  # ours only: the part of `whole` outside the runner
     peak_bytes: int = 0  # set by the worker: most memory held, above the loaded model
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """Greedy tokens, and those that were nearly taken."""
+
+    outputs: tuple[tuple[int, ...], ...]  # by prompt
+    # By prompt and place: tokens, and how far below the largest their logits are, that one first.
+    nearest: tuple[tuple[tuple[tuple[int, float], ...], ...], ...]
 
 
 class Contender(Protocol):
@@ -254,29 +264,51 @@ class Generate:
             steps=gaps(stamps),
         )
 
+    def considered(self, job: Job, count: int) -> Considered:
+        """What it says, and what it nearly said: the tokens with the `count` largest logits at each place."""
+        import torch
+
+        inputs = torch.tensor([list(prompt) for prompt in job.prompts], device=self._model.device)
+        with torch.inference_mode():
+            said = self._model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                generation_config=_greedy(
+                    job.output_tokens, return_dict_in_generate=True, output_logits=True
+                ),
+            )
+        largest = torch.stack(said.logits, dim=1).float().topk(count, dim=-1)  # (prompts, places, count)
+        below = largest.values[..., :1] - largest.values
+        return Considered(
+            outputs=tuple(map(tuple, said.sequences[:, inputs.shape[1] :].tolist())),
+            nearest=tuple(
+                tuple(tuple(zip(*place, strict=True)) for place in zip(*prompt, strict=True))
+                for prompt in zip(largest.indices.tolist(), below.tolist(), strict=True)
+            ),
+        )
+
 
 class ContinuousBatching:
-    """transformers' continuous batching, given our engine's sizes: left to itself it takes most of RAM."""
-
-    # Its default page, tokens: as fast as 16 in prefill and 10 % faster in decode (9M, batch 32).
-    PAGE_SIZE = 256
+    """transformers' continuous batching over SDPA, given our engine's sizes: left to itself it takes most of
+    RAM."""
 
     def __init__(self, model: Any, *, num_tokens: int, step_tokens: int) -> None:
         """num_tokens: what its pool holds. step_tokens: at most so many are computed together."""
-        self._model, self._num_tokens, self._step_tokens = model, num_tokens, step_tokens
+        from transformers import ContinuousBatchingConfig
+
+        self._model = model
+        names = {field.name for field in fields(ContinuousBatchingConfig)}
+        if "auto_switch_to_flash" not in names:
+            # Unless it is named so, flash-attn or a kernel fetched from the hub takes the place of SDPA.
+            model.set_attn_implementation("paged|sdpa")
+        options = batching_options(names, num_tokens=num_tokens, step_tokens=step_tokens)
+        self._new_config: Callable[[], Any] = partial(ContinuousBatchingConfig, **options)
         self.run(Job((array("i", range(3, 35)),), 2))
 
     def run(self, job: Job) -> Run:
-        from transformers import ContinuousBatchingConfig
-
         manager = self._model.init_continuous_batching(
             generation_config=_greedy(job.output_tokens),
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=self.PAGE_SIZE,
-                num_blocks=-(-self._num_tokens // self.PAGE_SIZE),
-                max_batch_tokens=self._step_tokens,
-                auto_switch_to_flash=False,
-            ),
+            continuous_batching_config=self._new_config(),
         )
         forwards: list[tuple[Span, int]] = []  # when each began, and with how many tokens
         hook = self._model.register_forward_pre_hook(
@@ -316,6 +348,27 @@ class ContinuousBatching:
             elif result.is_finished():
                 outputs[result.request_id] = tuple(result.generated_tokens)
         return outputs
+
+
+# Continuous batching's own default, tokens: as fast as 16 in prefill, 10 % faster in decode (9M, batch 32).
+BATCHING_PAGE_TOKENS = 256
+
+
+def batching_options(names: Collection[str], *, num_tokens: int, step_tokens: int) -> dict[str, Any]:
+    """What `ContinuousBatchingConfig` is given, as this transformers calls it. names: its fields.
+
+    A pool of `num_tokens`, at most `step_tokens` computed together, SDPA, and no CUDA graphs: it records none
+    over SDPA anyhow, and a replayed forward would pass by the hook that reads the clock.
+    """
+    options: dict[str, Any] = {
+        "page_size" if "page_size" in names else "block_size": BATCHING_PAGE_TOKENS,
+        "num_blocks": -(-num_tokens // BATCHING_PAGE_TOKENS),
+        "max_batch_tokens": step_tokens,
+        "use_cuda_graph": False,
+    }
+    if "auto_switch_to_flash" in names:
+        options["auto_switch_to_flash"] = False
+    return options
 
 
 def settle(device: Any) -> None:
@@ -359,11 +412,16 @@ def _load_model(setup: Setup) -> Any:
     return AutoModelForCausalLM.from_pretrained(setup.folder, dtype=torch.float32).eval()
 
 
-def _greedy(output_tokens: int) -> Any:
+def _greedy(output_tokens: int, **more: Any) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(
-        max_new_tokens=output_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=True
+        max_new_tokens=output_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        use_cache=True,
+        **more,
     )
 
 

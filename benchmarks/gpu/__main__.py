@@ -16,17 +16,20 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.gpu.plan import FULL, NAMES, TINY, Plan
 
+OUT = Path(".bench/gpu/results.json")
+
 DESCRIPTION = """\
 Measure the engine on one card: an 8B-shaped network, drawn on the card from a seed, in bfloat16.
 
   limits            matrix products and copies a second, measured first: what the rest is held beside
   attention error   each attention backend beside exact attention, in the network's own shape
-  greedy tokens     beside generate's, and from the cache beside computed
+  greedy tokens     beside generate's, computed and from the cache: where they part it has to be at a near-tie
   prefill, decode   tokens/s, and the operations or bytes they need as part of the card's limits
   first token       16,384 tokens with 0, 50 and 90 % of them cached
 
 Contenders, one after the other, each with the card to itself: our engine over each attention backend that
-can run here, transformers' generate, transformers' continuous batching.
+can run here, transformers' generate, transformers' continuous batching. All our backends have to be right;
+the targets are for triton, which is to serve on cards.
 
 Every result is written to --out at once. Run the same command again after an interruption: what is in the
 file is not measured again.
@@ -34,13 +37,14 @@ file is not measured again.
 EPILOG = """\
 examples:
   make bench-gpu                                              everything
-  python -m benchmarks.gpu --limit-s 540 --out $OUT/gpu.json   stop starting measurements after nine minutes
+  python -m benchmarks.gpu --limit-s 540                       stop starting measurements after nine minutes
   python -m benchmarks.gpu --device cpu --tiny                 seconds: that everything runs
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: everything that can run here was measured and reached its target; 1: not; 2: it could not begin."""
+    """0: everything that can run here was measured, is right and reached its targets; 1: not; 2: it could not
+    begin."""
     options = _parser().parse_args(argv)
     import torch
 
@@ -53,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _quieten()
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     plan, dtype = (TINY if options.tiny else FULL), getattr(torch, options.dtype)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.out.unlink(missing_ok=True)
     try:
@@ -97,14 +102,14 @@ def _report(sheet: Any, bench: Any, names: Sequence[str], plan: Plan) -> int:
     from benchmarks.gpu import table
 
     found = table.verdicts(sheet, plan)
-    _say("", *table.table(sheet, names, bench.absent), "", *table.verdict_lines(found))
+    _say("", *table.table(sheet, names, bench.absent, plan), "", *table.verdict_lines(found))
     num_tasks = bench.num_tasks
     results = list(sheet)
     failed = [each for each in results if each.note.startswith("failed")]
     if len(results) < num_tasks:
         _say("", f"{num_tasks - len(results)} results are not there yet: run the same command again.")
     is_complete = len(results) == num_tasks and not failed
-    return 0 if is_complete and all(each.is_reached for each in found) else 1
+    return 0 if is_complete and all(each.is_reached is True for each in found) else 1
 
 
 def _say(*lines: str) -> None:
@@ -140,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a network of 0.2M weights and short prompts")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--contenders", nargs="+", choices=NAMES, default=list(NAMES), metavar="NAME")
-    parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"), metavar="FILE")
+    parser.add_argument(
+        "--out", type=Path, default=OUT, metavar="FILE", help=f"(default: {OUT}, which git ignores)"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure anew what FILE already holds")
     parser.add_argument(
         "--limit-s", type=float, default=float("inf"), metavar="S", help="start nothing after so many seconds"

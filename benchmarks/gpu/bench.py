@@ -9,13 +9,13 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
 
 from benchmarks.cases import random_prompts, with_shared_prefix
-from benchmarks.contenders import Contender, Job, Run
+from benchmarks.contenders import Contender, Generate, Job, Run
 from benchmarks.gpu import contenders, correctness, limits, work
 from benchmarks.gpu.plan import BACKENDS, UNRECORDED, Decode, Plan, Prefill
 from benchmarks.gpu.sheet import Result
@@ -137,16 +137,20 @@ class Bench:
         return Result(KERNEL, case, name, values=values)
 
     def _tokens(self, name: str, contender: Contender) -> Result:
-        """Greedy tokens of a few prompts: cold, and from the cache where there is one."""
+        """Greedy tokens of a few prompts: cold, and from the cache where there is one. `generate`, which the
+        others are held to, also tells what it nearly said."""
         prompts = self._prompts("tokens", 4, min(200, self._plan.first_token // 2))
-        job = Job(prompts, self._plan.correct_tokens)
+        job, case = Job(prompts, self._plan.correct_tokens), f"{self._plan.correct_tokens}"
+        if isinstance(contender, Generate):
+            said = contender.considered(job, correctness.NUM_NEAREST)
+            values = {"most_gap": correctness.MOST_GAP[self._dtype]}
+            return Result(TOKENS, case, name, values=values, outputs=said.outputs, nearest=said.nearest)
         cold = contender.run(job)
-        values = {}
-        if name in BACKENDS:
-            warm = contender.run(Job(prompts, self._plan.correct_tokens, is_cold=False))
-            values = {"warm_as_cold": agreement(warm.outputs, cold.outputs)}
-            assert warm.cached_tokens > 0, "nothing was cached"
-        return Result(TOKENS, f"{self._plan.correct_tokens}", name, values=values, outputs=cold.outputs)
+        if name not in BACKENDS:
+            return Result(TOKENS, case, name, outputs=cold.outputs)
+        warm = contender.run(replace(job, is_cold=False))
+        assert warm.cached_tokens > 0, "nothing was cached"
+        return Result(TOKENS, case, name, outputs=cold.outputs, warm_outputs=warm.outputs)
 
     def _prefill(self, name: str, case: Prefill, contender: Contender) -> Result:
         runs = self._runs(contender, f"prefill {case.prompt_tokens}", 1, case.prompt_tokens, 1)
@@ -205,12 +209,14 @@ def hit_label(ratio: float) -> str:
 
 def agreement(some: tuple[tuple[int, ...], ...], others: tuple[tuple[int, ...], ...]) -> float:
     """Part of the tokens before the first that differs, over all prompts."""
-    same = total = 0
-    for one, other in zip(some, others, strict=True):
-        total += len(one)
-        differing = (place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
-        same += next(differing, len(one))
-    return same / total
+    same = sum(parting(one, other) for one, other in zip(some, others, strict=True))
+    return same / sum(map(len, some))
+
+
+def parting(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The place of the first token that differs; their length if none does."""
+    differing = (place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    return next(differing, len(one))
 
 
 def _given(contender: Contender | None) -> Contender:

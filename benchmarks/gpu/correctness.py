@@ -24,6 +24,13 @@ from replica.scheduling.runner import ScheduledSequence
 # Relative, of the whole answer's norm. Half precision: the answer's own rounding and that of the weights.
 MOST_ERROR = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
+# Between two logits: tokens no further apart are a near-tie, and either may come first. bfloat16 keeps 8
+# bits, so logits between 4 and 8, as a drawn network's largest are, lie 1/32 apart; what the same sums in
+# another order become through 36 layers is taken as eight such steps. float16 has 3 bits more. Of 152,000
+# tokens hardly another is so near: what attends wrongly is told from what rounds otherwise.
+MOST_GAP = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.25}
+NUM_NEAREST = 8  # tokens looked at; one that is not among them is told as further away than all of them
+
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
 

@@ -16,6 +16,7 @@ BACKENDS = (GATHER, TRITON, UNRECORDED, FLASH)
 NAMES = (TRITON, UNRECORDED, GATHER, FLASH, GENERATE, CONTINUOUS)
 """Our engine over each attention backend, then transformers' two ways; most wanted first."""
 
+SERVED = TRITON  # what is to serve on cards, and so held to the targets; the others are shown beside it
 JUDGED_HIT, DECODE_BATCH = 0.9, 64  # what the targets are judged at
 PREFILL_OF_MATRIX_RATE = 0.45
 DECODE_OF_BANDWIDTH = 0.60

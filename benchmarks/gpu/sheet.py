@@ -24,6 +24,9 @@ class Result:
     values: Mapping[str, float] = field(default_factory=dict)  # rates, ratios to the card's limits
     note: str = ""  # why it is missing
     outputs: tuple[tuple[int, ...], ...] = ()  # greedy tokens, by prompt
+    warm_outputs: tuple[tuple[int, ...], ...] = ()  # the same from the cache
+    # Of `generate`, by prompt and place: the likeliest tokens, and how far below the first each logit is.
+    nearest: tuple[tuple[tuple[tuple[int, float], ...], ...], ...] = ()
 
     @property
     def is_missing(self) -> bool:
@@ -50,8 +53,8 @@ class Sheet:
             if document["conditions"] != self._conditions:
                 raise OtherConditions(f"{path} is of {document['conditions']}, not of {self._conditions}")
             for each in document["results"]:
-                outputs = tuple(tuple(output) for output in each.pop("outputs"))
-                self._keep(Result(**each, outputs=outputs))
+                nested = {name: _frozen(each.pop(name)) for name in ("outputs", "warm_outputs", "nearest")}
+                self._keep(Result(**each, **nested))
 
     def __contains__(self, key: tuple[str, str, str]) -> bool:
         return key in self._results
@@ -72,3 +75,8 @@ class Sheet:
 
     def _keep(self, result: Result) -> None:
         self._results[result.key] = result
+
+
+def _frozen(value: Any) -> Any:
+    """Tuples where JSON has lists."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -6,7 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contenders import GENERATE
-from benchmarks.gpu.bench import CARD, DECODE, FIRST, KERNEL, LIMITS, PREFILL, TOKENS, agreement, hit_label
+from benchmarks.gpu.bench import (
+    CARD,
+    DECODE,
+    FIRST,
+    KERNEL,
+    LIMITS,
+    PREFILL,
+    TOKENS,
+    agreement,
+    hit_label,
+    label,
+    parting,
+)
 from benchmarks.gpu.plan import (
     BACKENDS,
     DECODE_BATCH,
@@ -14,6 +26,7 @@ from benchmarks.gpu.plan import (
     HIT_OVER_MISS,
     JUDGED_HIT,
     PREFILL_OF_MATRIX_RATE,
+    SERVED,
     Plan,
 )
 from benchmarks.gpu.sheet import Result, Sheet
@@ -30,10 +43,10 @@ class Verdict:
     contender: str
     required: str
     measured: str
-    is_reached: bool
+    is_reached: bool | None  # None: nothing was measured that tells
 
 
-def table(sheet: Sheet, names: Sequence[str], absent: Mapping[str, str]) -> list[str]:
+def table(sheet: Sheet, names: Sequence[str], absent: Mapping[str, str], plan: Plan) -> list[str]:
     """Lines: a section's cases, and under each contender what it did. absent: why, by contender."""
     names = [name for name in names if name not in absent]
     lines = []
@@ -56,6 +69,11 @@ def table(sheet: Sheet, names: Sequence[str], absent: Mapping[str, str]) -> list
     return [
         *lines,
         "",
+        *(
+            [f"{SERVED} is to serve, and is held to the targets; the others are shown"]
+            if plan.has_targets
+            else ()
+        ),
         *(f"{name} is not here: {reason}" for name, reason in absent.items()),
         *(f"{name} {note}" for name, note in failed),
     ]
@@ -71,41 +89,88 @@ TITLES = {
 
 
 def verdicts(sheet: Sheet, plan: Plan) -> list[Verdict]:
-    """The targets, for each of our backends that was measured."""
-    found = []
-    for each in sheet:
-        if each.is_missing or each.contender not in BACKENDS:
-            continue
-        if each.section == KERNEL:
-            error, most = each.values["error"], each.values["most_error"]
-            target = f"attention error, {each.case}"
-            found.append(Verdict(target, each.contender, f"<= {most:.0e}", f"{error:.1e}", error <= most))
-        if not plan.has_targets:
-            continue
-        share = _share(sheet, each)
-        if each.section == PREFILL and share is not None:
-            found.append(_at_least(f"prefill of {each.case}", each, share, PREFILL_OF_MATRIX_RATE, "%"))
-        if each.section == DECODE and share is not None and each.case.startswith(f"{DECODE_BATCH} x"):
-            found.append(_at_least(f"decode, {each.case}", each, share, DECODE_OF_BANDWIDTH, "%"))
-        gain = _gain(sheet, each)
-        if each.case == hit_label(JUDGED_HIT) and gain is not None:
-            found.append(_at_least(f"first token, {each.case}", each, gain, HIT_OVER_MISS, "x"))
-    return found
+    """Whether each of our backends that was measured is right; then the targets of the one to serve."""
+    ours = [each for each in sheet if each.contender in BACKENDS and not each.is_missing]
+    found = [_of_error(each) for each in ours if each.section == KERNEL]
+    for each in ours:
+        if each.section == TOKENS:
+            generated = sheet.get(TOKENS, each.case, GENERATE)
+            found += [
+                _of_tokens("generate's tokens, computed", each, each.outputs, generated),
+                _of_tokens("generate's tokens, from the cache", each, each.warm_outputs, generated),
+            ]
+    return [*found, *(_targets(sheet, plan) if plan.has_targets else ())]
 
 
 def verdict_lines(found: Iterable[Verdict]) -> list[str]:
+    said = {True: "reached", False: "MISSED", None: "unknown"}
     return [
-        f"{'reached' if each.is_reached else 'MISSED '}  {each.contender:<12} {each.target}: "
+        f"{said[each.is_reached]:<7}  {each.contender:<12} {each.target}: "
         f"{each.measured}, wanted {each.required}"
         for each in found
     ]
 
 
-def _at_least(target: str, result: Result, measured: float, required: float, unit: str) -> Verdict:
+def _of_error(result: Result) -> Verdict:
+    error, most = result.values["error"], result.values["most_error"]
+    target = f"attention error, {result.case}"
+    return Verdict(target, result.contender, f"<= {most:.0e}", f"{error:.1e}", error <= most)
+
+
+def _of_tokens(
+    target: str, result: Result, outputs: tuple[tuple[int, ...], ...], generated: Result | None
+) -> Verdict:
+    """Whether each answer is generate's, or leaves it at a near-tie: what follows answers another text.
+
+    In half precision the order of a sum decides between tokens whose logits it cannot tell apart.
+    """
+    if generated is None or generated.is_missing:
+        return Verdict(target, result.contender, "the same", "generate was not measured", None)
+    gaps = []
+    for prompt, output in enumerate(outputs):
+        place = parting(output, generated.outputs[prompt])
+        if place < len(output):
+            gaps.append(dict(generated.nearest[prompt][place]).get(output[place], float("inf")))
+    most = generated.values["most_gap"]
+    required = f"left for a logit at most {most:g} below"
+    measured = f"{len(outputs) - len(gaps)} of {len(outputs)} answers the same"
+    if gaps:
+        measured += f", the others left for one {max(gaps):.3f} below"
+    return Verdict(target, result.contender, required, measured, all(gap <= most for gap in gaps))
+
+
+def _targets(sheet: Sheet, plan: Plan) -> list[Verdict]:
+    def of(section: str, case: str) -> Result | None:
+        return sheet.get(section, case, SERVED)
+
+    return [
+        *(
+            _at_least(
+                f"prefill of {label(case)}", _share(sheet, of(PREFILL, label(case))), PREFILL_OF_MATRIX_RATE
+            )
+            for case in plan.prefills
+        ),
+        *(
+            _at_least(f"decode, {label(case)}", _share(sheet, of(DECODE, label(case))), DECODE_OF_BANDWIDTH)
+            for case in plan.decodes
+            if case.batch == DECODE_BATCH
+        ),
+        _at_least(
+            f"first token, {hit_label(JUDGED_HIT)}",
+            _gain(sheet, of(FIRST, hit_label(JUDGED_HIT))),
+            HIT_OVER_MISS,
+            "x",
+        ),
+    ]
+
+
+def _at_least(target: str, measured: float | None, required: float, unit: str = "%") -> Verdict:
     def told(value: float) -> str:
         return f"{value:.0%}" if unit == "%" else f"{value:.2f}x"
 
-    return Verdict(target, result.contender, f">= {told(required)}", told(measured), measured >= required)
+    if measured is None:
+        return Verdict(target, SERVED, f">= {told(required)}", "not measured", None)
+    return Verdict(target, SERVED, f">= {told(required)}", told(measured), measured >= required)
 
 
 def _cases(sheet: Sheet, section: str) -> list[str]:
@@ -121,9 +186,13 @@ def _cell(sheet: Sheet, section: str, case: str, name: str) -> str:
         return f"{result.values['error']:.1e}"
     if section == TOKENS:
         generated = sheet.get(section, case, GENERATE)
-        as_generate = "?" if generated is None else f"{agreement(result.outputs, generated.outputs):.0%}"
-        warm = result.values.get("warm_as_cold")
-        return as_generate if warm is None else f"{as_generate} / {warm:.0%}"
+        if generated is None or generated.is_missing:
+            as_generate = "?"
+        else:
+            as_generate = f"{agreement(result.outputs, generated.outputs):.0%}"
+        if not result.warm_outputs:
+            return as_generate
+        return f"{as_generate} / {agreement(result.warm_outputs, result.outputs):.0%}"
     if section == FIRST:
         gain = _gain(sheet, result)
         assert result.seconds is not None
@@ -132,8 +201,10 @@ def _cell(sheet: Sheet, section: str, case: str, name: str) -> str:
     return f"{result.values['tokens_per_s']:,.0f}" + (f" ({share:.0%})" if share is not None else "")
 
 
-def _share(sheet: Sheet, result: Result) -> float | None:
-    """Of the card's limit, where there is one for this."""
+def _share(sheet: Sheet, result: Result | None) -> float | None:
+    """Of the card's limit, where there is one for this, and this was measured."""
+    if result is None or result.is_missing:
+        return None
     rate = {PREFILL: "operations_per_s", DECODE: "bytes_per_s"}.get(result.section)
     limits = sheet.get(LIMITS, "", CARD)
     if rate is None or limits is None or limits.is_missing:
@@ -141,9 +212,9 @@ def _share(sheet: Sheet, result: Result) -> float | None:
     return result.values[rate] / limits.values[rate]
 
 
-def _gain(sheet: Sheet, result: Result) -> float | None:
+def _gain(sheet: Sheet, result: Result | None) -> float | None:
     """Times as fast to the first token as with nothing cached."""
-    if result.section != FIRST or result.case == hit_label(0.0):
+    if result is None or result.is_missing or result.section != FIRST or result.case == hit_label(0.0):
         return None
     miss = sheet.get(FIRST, hit_label(0.0), result.contender)
     if miss is None or miss.seconds is None or result.seconds is None:

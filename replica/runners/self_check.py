@@ -70,12 +70,14 @@ def compare(
 ) -> None:
     """Hold a runner to what the model itself said. Raises Differs.
 
-    reference: from `reference_of`. answer: the runner's logits of a sequence's last row, (vocabulary,).
+    reference: from `reference_of`, on any device: several ranks on cards are held to what the whole model
+    said on the CPU. answer: the runner's logits of a sequence's last row, (vocabulary,).
     """
+    reference = reference.cpu()
     length = min(reference.shape[0], info.num_blocks * info.block_size)
     cuts = sorted({0, length // 2, max(0, length - 1), length})  # a chunk, a chunk with context, a decode
     rows = [
-        (stop - 1, answer(scratch_sequence(start, stop, info)).float())
+        (stop - 1, answer(scratch_sequence(start, stop, info)).cpu().float())
         for start, stop in itertools.pairwise(cuts)
     ]
     tolerance = tolerance_of(dtype)

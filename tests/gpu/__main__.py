@@ -1,4 +1,4 @@
-"""`python -m tests.gpu`: every check that needs a card, in one command; arguments are pytest's.
+"""`python -m tests.gpu [PART ...]`: every check that needs a card, or some; other arguments are pytest's.
 
 For machines with a card and little else: torch, transformers, xxhash, msgspec, pytest and hypothesis will do.
 Without a card everything is skipped, with the reason, and the status is 5: nothing was checked.
@@ -15,6 +15,16 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 NOTHING_RAN = 5
 
+# What decides most in the least time comes first.
+FILE_BY_PART = {
+    "kernels": "test_triton_gpu.py",
+    "graphs": "test_decode_graphs_gpu.py",
+    "engine": "test_engine_gpu.py",
+    "flash": "test_flash_gpu.py",
+    "ranks": "test_ranks_gpu.py",
+    "exactness": "test_exactness_gpu.py",  # many families in many settings: minutes
+}
+
 
 class _Counter:
     """A pytest plugin: how many tests were really run."""
@@ -28,8 +38,15 @@ class _Counter:
 def main(arguments: list[str]) -> int:
     counter = _Counter()
     settings = ["-c", str(FOLDER / "pytest.ini"), "--rootdir", str(ROOT), "--confcutdir", str(ROOT)]
-    status = int(pytest.main([*settings, str(FOLDER), *arguments], plugins=[counter]))
+    status = int(pytest.main([*settings, *chosen(arguments)], plugins=[counter]))
     return NOTHING_RAN if status == 0 and counter.num_run == 0 else status
+
+
+def chosen(arguments: list[str]) -> list[str]:
+    """The files of the parts that are named first, all if none is, in order; then the other arguments."""
+    count = next((at for at, each in enumerate(arguments) if each not in FILE_BY_PART), len(arguments))
+    parts = arguments[:count] or FILE_BY_PART
+    return [*(str(FOLDER / file) for part, file in FILE_BY_PART.items() if part in parts), *arguments[count:]]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,12 +20,8 @@ from replica.attention.kv_pages import LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.attention.tiling import Card
 from replica.attention.triton_paged import TritonPaged
-from tests import family_engines as engines
-from tests import model_families as families
 from tests.attention_cases import Layer, Sequence, batches, check, empty_pages, layers
 from tests.fakes.steps import scheduled
-from tests.family_engines import SETTINGS, Runners
-from tests.model_families import FAMILIES, Family
 
 SHAPE = LayerShape(2, 64, 64)
 
@@ -99,20 +94,6 @@ def test_a_long_context_is_what_sdpa_makes_of_it(num_new: int) -> None:
     pages.write(batch, call.key.transpose(0, 1), call.value.transpose(0, 1))
     got, wanted = TritonPaged(CUDA).attend(pages, batch, call), GatherSdpa(CUDA).attend(pages, batch, call)
     torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-3)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_greedy_output_is_generates(family: Family, tmp_path: Path) -> None:
-    """The whole engine over the kernels: cold, warm, chunked, preempted."""
-    folder = families.save(family, tmp_path)
-    wanted = families.expected(folder, CUDA)
-    engines.check_variety(wanted)
-    runners = Runners(folder, "cuda", "triton")
-    try:
-        for setting in SETTINGS:
-            engines.check_family(runners, setting, wanted)
-    finally:
-        runners.close()
 
 
 def test_it_is_chosen_by_name() -> None:

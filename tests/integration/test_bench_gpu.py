@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import ContinuousBatchingConfig
 
-from benchmarks.contenders import CONTINUOUS, GENERATE
+from benchmarks.contenders import CONTINUOUS, GENERATE, batching_options
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, contenders
 from benchmarks.gpu.plan import GATHER, TINY
@@ -76,11 +78,26 @@ def test_results_of_another_card_are_not_mixed_in(tmp_path: Path) -> None:
         Sheet(path, {"device": "two"})
 
 
+def test_results_go_where_git_does_not_look() -> None:
+    """And where they stay from one command to the next, so that the next goes on."""
+    ignored = (Path(command.__file__).parents[2] / ".gitignore").read_text().split()
+    assert f"{command.OUT.parts[0]}/" in ignored
+    assert command._parser().parse_args([]).out == command.OUT
+
+
 def test_without_a_card_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert command.main(["--out", str(tmp_path / "none.json")]) == 2
+    assert command.main(["--out", str(tmp_path / "new" / "none.json")]) == 2
     assert "torch sees no CUDA device here" in capsys.readouterr().err
+
+
+def test_continuous_batching_takes_what_it_is_given_here() -> None:
+    """By the names that the installed transformers has."""
+    names = {field.name for field in fields(ContinuousBatchingConfig)}
+    config = ContinuousBatchingConfig(**batching_options(names, num_tokens=1000, step_tokens=64))
+    assert (config.num_blocks, config.max_batch_tokens) == (4, 64)
+    assert not any(config.cuda_graph_booleans)
 
 
 @pytest.mark.long

@@ -67,6 +67,12 @@ def test_one_card_is_enough_and_none_is_not(tmp_path: Path, monkeypatch: pytest.
         check_here(file, cards=0)
 
 
+def test_replicas_compute_in_half_precision_over_the_kernels() -> None:
+    """The built-in model is stored as float32, whose products take no tensor cores here."""
+    replica = ServeFile.read(FILE).app.replica
+    assert (replica.model, replica.dtype, replica.attention_backend) == ("tiny", "bfloat16", "triton")
+
+
 def test_who_asks_for_no_card_lacks_none() -> None:
     check_here(ServeFile.read(FILE.parents[1] / "deploy.yaml"), cards=0)
 
