@@ -34,7 +34,9 @@ from replica.transfer import to_device
 logger = logging.getLogger(__name__)
 
 SHORTEST = 512  # tokens of context; each further length is twice as long
-MAX_KEPT = 48  # recordings: the oldest unused one goes first. A few MB each
+# Recordings: the oldest unused one goes first. All shapes of 64 sequences of up to 32,768 tokens are 9 batch
+# sizes times 7 lengths, 63: with fewer kept a changing load would record over and over. A few MB each.
+MAX_KEPT = 64
 PADDING = RequestId("padding")
 
 Forward = Callable[[StepBatch], torch.Tensor]
@@ -134,7 +136,7 @@ class DecodeGraphs:
                 raise
             except RuntimeError as error:
                 self._refusal = f"{type(error).__name__}: {error}"
-                self._recordings.clear()
+                self._let_go()
                 logger.warning("decode steps cannot be recorded; they run as they are", exc_info=error)
                 return None
         self._recordings.move_to_end(shape)
@@ -148,12 +150,15 @@ class DecodeGraphs:
 
     def close(self) -> None:
         """Let the recordings go, before the memory they read. Idempotent."""
-        for recording in self._recordings.values():
-            self._backend.release(recording.batch)
-        self._recordings.clear()
+        self._let_go()
         self._logits = None
 
     # -- parts of the above -----------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        for recording in self._recordings.values():
+            self._backend.release(recording.batch)
+        self._recordings.clear()
 
     def _shape_of(self, sequences: Sequence[ScheduledSequence]) -> tuple[int, int] | None:
         """The batch and length it is padded to; None for a step that is not decodes alone, or too large."""
