@@ -38,6 +38,13 @@ def _load(places, is_key, is_lane, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexp
 
 
 @triton.jit
+def _block_ids(table, tile, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
+    """The block of each key of a tile; 0 from `end` on, where the table may have none."""
+    key = tile * KEYS + tl.arange(0, KEYS)
+    return tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
+
+
+@triton.jit
 def _walk(
     attended,
     top,
@@ -73,13 +80,13 @@ def _walk(
     """
     key_lane = tl.arange(0, KEY_LANES)
     value_lane = tl.arange(0, VALUE_LANES)
+    # The next tile's block ids are asked for before this one is computed: K and V of a tile are then loads
+    # that wait for nothing within the loop, which the compiler sends ahead by all its stages.
+    block = _block_ids(table, first_tile, end, BLOCK_SIZE, KEYS)
     for tile in range(first_tile, last_tile):
+        next_block = _block_ids(table, tile + 1, end, BLOCK_SIZE, KEYS)
         key = tile * KEYS + tl.arange(0, KEYS)
         is_key = (key >= begin) & (key < end)
-        if IS_EDGE:
-            block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
-        else:
-            block = tl.load(table + key // BLOCK_SIZE)
         slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
         tile_keys = _load(
             keys + slot[None, :] * (KV_HEADS * KEY_DIM) + key_lane[:, None],
@@ -112,6 +119,7 @@ def _walk(
         weights = weights.to(values.dtype.element_ty).to(PRODUCT)
         attended = tl.dot(weights, tile_values.to(PRODUCT), attended * kept[:, None], input_precision="ieee")
         top = new_top
+        block = next_block
     return attended, top, total
 
 

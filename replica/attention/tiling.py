@@ -37,12 +37,18 @@ LARGE = 1 << 13  # from here on eight warps hold it; four would spill
 # Full float32 products take no tensor cores, and their operands take registers: tiles are smaller.
 FLOAT32_SHRINK = 4
 
-# Of a processor's shared memory: what every card since compute capability 8.0 lets one program have (99 KiB),
-# less some for the compiler's own.
+# Of a processor's shared memory. Sizes are such that two stages fit what every card since compute capability
+# 8.0 lets one program have (99 KiB); what a card has beyond it takes a third stage, not larger tiles.
 SHARED_BUDGET = 96 << 10
-STAGES = 2  # tiles of K and V in flight: the next is loaded while this one is multiplied
+COMPILERS_OWN = 3 << 10  # left to the compiler, of whatever a card has
+# With three stages the compiler loads a tile of K and V while the one before is multiplied: `async_wait` is
+# above zero in its main loop. With two it does not, since one goes to the block ids that say where the tile
+# lies; another program then has to compute in the meantime.
+FEWEST_STAGES, MOST_STAGES = 2, 3
 
-PROGRAMS_PER_PROCESSOR = 2  # one computes while another waits for memory
+# Two decodes fit a processor: one computes while another waits for memory. Of prefills registers let one
+# run at a time: there the second only makes walks shorter, so that all end at about the same time.
+PROGRAMS_PER_PROCESSOR = 2
 FEWEST_TILES_PER_SPLIT = 4  # below this, writing and merging a part costs more than its keys
 MOST_SPLITS = 64  # the merging kernel holds one part per lane
 MOST_PARTIAL_NUMBERS = 1 << 26  # parts before merging, float32: 256 MiB
@@ -122,13 +128,12 @@ def tile_shape(most_rows: int, kind: LayerKind, card: Card) -> TileShape:
         rows //= 2
     keys = MOST_KEYS
     query_bytes = rows * key_lanes * kind.itemsize
-    while (
-        keys > FEWEST_LANES
-        and query_bytes + STAGES * keys * (key_lanes + value_lanes) * kind.itemsize > budget
-    ):
+    bytes_per_key = (key_lanes + value_lanes) * kind.itemsize
+    while keys > FEWEST_LANES and query_bytes + FEWEST_STAGES * keys * bytes_per_key > budget:
         keys //= 2
+    is_deep = query_bytes + MOST_STAGES * keys * bytes_per_key <= card.shared_bytes - COMPILERS_OWN
     is_large = rows == MOST_ROWS or rows * value_lanes * shrink >= LARGE
-    return TileShape(rows, keys, num_warps=8 if is_large else 4, num_stages=STAGES)
+    return TileShape(rows, keys, 8 if is_large else 4, MOST_STAGES if is_deep else FEWEST_STAGES)
 
 
 def splitting(

@@ -148,7 +148,7 @@ def test_a_device_says_how_attention_is_cut_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def compiled(tmp_path: Path, *cases: dict[str, object]) -> list[dict[str, int]]:
-    """Shared bytes, registers and spilled bytes of each, from a process in which Triton compiles."""
+    """What each would take of a card (`compile_case`), from a process in which Triton compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(
         [sys.executable, "-m", "tests.triton_compiler", json.dumps(cases)],
@@ -163,7 +163,8 @@ def compiled(tmp_path: Path, *cases: dict[str, object]) -> list[dict[str, int]]:
 
 
 LLAMA_8B = {"kv_heads": 8, "group": 4, "key_dim": 128, "value_dim": 128, "window": None, "itemsize": 2}
-MOST_SHARED = 99 << 10  # what the smallest of the cards lets a program have
+# What a program may have of shared memory, by compute capability.
+MOST_SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 
 
 def test_kernels_compile_for_a_card_and_fit_it(tmp_path: Path) -> None:
@@ -173,19 +174,26 @@ def test_kernels_compile_for_a_card_and_fit_it(tmp_path: Path) -> None:
         {"arch": 90, "most_rows": 128, "kind": LLAMA_8B},
         {"arch": 90, "most_rows": 4, "kind": LLAMA_8B, "merges": True},
     )
-    assert max(prefill["shared"], decode["shared"]) <= MOST_SHARED
+    assert max(prefill["shared"], decode["shared"]) <= MOST_SHARED[90]
     assert prefill["spilled"] == decode["spilled"] == 0
+    # K and V of the next tile are under way while one is computed. Block ids that are loaded in the iteration
+    # that needs them took a stage, and every tile waited for the table and then for K and V.
+    assert min(prefill["ahead"], decode["ahead"]) >= 2
+    assert min(prefill["buffers"], decode["buffers"]) >= 2
+    # Two decodes fit a processor, of 65,536 registers and 228 KiB: `PROGRAMS_PER_PROCESSOR`.
+    assert 2 * 128 * decode["registers"] <= 1 << 16
+    assert 2 * (decode["shared"] + 1024) <= 228 << 10
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_every_kind_of_layer_compiles_for_two_generations(tmp_path: Path) -> None:
+def test_every_kind_of_layer_compiles_for_three_generations(tmp_path: Path) -> None:
     gemma = {**LLAMA_8B, "group": 2, "key_dim": 256, "value_dim": 256, "window": 4096}
     gpt_oss = {**LLAMA_8B, "group": 8, "key_dim": 64, "value_dim": 64, "window": 128}
     latent = {**LLAMA_8B, "kv_heads": 16, "group": 1, "key_dim": 192}
     cases = [
         {"arch": arch, "most_rows": rows, **case}
-        for arch in (80, 90)
+        for arch in MOST_SHARED
         for rows in (4, 128)
         for case in (
             {"kind": LLAMA_8B},
@@ -196,4 +204,8 @@ def test_every_kind_of_layer_compiles_for_two_generations(tmp_path: Path) -> Non
         )
     ]
     for case, answer in zip(cases, compiled(tmp_path, *cases), strict=True):
-        assert answer["shared"] <= MOST_SHARED, case
+        arch = case["arch"]
+        assert isinstance(arch, int)
+        assert answer["shared"] <= MOST_SHARED[arch], case
+        # Cards with 99 KiB have room for two stages only, unless heads are narrow.
+        assert arch == 86 or answer["ahead"] > 0, case
