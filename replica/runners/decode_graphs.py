@@ -25,9 +25,8 @@ import torch
 
 from cache.messages import SamplingParams
 from cache.types import RequestId
-from replica.attention.backend import HoldingBackend
+from replica.attention.backend import HeldStep, HoldingBackend
 from replica.attention.step_batch import PlacedSequence, StepBatch
-from replica.attention.step_tables import StepTables
 from replica.scheduling.runner import ScheduledSequence
 from replica.transfer import to_device
 
@@ -74,7 +73,7 @@ class CudaRecorder:
 @dataclass(frozen=True, slots=True)
 class _Recording:
     batch: StepBatch  # whose tensors the recording reads
-    tables: StepTables
+    step: HeldStep
     replay: Replay
 
 
@@ -179,7 +178,7 @@ class DecodeGraphs:
             self._backend.release(oldest.batch)
         held = StepBatch([self._longest(length)] * batch, self._block_size, self._device, self._dtype)
         assert held.opened_blocks is None, "a length is a multiple of the block size"
-        tables = self._backend.hold(held)
+        step = self._backend.hold(held)
 
         def work() -> None:
             logits = self._forward(held)
@@ -188,13 +187,13 @@ class DecodeGraphs:
             self._logits[:batch].copy_(logits)
 
         # While it is recorded every row is padding: only the spare block is written.
-        self._fill_all(held, tables, [self._padding(row) for row in range(batch)], [0] * batch)
+        self._fill_all(held, step, [self._padding(row) for row in range(batch)], [0] * batch)
         try:
             replay = self._recorder.record(work)
         except BaseException:
             self._backend.release(held)
             raise
-        recording = self._recordings[shape] = _Recording(held, tables, replay)
+        recording = self._recordings[shape] = _Recording(held, step, replay)
         logger.info("decode step recorded", extra={"batch": batch, "length": length})
         return recording
 
@@ -206,10 +205,10 @@ class DecodeGraphs:
         tokens = [each.token_ids[each.start] if each.drawn_by is None else 0 for each in sequences]
         missing = recording.batch.num_tokens - len(placed)
         placed += [self._padding(len(sequences) + index) for index in range(missing)]
-        self._fill_all(recording.batch, recording.tables, placed, tokens + [0] * missing)
+        self._fill_all(recording.batch, recording.step, placed, tokens + [0] * missing)
 
     def _fill_all(
-        self, held: StepBatch, tables: StepTables, placed: list[PlacedSequence], tokens: list[int]
+        self, held: StepBatch, step: HeldStep, placed: list[PlacedSequence], tokens: list[int]
     ) -> None:
         size = self._block_size
         packed = np.empty((3, len(placed)), dtype=np.int64)
@@ -217,7 +216,7 @@ class DecodeGraphs:
         packed[1] = [each.start for each in placed]
         packed[2] = [each.block_table[each.start // size] * size + each.start % size for each in placed]
         held.refill(to_device(packed, self._device))
-        tables.refill(placed)
+        step.refill(placed)
 
     def _padding(self, row: int) -> PlacedSequence:
         return PlacedSequence(PADDING, 0, 1, row, [self._spare_block])

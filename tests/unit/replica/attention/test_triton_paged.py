@@ -19,9 +19,12 @@ import torch
 from replica.attention import tiling
 from replica.attention.backend import AttentionCall
 from replica.attention.gather_sdpa import GatherSdpa
+from replica.attention.kv_pages import LayerPages
+from replica.attention.step_batch import StepBatch
 from replica.attention.tiling import Card
 from replica.attention.triton_paged import INTERPRETED_CARD, TritonPaged, card_of
 from tests.attention_cases import CPU, Layer, Sequence, check, empty_pages
+from tests.fakes.recording import KernelRecorder
 from tests.fakes.steps import scheduled, step
 from tests.triton_interpreter import needs_triton
 
@@ -135,6 +138,70 @@ def test_one_backend_serves_layers_of_different_kinds_in_turn() -> None:
         torch.testing.assert_close(backend.attend(pages, batch, call), sdpa.attend(pages, batch, call))
     backend.close()
     backend.close()
+
+
+HELD_TOKENS, HELD_BLOCK = 192, 16  # per sequence of a held step; 12 tiles of 16 keys
+
+
+def held_call(pages: LayerPages, layer: Layer, num_rows: int) -> AttentionCall:
+    """Queries for as many decodes; K and V are in the pages already."""
+    return AttentionCall(
+        query=torch.randn(num_rows, layer.heads, layer.key_dim).transpose(0, 1),
+        key=torch.zeros(layer.kv_heads, num_rows, layer.key_dim),
+        value=torch.zeros(layer.kv_heads, num_rows, layer.value_dim),
+        scale=0.3,
+        window=layer.window,
+        softcap=layer.softcap,
+        sinks=torch.randn(layer.heads) if layer.has_sinks else None,
+    )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        PLAIN,
+        replace(EVERYTHING, kv_heads=2, window=70),
+        replace(PLAIN, group=20, has_sinks=True),  # two tiles of rows for each sequence
+    ],
+    ids=["plain", "window+softcap+sinks", "20 heads share"],
+)
+def test_a_recorded_step_is_cut_for_whoever_is_in_it(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are replayed as they were made, over other lengths: equal, mixed, and all short."""
+    torch.manual_seed(0)
+    card = replace(splitting_card(monkeypatch), processors=12)
+    recorder = KernelRecorder()
+    backend, plain = TritonPaged(CPU, card), TritonPaged(CPU, card)
+    monkeypatch.setattr(backend, "_kernels", recorder.over(backend._kernels))
+    per_row = HELD_TOKENS // HELD_BLOCK
+    pages = empty_pages(layer, num_blocks=4 * per_row, block_size=HELD_BLOCK)
+    pages.keys.normal_()
+    pages.values.normal_()
+    tables = [list(range(row * per_row, (row + 1) * per_row)) for row in range(4)]
+
+    def batch_of(lengths: list[int]) -> StepBatch:
+        items = [
+            scheduled(f"s{row}", tables[row], length - 1, 1, HELD_TOKENS)
+            for row, length in enumerate(lengths)
+        ]
+        return StepBatch(items, HELD_BLOCK, CPU, torch.float32)
+
+    held = batch_of([HELD_TOKENS] * 4)
+    step = backend.hold(held)
+    step.refill(batch_of([1] * 4).sequences)
+    call = held_call(pages, layer, 4)
+    out = torch.empty(4, layer.heads, layer.value_dim)
+    replay = recorder.record(lambda: void(out.copy_(backend.attend(pages, held, call))))
+    num_launches = recorder.num_launches
+    for lengths in ([HELD_TOKENS] * 4, [2, 17, 40, HELD_TOKENS], [1, 1, 1, 130], [1, 2, 3, 4]):
+        batch = batch_of(lengths)  # in row order already: by length
+        step.refill(batch.sequences)
+        replay()
+        torch.testing.assert_close(out, plain.attend(pages, batch, call))
+    assert recorder.num_launches == num_launches == 2 * 2, "the kernel and its merge, twice while recorded"
+
+
+def void(_: object) -> None:
+    """For work that returns nothing."""
 
 
 def test_a_device_says_how_attention_is_cut_up(monkeypatch: pytest.MonkeyPatch) -> None:
