@@ -1,7 +1,7 @@
 """Compiles the attention kernels for cards that need not be here, and says what they would take of them.
 
 `python -m tests.triton_compiler CASES` takes a JSON list of `compile_case`'s arguments and prints a JSON list
-of {shared, registers, spilled}. A process of its own: Triton must not interpret here.
+of {shared, registers, spilled, ahead, buffers}. A process of its own: Triton must not interpret here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from triton.compiler import ASTSource
 from replica.attention import paged_kernels, tiling
 from replica.attention.tiling import Card, LayerKind
 
-CARD = Card(processors=132, shared_bytes=232_448)
+# By compute capability: A100, RTX 3090 and 4090, H100.
+CARDS = {
+    80: Card(processors=108, shared_bytes=163 << 10),
+    86: Card(processors=82, shared_bytes=99 << 10),
+    89: Card(processors=128, shared_bytes=99 << 10),
+    90: Card(processors=132, shared_bytes=227 << 10),
+}
 NUMBERS = {2: ("bf16", tl.bfloat16), 4: ("fp32", tl.float32)}
 FLOAT32_POINTERS = ("parts", "part_sums")
 INT32_POINTERS = ("tiles", "spans", "tables")
@@ -40,7 +46,7 @@ def compile_case(
 ) -> dict[str, int]:
     """Compile `attend` as a launch would, and `merge` with it if asked; what `attend` takes."""
     layer = LayerKind(**kind)
-    shape = tiling.tile_shape(most_rows, layer, CARD)
+    shape = tiling.tile_shape(most_rows, layer, CARDS[arch])
     number, product = NUMBERS[layer.itemsize]
     heads = {
         "VALUE_DIM": layer.value_dim,
@@ -69,7 +75,11 @@ def compile_case(
     if merges:
         constants = {**heads, "HEADS": layer.kv_heads * layer.group, "MOST_SPLITS": tiling.MOST_SPLITS}
         _compile(paged_kernels.merge, arch, number, constants, {"num_warps": 4})
-    return {"shared": attending.metadata.shared, **_resources(attending.asm["cubin"])}
+    return {
+        "shared": attending.metadata.shared,
+        **_resources(attending.asm["cubin"]),
+        **_pipeline(attending.asm["ttgir"]),
+    }
 
 
 def _compile(kernel: Any, arch: int, number: str, constants: dict[str, Any], options: dict[str, int]) -> Any:
@@ -101,6 +111,23 @@ def _resources(cubin: bytes) -> dict[str, int]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", told)
     assert found is not None, told
     return {"registers": int(found[1]), "spilled": int(found[2])}
+
+
+def _pipeline(ttgir: str) -> dict[str, int]:
+    """What is loaded ahead, in the loop over keys that does so least.
+
+    ahead: loads of K and V that may be under way when a tile is computed. buffers: tiles of each in shared
+    memory.
+    """
+    loops = re.finditer(r"^( *)%\S+ = scf\.for .*?^\1}", ttgir, re.DOTALL | re.MULTILINE)
+    waits = [re.findall(r"ttg\.async_wait .*?num = (\d+)", loop[0]) for loop in loops]
+    assert waits, "no loop over keys"
+    # Allocated without a value, before a loop: buffers x tile.
+    buffers = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", ttgir)
+    return {
+        "ahead": min(int(each) for body in waits for each in body) if all(waits) else 0,
+        "buffers": min(map(int, buffers), default=0),
+    }
 
 
 if __name__ == "__main__":

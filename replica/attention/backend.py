@@ -13,8 +13,7 @@ import torch
 
 from cache.errors import ConfigError
 from replica.attention.kv_pages import LayerPages, LayerShape
-from replica.attention.step_batch import StepBatch
-from replica.attention.step_tables import StepTables
+from replica.attention.step_batch import PlacedSequence, StepBatch
 from replica.config import BLOCK_SIZES
 
 
@@ -53,6 +52,16 @@ class AttentionBackend(Protocol):
         """Give back whatever it keeps between calls. Idempotent."""
 
 
+class HeldStep(Protocol):
+    """A step whose tensors stay where they are while other sequences are put into it."""
+
+    def refill(self, sequences: Sequence[PlacedSequence]) -> None:
+        """In place: other sequences, as many as before, none longer than those it was held for.
+
+        Copies to the device; does not wait for it.
+        """
+
+
 @runtime_checkable
 class HoldingBackend(AttentionBackend, Protocol):
     """Can attend in a step that is recorded, and replayed after other sequences were put into its tables.
@@ -60,7 +69,7 @@ class HoldingBackend(AttentionBackend, Protocol):
     It reads no slot that was never written, and launches the same work for all steps of a shape.
     """
 
-    def hold(self, batch: StepBatch) -> StepTables:
+    def hold(self, batch: StepBatch) -> HeldStep:
         """Keep this step's tables until `release`. batch: decodes, as long as any that will be put there."""
 
     def release(self, batch: StepBatch) -> None:

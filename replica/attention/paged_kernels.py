@@ -38,6 +38,13 @@ def _load(places, is_key, is_lane, IS_EDGE: tl.constexpr, IS_PADDED: tl.constexp
 
 
 @triton.jit
+def _block_ids(table, tile, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
+    """The block of each key of a tile; 0 from `end` on, where the table may have none."""
+    key = tile * KEYS + tl.arange(0, KEYS)
+    return tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
+
+
+@triton.jit
 def _walk(
     attended,
     top,
@@ -73,13 +80,13 @@ def _walk(
     """
     key_lane = tl.arange(0, KEY_LANES)
     value_lane = tl.arange(0, VALUE_LANES)
+    # The next tile's block ids are asked for before this one is computed: K and V of a tile are then loads
+    # that wait for nothing within the loop, which the compiler sends ahead by all its stages.
+    block = _block_ids(table, first_tile, end, BLOCK_SIZE, KEYS)
     for tile in range(first_tile, last_tile):
+        next_block = _block_ids(table, tile + 1, end, BLOCK_SIZE, KEYS)
         key = tile * KEYS + tl.arange(0, KEYS)
         is_key = (key >= begin) & (key < end)
-        if IS_EDGE:
-            block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
-        else:
-            block = tl.load(table + key // BLOCK_SIZE)
         slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
         tile_keys = _load(
             keys + slot[None, :] * (KV_HEADS * KEY_DIM) + key_lane[:, None],
@@ -112,10 +119,11 @@ def _walk(
         weights = weights.to(values.dtype.element_ty).to(PRODUCT)
         attended = tl.dot(weights, tile_values.to(PRODUCT), attended * kept[:, None], input_precision="ieee")
         top = new_top
+        block = next_block
     return attended, top, total
 
 
-@triton.jit(do_not_specialize=["window", "tiles_per_split", "base_row", "num_rows"])
+@triton.jit(do_not_specialize=["window", "splits", "base_row", "num_rows"])
 def attend(
     out,  # (T, heads, value_dim)
     query,  # (heads, T, key_dim), strides given
@@ -123,8 +131,8 @@ def attend(
     values,  # (slots, kv_heads, value_dim)
     sinks,  # (heads,); not read without HAS_SINKS
     parts,  # (splits, num_rows, heads, value_dim) float32; not written with one split
-    part_sums,  # (splits, num_rows, heads) float32: base-2 logarithms of a part's sum of weights
-    tiles,  # (tiles, 2) int32: span, first of its query rows
+    part_sums,  # (splits, num_rows, heads) float32: base-2 logarithms of a part's sum of weights, or -inf
+    tiles,  # (programs, 4) int32: span, first of its query rows, split, tiles of keys per split (0: none)
     spans,  # (spans, 4) int32: first row of the step, new tokens, first position, first entry in tables
     tables,  # int32: block ids
     query_head_stride,
@@ -132,7 +140,7 @@ def attend(
     factor,  # on a product of query and key; with a cap: what the cap's tanh gets, else in base 2
     cap,  # in base 2
     window,
-    tiles_per_split,
+    splits,  # of which every tile may have fewer; what it has not is -inf in `part_sums` before
     base_row,  # first row of the step that parts hold
     num_rows,  # rows that parts hold
     GROUP: tl.constexpr,
@@ -149,11 +157,16 @@ def attend(
     HAS_SINKS: tl.constexpr,
     PRODUCT: tl.constexpr,  # type in which numbers are multiplied
 ):
-    """One tile of queries of one K/V head over one split of its keys. Grid: (tiles, kv_heads, splits)."""
+    """One tile of queries of one K/V head over one split of its keys. Grid: (programs, kv_heads).
+
+    How long a split is comes from memory: a recorded launch is replayed for other lengths, cut anew.
+    """
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    span = spans + 4 * tl.load(tiles + 2 * tl.program_id(0))
-    first = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    tile = tiles + 4 * tl.program_id(0)
+    span = spans + 4 * tl.load(tile)
+    first = tl.load(tile + 1)
+    split = tl.load(tile + 2)
+    tiles_per_split = tl.load(tile + 3)
     first_row = tl.load(span)
     num_new = tl.load(span + 1)
     start = tl.load(span + 2)
@@ -162,7 +175,7 @@ def attend(
     place = first + tl.arange(0, ROWS)
     token = place // GROUP
     head = kv_head * GROUP + place % GROUP
-    is_row = token < num_new
+    is_row = (token < num_new) & (tiles_per_split > 0)
     position = start + token
     row = (first_row + token).to(tl.int64)
     first_position = start + first // GROUP
@@ -213,7 +226,7 @@ def attend(
 
     value_lane = tl.arange(0, VALUE_LANES)
     is_stored = is_row[:, None] & (value_lane < VALUE_DIM)[None, :]
-    if tl.num_programs(2) == 1:
+    if splits == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
             new_top = tl.maximum(top, sink)

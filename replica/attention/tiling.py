@@ -37,12 +37,18 @@ LARGE = 1 << 13  # from here on eight warps hold it; four would spill
 # Full float32 products take no tensor cores, and their operands take registers: tiles are smaller.
 FLOAT32_SHRINK = 4
 
-# Of a processor's shared memory: what every card since compute capability 8.0 lets one program have (99 KiB),
-# less some for the compiler's own.
+# Of a processor's shared memory. Sizes are such that two stages fit what every card since compute capability
+# 8.0 lets one program have (99 KiB); what a card has beyond it takes a third stage, not larger tiles.
 SHARED_BUDGET = 96 << 10
-STAGES = 2  # tiles of K and V in flight: the next is loaded while this one is multiplied
+COMPILERS_OWN = 3 << 10  # left to the compiler, of whatever a card has
+# With three stages the compiler loads a tile of K and V while the one before is multiplied: `async_wait` is
+# above zero in its main loop. With two it does not, since one goes to the block ids that say where the tile
+# lies; another program then has to compute in the meantime.
+FEWEST_STAGES, MOST_STAGES = 2, 3
 
-PROGRAMS_PER_PROCESSOR = 2  # one computes while another waits for memory
+# Two decodes fit a processor: one computes while another waits for memory. Of prefills registers let one
+# run at a time: there the second only makes walks shorter, so that all end at about the same time.
+PROGRAMS_PER_PROCESSOR = 2
 FEWEST_TILES_PER_SPLIT = 4  # below this, writing and merging a part costs more than its keys
 MOST_SPLITS = 64  # the merging kernel holds one part per lane
 MOST_PARTIAL_NUMBERS = 1 << 26  # parts before merging, float32: 256 MiB
@@ -97,11 +103,13 @@ class Splitting:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One run of the kernel, over step rows [first_row, first_row + num_rows)."""
+    """One run of the kernel, over step rows [first_row, first_row + num_rows), a program for each split."""
 
     shape: TileShape
     splitting: Splitting
-    tiles: Int32Array  # (num_tiles, 2): index of the span, first of its query rows; most keys first
+    # (programs, 4): index of the span, first of its query rows, which split, tiles of keys a split; longest
+    # walks first. A program whose last number is 0 has nothing to do.
+    tiles: Int32Array
     first_row: int
     num_rows: int
 
@@ -122,13 +130,12 @@ def tile_shape(most_rows: int, kind: LayerKind, card: Card) -> TileShape:
         rows //= 2
     keys = MOST_KEYS
     query_bytes = rows * key_lanes * kind.itemsize
-    while (
-        keys > FEWEST_LANES
-        and query_bytes + STAGES * keys * (key_lanes + value_lanes) * kind.itemsize > budget
-    ):
+    bytes_per_key = (key_lanes + value_lanes) * kind.itemsize
+    while keys > FEWEST_LANES and query_bytes + FEWEST_STAGES * keys * bytes_per_key > budget:
         keys //= 2
+    is_deep = query_bytes + MOST_STAGES * keys * bytes_per_key <= card.shared_bytes - COMPILERS_OWN
     is_large = rows == MOST_ROWS or rows * value_lanes * shrink >= LARGE
-    return TileShape(rows, keys, num_warps=8 if is_large else 4, num_stages=STAGES)
+    return TileShape(rows, keys, 8 if is_large else 4, MOST_STAGES if is_deep else FEWEST_STAGES)
 
 
 def splitting(
@@ -161,27 +168,49 @@ def launch(spans: Sequence[Span], first_span: int, kind: LayerKind, shape: TileS
     if kind.window is not None:
         begins = np.maximum(starts[owners] + firsts // kind.group + 1 - kind.window, 0)
     tiles_seen = -(-ends // shape.keys) - begins // shape.keys
-    # The longest walks begin first: whatever begins last ends last, so let it be short.
-    order = np.argsort(-tiles_seen, kind="stable")
     num_rows = int(num_new.sum())
-    most_splits = MOST_PARTIAL_NUMBERS // (num_rows * kind.kv_heads * kind.group * kind.value_dim)
-    return Launch(
-        shape,
-        splitting(tiles_seen.astype(np.int32), kind.kv_heads, most_splits, card),
-        np.stack([owners + first_span, firsts], axis=1)[order].astype(np.int32),
-        spans[0].first_row,
-        num_rows,
-    )
+    cut = splitting(tiles_seen.astype(np.int32), kind.kv_heads, _splits_in_memory(num_rows, kind), card)
+    parts = -(-tiles_seen // cut.tiles_per_split)
+    tile = np.repeat(np.arange(len(owners)), parts)
+    split = np.arange(len(tile)) - np.repeat(np.cumsum(parts) - parts, parts)
+    walked = np.minimum(tiles_seen[tile] - split * cut.tiles_per_split, cut.tiles_per_split)
+    # The longest walks begin first: whatever begins last ends last, so let it be short.
+    order = np.argsort(-walked, kind="stable")
+    columns = [owners[tile] + first_span, firsts[tile], split, np.full_like(split, cut.tiles_per_split)]
+    return Launch(shape, cut, np.stack(columns, axis=1)[order].astype(np.int32), spans[0].first_row, num_rows)
 
 
-def for_shorter(planned: Launch) -> Launch:
-    """The same launch, good too for rows whose sequences are shorter than those it was planned for.
+def refillable(spans: Sequence[Span], longest: int, kind: LayerKind, card: Card) -> Launch:
+    """A step of decodes, cut as `launch` cuts it, in as many programs and splits whatever its lengths.
 
-    Where a window begins inside a tile of keys may make a shorter walk one tile longer.
+    longest: tokens that a sequence of any such step may have. Programs and splits follow from it and from
+    the number of spans alone: what was launched for one step may be launched again for another's `tiles`.
     """
-    splitting = planned.splitting
-    longer = Splitting(splitting.splits, splitting.tiles_per_split + 1)
-    return replace(planned, splitting=longer)
+    own = launch(spans, 0, kind, tile_shape(kind.group, kind, card), card)
+    num_tiles = len(spans) * -(-kind.group // own.shape.rows)
+    widest = -(-longest // own.shape.keys)
+    if kind.window is not None:  # which may begin inside a tile
+        widest = min(widest, -(-kind.window // own.shape.keys) + 1)
+    # A split is an even share of all walks at least, and those are shortest where all others are one tile.
+    places = PROGRAMS_PER_PROCESSOR * card.processors
+    most_splits = min(
+        MOST_SPLITS,
+        _splits_in_memory(own.num_rows, kind),
+        -(-widest // FEWEST_TILES_PER_SPLIT),
+        -(-widest * places // ((widest + num_tiles - 1) * kind.kv_heads)),
+    )
+    splits = max(1, most_splits) if widest >= 2 * FEWEST_TILES_PER_SPLIT else 1
+    assert own.splitting.splits <= splits
+    # As many whole shares as there are places, and of each tile a rest.
+    programs = min(num_tiles * splits, num_tiles + places // kind.kv_heads)
+    tiles = np.zeros((programs, own.tiles.shape[1]), dtype=np.int32)
+    tiles[: len(own.tiles)] = own.tiles
+    return replace(own, splitting=replace(own.splitting, splits=splits), tiles=tiles)
+
+
+def _splits_in_memory(num_rows: int, kind: LayerKind) -> int:
+    """Splits whose parts, one for each row, take no more than their share of memory; 0: not even one."""
+    return MOST_PARTIAL_NUMBERS // (num_rows * kind.kv_heads * kind.group * kind.value_dim)
 
 
 def launches(spans: Sequence[Span], num_decodes: int, kind: LayerKind, card: Card) -> list[Launch]:

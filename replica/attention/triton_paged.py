@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from replica.attention import tiling
-from replica.attention.backend import AttentionCall
+from replica.attention.backend import AttentionCall, HeldStep
 from replica.attention.kv_pages import LayerPages, LayerShape
-from replica.attention.step_batch import StepBatch
+from replica.attention.step_batch import PlacedSequence, StepBatch
 from replica.attention.step_tables import StepTables
 from replica.attention.tiling import Card, Launch, LayerKind, Span
 from replica.transfer import to_device
@@ -82,15 +82,15 @@ class TritonPaged:
             self._products[torch.bfloat16] = tl.float32
         self._nothing = torch.zeros(1, dtype=torch.float32, device=device)  # for pointers that nobody follows
         self._step: _StepOnDevice | None = None
-        self._held: dict[StepBatch, _StepOnDevice] = {}
+        self._held: dict[StepBatch, _HeldStepOnDevice] = {}
 
     def close(self) -> None:
         self._step = None
         self._held.clear()
 
-    def hold(self, batch: StepBatch) -> StepTables:
-        step = self._held[batch] = _StepOnDevice(batch, self._card, self._device, is_held=True)
-        return step.tables
+    def hold(self, batch: StepBatch) -> HeldStep:
+        step = self._held[batch] = _HeldStepOnDevice(batch, self._card, self._device)
+        return step
 
     def release(self, batch: StepBatch) -> None:
         self._held.pop(batch, None)
@@ -131,10 +131,11 @@ class TritonPaged:
         if splits > 1:
             rows = (splits, planned.num_rows, heads)
             parts = torch.empty(*rows, kind.value_dim, dtype=torch.float32, device=self._device)
-            part_sums = torch.empty(*rows, dtype=torch.float32, device=self._device)
+            # Not every tile has that many splits.
+            part_sums = torch.full(rows, float("-inf"), dtype=torch.float32, device=self._device)
         sinks = self._nothing if call.sinks is None else call.sinks
         value_lanes = tiling.lanes(kind.value_dim)
-        self._kernels.attend[(len(tiles), kind.kv_heads, splits)](
+        self._kernels.attend[(len(tiles), kind.kv_heads)](
             out,
             query,
             pages.keys,
@@ -150,7 +151,7 @@ class TritonPaged:
             call.scale * LOG2_E if call.softcap is None else call.scale / call.softcap,
             0.0 if call.softcap is None else call.softcap * LOG2_E,
             call.window or 0,
-            planned.splitting.tiles_per_split,
+            splits,
             planned.first_row,
             planned.num_rows,
             GROUP=kind.group,
@@ -194,22 +195,46 @@ class TritonPaged:
 class _StepOnDevice:
     """A step's tables on the device, and how each kind of layer is cut up."""
 
-    def __init__(self, batch: StepBatch, card: Card, device: torch.device, *, is_held: bool = False) -> None:
-        """is_held: its tables will be filled again with shorter sequences, in as many rows."""
+    def __init__(self, batch: StepBatch, card: Card, device: torch.device) -> None:
         self.tables = StepTables(batch, device)
-        self._card, self._device, self._is_held = card, device, is_held
+        self._card, self._device = card, device
         self._kinds: dict[LayerKind, list[tuple[Launch, torch.Tensor]]] = {}
-        self._spans = [Span(each.first_row, each.num_new, each.start) for each in batch.sequences]
+        self._spans = _spans(batch.sequences)
 
     def launches(self, kind: LayerKind) -> list[tuple[Launch, torch.Tensor]]:
         """What a layer of this kind runs, each with its tiles on the device."""
         made = self._kinds.get(kind)
         if made is None:
-            planned = tiling.launches(self._spans, self.tables.batch.num_decodes, kind, self._card)
-            if self._is_held:
-                planned = [tiling.for_shorter(each) for each in planned]
-            made = self._kinds[kind] = [(each, to_device(each.tiles, self._device)) for each in planned]
+            made = self._kinds[kind] = [
+                (each, to_device(each.tiles, self._device)) for each in self._planned(kind)
+            ]
         return made
+
+    def _planned(self, kind: LayerKind) -> list[Launch]:
+        return tiling.launches(self._spans, self.tables.batch.num_decodes, kind, self._card)
+
+
+class _HeldStepOnDevice(_StepOnDevice):
+    """Decodes in whose place others are put: the same programs, cut for whoever is there."""
+
+    def __init__(self, batch: StepBatch, card: Card, device: torch.device) -> None:
+        """batch: decodes alone, as long as any that will be put there."""
+        super().__init__(batch, card, device)
+        self._longest = max(each.start + each.num_new for each in batch.sequences)
+
+    def refill(self, sequences: Sequence[PlacedSequence]) -> None:
+        self.tables.refill(sequences)
+        self._spans = _spans(sequences)
+        for kind, [(_, tiles)] in self._kinds.items():
+            (now,) = self._planned(kind)
+            tiles.copy_(to_device(now.tiles, self._device), non_blocking=True)
+
+    def _planned(self, kind: LayerKind) -> list[Launch]:
+        return [tiling.refillable(self._spans, self._longest, kind, self._card)]
+
+
+def _spans(sequences: Sequence[PlacedSequence]) -> list[Span]:
+    return [Span(each.first_row, each.num_new, each.start) for each in sequences]
 
 
 def card_of(device: torch.device) -> Card:

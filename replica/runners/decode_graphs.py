@@ -25,16 +25,17 @@ import torch
 
 from cache.messages import SamplingParams
 from cache.types import RequestId
-from replica.attention.backend import HoldingBackend
+from replica.attention.backend import HeldStep, HoldingBackend
 from replica.attention.step_batch import PlacedSequence, StepBatch
-from replica.attention.step_tables import StepTables
 from replica.scheduling.runner import ScheduledSequence
 from replica.transfer import to_device
 
 logger = logging.getLogger(__name__)
 
 SHORTEST = 512  # tokens of context; each further length is twice as long
-MAX_KEPT = 48  # recordings: the oldest unused one goes first. A few MB each
+# Recordings: the oldest unused one goes first. All shapes of 64 sequences of up to 32,768 tokens are 9 batch
+# sizes times 7 lengths, 63: with fewer kept a changing load would record over and over. A few MB each.
+MAX_KEPT = 64
 PADDING = RequestId("padding")
 
 Forward = Callable[[StepBatch], torch.Tensor]
@@ -72,7 +73,7 @@ class CudaRecorder:
 @dataclass(frozen=True, slots=True)
 class _Recording:
     batch: StepBatch  # whose tensors the recording reads
-    tables: StepTables
+    step: HeldStep
     replay: Replay
 
 
@@ -134,7 +135,7 @@ class DecodeGraphs:
                 raise
             except RuntimeError as error:
                 self._refusal = f"{type(error).__name__}: {error}"
-                self._recordings.clear()
+                self._let_go()
                 logger.warning("decode steps cannot be recorded; they run as they are", exc_info=error)
                 return None
         self._recordings.move_to_end(shape)
@@ -148,12 +149,15 @@ class DecodeGraphs:
 
     def close(self) -> None:
         """Let the recordings go, before the memory they read. Idempotent."""
-        for recording in self._recordings.values():
-            self._backend.release(recording.batch)
-        self._recordings.clear()
+        self._let_go()
         self._logits = None
 
     # -- parts of the above -----------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        for recording in self._recordings.values():
+            self._backend.release(recording.batch)
+        self._recordings.clear()
 
     def _shape_of(self, sequences: Sequence[ScheduledSequence]) -> tuple[int, int] | None:
         """The batch and length it is padded to; None for a step that is not decodes alone, or too large."""
@@ -174,7 +178,7 @@ class DecodeGraphs:
             self._backend.release(oldest.batch)
         held = StepBatch([self._longest(length)] * batch, self._block_size, self._device, self._dtype)
         assert held.opened_blocks is None, "a length is a multiple of the block size"
-        tables = self._backend.hold(held)
+        step = self._backend.hold(held)
 
         def work() -> None:
             logits = self._forward(held)
@@ -183,13 +187,13 @@ class DecodeGraphs:
             self._logits[:batch].copy_(logits)
 
         # While it is recorded every row is padding: only the spare block is written.
-        self._fill_all(held, tables, [self._padding(row) for row in range(batch)], [0] * batch)
+        self._fill_all(held, step, [self._padding(row) for row in range(batch)], [0] * batch)
         try:
             replay = self._recorder.record(work)
         except BaseException:
             self._backend.release(held)
             raise
-        recording = self._recordings[shape] = _Recording(held, tables, replay)
+        recording = self._recordings[shape] = _Recording(held, step, replay)
         logger.info("decode step recorded", extra={"batch": batch, "length": length})
         return recording
 
@@ -201,10 +205,10 @@ class DecodeGraphs:
         tokens = [each.token_ids[each.start] if each.drawn_by is None else 0 for each in sequences]
         missing = recording.batch.num_tokens - len(placed)
         placed += [self._padding(len(sequences) + index) for index in range(missing)]
-        self._fill_all(recording.batch, recording.tables, placed, tokens + [0] * missing)
+        self._fill_all(recording.batch, recording.step, placed, tokens + [0] * missing)
 
     def _fill_all(
-        self, held: StepBatch, tables: StepTables, placed: list[PlacedSequence], tokens: list[int]
+        self, held: StepBatch, step: HeldStep, placed: list[PlacedSequence], tokens: list[int]
     ) -> None:
         size = self._block_size
         packed = np.empty((3, len(placed)), dtype=np.int64)
@@ -212,7 +216,7 @@ class DecodeGraphs:
         packed[1] = [each.start for each in placed]
         packed[2] = [each.block_table[each.start // size] * size + each.start % size for each in placed]
         held.refill(to_device(packed, self._device))
-        tables.refill(placed)
+        step.refill(placed)
 
     def _padding(self, row: int) -> PlacedSequence:
         return PlacedSequence(PADDING, 0, 1, row, [self._spare_block])

@@ -7,6 +7,7 @@ whatever the program computed on its way to them, lengths and tables in lists ab
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,20 +25,60 @@ class OperationRecorder:
 
     def __init__(self) -> None:
         self.num_recorded = 0
+        self.active: _Recording | None = None  # while something is recorded
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         work()
-        recording = _Recording()
-        with recording:
-            work()
+        recording = self.active = _Recording()
+        try:
+            with recording:
+                work()
+        finally:
+            self.active = None
         self.num_recorded += 1
         return recording.replay
 
 
+class KernelRecorder(OperationRecorder):
+    """Over kernels, too, that are launched by `kernel[grid](...)`: grid and numbers stay as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_launches = 0
+
+    def over(self, kernels: Any) -> Any:
+        """Like the module `kernels`, with `attend` and `merge` recorded."""
+        return SimpleNamespace(
+            attend=_RecordedKernel(self, kernels.attend), merge=_RecordedKernel(self, kernels.merge)
+        )
+
+
+class _RecordedKernel:
+    def __init__(self, recorder: KernelRecorder, kernel: Any) -> None:
+        self._recorder, self._kernel = recorder, kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self._recorder.num_launches += 1
+            active = self._recorder.active
+            if active is None:
+                self._kernel[grid](*args, **kwargs)
+            else:
+                active.launch(self._kernel[grid], args, kwargs)
+
+        return launch
+
+
 class FailingRecorder:
-    """One whose forward waits for the device on the way, as some families' do."""
+    """One whose forward waits for the device on the way, as some families' do; after some that did not."""
+
+    def __init__(self, successes: int = 0) -> None:
+        self._successes = successes
+        self._recorder = OperationRecorder()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        if self._recorder.num_recorded < self._successes:
+            return self._recorder.record(work)
         work()
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -46,14 +87,26 @@ class _Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._in_kernel = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._in_kernel:  # an interpreter's own
+            return func(*args, **(kwargs or {}))
         assert "_local_scalar_dense" not in str(func), "a number was read back while recording"
         out = func(*args, **(kwargs or {}))
         self._operations.append((func, args, kwargs or {}, out))
         return out
+
+    def launch(self, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run a kernel, and again at every replay."""
+        self._in_kernel = True
+        try:
+            kernel(*args, **kwargs)
+        finally:
+            self._in_kernel = False
+        self._operations.append((kernel, args, kwargs, None))
 
     def replay(self) -> None:
         for func, args, kwargs, out in self._operations:

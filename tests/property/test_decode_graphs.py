@@ -138,6 +138,25 @@ def test_a_network_that_cannot_be_recorded_runs_as_it_is(
     assert num_replays(failing) == 0
 
 
+def test_a_refusal_lets_go_of_what_was_recorded_before_it(tmp_path: Path) -> None:
+    """Tables of every earlier recording stayed on the device until the runner was closed."""
+    folder = families.save(FAMILIES[2], tmp_path)
+    plain, failing = load(folder), load(folder, FailingRecorder(successes=1))
+    graphs = failing._graphs
+    assert graphs is not None
+    for questions in (list(families.prompts()[:6]), list(families.prompts()[:1])):  # batches of 4, and of 1
+        assert graphs._refusal is None
+        assert answers(failing, SETTING, questions, 0.0) == answers(plain, SETTING, questions, 0.0)
+        assert graphs.num_replays > 0, "nothing was recorded before"
+    assert graphs._refusal is not None
+    assert not graphs._backend.held  # type: ignore[attr-defined]
+
+
+def test_every_shape_of_64_sequences_of_32768_tokens_is_kept() -> None:
+    """With fewer, a load that goes through them all records what it has just let go, every time."""
+    assert len(batch_sizes(64)) * len(lengths(32_768, 16)) <= decode_graphs.MAX_KEPT
+
+
 @given(most=st.integers(1, 700), count=st.integers(1, 700))
 def test_every_batch_has_a_size_that_wastes_little(most: int, count: int) -> None:
     sizes = batch_sizes(most)
