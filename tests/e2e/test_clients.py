@@ -213,8 +213,8 @@ def test_aiperf(server: Server, tmp_path: Path) -> None:
 # --- last: it costs a Router ------------------------------------------------------------------------
 
 
-def test_a_router_that_dies_under_a_request_is_an_error_and_comes_back(server: Server) -> None:
-    """The proxy answers what was lost with it: in our shape where it lets us."""
+def test_a_router_that_dies_under_a_request_loses_it_or_comes_back_in_time_for_it(server: Server) -> None:
+    """What was lost with it is an error, in our shape where proxies let us; nobody gets a part for the whole."""
     (router,) = [line for line in processes_below(server.temp) if re.search(r"ray::.*Router", line)]
     body = {"model": "tiny", "prompt": "The sea", "max_tokens": 8000, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
@@ -223,9 +223,12 @@ def test_a_router_that_dies_under_a_request_is_an_error_and_comes_back(server: S
         while not server.metric("warmpath_requests_in_flight") and time.monotonic() < deadline:
             time.sleep(0.1)
         os.kill(int(router.split(":")[0]), signal.SIGKILL)
-        if FAST_PROXY:  # a page of its own, or a cut connection
+        if (
+            FAST_PROXY
+        ):  # a page of its own, or a cut connection, or all of it from the next Router, asked again
             assert not isinstance(lost.exception(60), httpx.TimeoutException)
-            assert lost.exception() is not None or lost.result().status_code >= 500
+            if lost.exception() is None and lost.result().status_code < 500:
+                assert lost.result().json()["usage"]["completion_tokens"] == body["max_tokens"]
         else:
             answer = lost.result(60)
             assert answer.status_code == 500
