@@ -214,7 +214,7 @@ def test_aiperf(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_router_that_dies_under_a_request_loses_it_or_comes_back_in_time_for_it(server: Server) -> None:
-    """What was lost with it is an error, in our shape where proxies let us; nobody gets a part for the whole."""
+    """What was lost with it is an error, in our shape where proxies let us; nobody gets a part for all."""
     (router,) = [line for line in processes_below(server.temp) if re.search(r"ray::.*Router", line)]
     body = {"model": "tiny", "prompt": "The sea", "max_tokens": 8000, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
