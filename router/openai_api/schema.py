@@ -123,6 +123,21 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False  # a last chunk without choices carries the usage
     continuous_usage_stats: bool = False  # every chunk carries the usage so far
+    include_obfuscation: bool = False  # filling that hides how long each chunk's text is: never sent
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if each is not None}
+
+    @model_validator(mode="after")
+    def _check_obfuscation(self) -> Self:
+        """Who asks for it relies on it: chunks would be told apart by their sizes all the same."""
+        if self.include_obfuscation:
+            raise UnsupportedParameter("stream_options.include_obfuscation")
+        return self
 
 
 class RequestBody(SamplingFields):
@@ -238,6 +253,7 @@ class CompletionBody(RequestBody):
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     logprobs: Annotated[Logprobs | None, BeforeValidator(false_is_none)] = None
     echo: bool = False  # the answer begins with the prompt, and so do its log probabilities
+    add_special_tokens: bool = True  # to prompts that are texts: a BOS, usually; ids are taken as they are
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:

@@ -171,7 +171,7 @@ class Service:
         jobs, echoes = [], []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
-            token_ids = await self._encode(prompt, param, salt)
+            token_ids = await self._encode(prompt, param, salt, body.add_special_tokens)
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
@@ -256,10 +256,14 @@ class Service:
                 asked, f"'{asked}' is not supported: this server simulates its model and has no logits."
             )
 
-    async def _encode(self, prompt: Prompt, param: str, salt: str) -> array[int]:
+    async def _encode(self, prompt: Prompt, param: str, salt: str, add_special_tokens: bool) -> array[int]:
         if isinstance(prompt, TokenPrompt):
             return await self._encoder.encode_ids(prompt.token_ids, param=param)
-        return await self._timed(self._encoder.encode_text(prompt.text, param=param, salt=salt))
+        return await self._timed(
+            self._encoder.encode_text(
+                prompt.text, param=param, salt=salt, add_special_tokens=add_special_tokens
+            )
+        )
 
     async def _timed(self, tokenization: Awaitable[array[int]]) -> array[int]:
         began_at, span = self.clock(), self.tracing.begin("tokenize", TRACEPARENT.get())
