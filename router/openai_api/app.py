@@ -25,6 +25,7 @@ from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
 from router.openai_api.errors import answer_to, outcome_of, route_error
+from router.openai_api.failures import FailureMiddleware
 from router.openai_api.fields import Endpoint, count_unknown
 from router.openai_api.handling import Handling, PlainRoute, Tally, log_failure
 from router.openai_api.keys import KeyMiddleware, visit_of
@@ -77,6 +78,7 @@ def build_api(
     if service.tenancy.gate is not None:
         api.add_middleware(KeyMiddleware, gate=service.tenancy.gate)
     api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes)
+    api.add_middleware(FailureMiddleware)  # inside the request id's, which its log line and answer have
     api.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     return api
 
