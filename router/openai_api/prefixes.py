@@ -30,7 +30,7 @@ from router.errors import (
     UnsupportedParameter,
 )
 from router.limits import Limits
-from router.openai_api.checked import checked
+from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import TokenPrompt, is_token_id
 from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
@@ -75,7 +75,7 @@ class PrefixBody(BaseModel):
     ] = None
     copies: Annotated[int, Field(ge=1, le=MAX_COPIES)] = 1
     seconds: Annotated[int, Field(ge=1)] = DEFAULT_SECONDS
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: Annotated[str, BeforeValidator(to_salt), Field(min_length=1)] | None = None
 
 
 _TEXTS = {
@@ -96,10 +96,6 @@ def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
         raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
     if parsed.seconds > limits.max_prefix_seconds:
         raise InvalidField("seconds", f"'seconds' must be at most {limits.max_prefix_seconds}.")
-    if parsed.cache_salt is not None and len(parsed.cache_salt) > limits.max_salt_chars:
-        raise InvalidField(
-            "cache_salt", f"'cache_salt' must have at most {limits.max_salt_chars} characters."
-        )
     return parsed
 
 

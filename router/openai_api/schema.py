@@ -24,7 +24,7 @@ from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from cache.structure import Structure
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
-from router.openai_api.checked import limits_of
+from router.openai_api.checked import limits_of, to_salt
 from router.openai_api.fields import Endpoint, accepted_text, refuse_unsupported
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import (
@@ -80,14 +80,6 @@ def _to_stop_ids(value: object, info: ValidationInfo) -> tuple[int, ...]:
             "stop_token_ids", f"'stop_token_ids' must be {accepted_text(Endpoint.CHAT, 'stop_token_ids')}."
         )
     return tuple(value)
-
-
-def _to_salt(value: object, info: ValidationInfo) -> object:
-    """`cache_salt` or `prompt_cache_key`."""
-    limit = limits_of(info).max_salt_chars
-    if isinstance(value, str) and len(value) > limit:
-        raise InvalidField(info.field_name, f"'{info.field_name}' must have at most {limit} characters.")
-    return value
 
 
 def _to_answers(value: object, info: ValidationInfo) -> object:
@@ -161,8 +153,8 @@ class RequestBody(SamplingFields):
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, BeforeValidator(_to_salt), Field(min_length=1)] | None = None
-    prompt_cache_key: Annotated[str, BeforeValidator(_to_salt)] | None = None
+    cache_salt: Annotated[str, BeforeValidator(to_salt), Field(min_length=1)] | None = None
+    prompt_cache_key: Annotated[str, BeforeValidator(to_salt)] | None = None
     priority: Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None  # least goes first
 
     response_format: Annotated[
