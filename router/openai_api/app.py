@@ -24,6 +24,7 @@ from router.openai_api.answer import Answer
 from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
+from router.openai_api.door import Door
 from router.openai_api.errors import answer_to, outcome_of, route_error
 from router.openai_api.failures import FailureMiddleware
 from router.openai_api.fields import Endpoint, count_unknown
@@ -75,9 +76,10 @@ def build_api(
     _Routes(service).register(api)
     api.add_exception_handler(HTTPException, _on_route_error)
     api.add_exception_handler(RequestValidationError, _on_route_error)
+    door = Door(service.metrics.requests)
     if service.tenancy.gate is not None:
-        api.add_middleware(KeyMiddleware, gate=service.tenancy.gate)
-    api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes)
+        api.add_middleware(KeyMiddleware, gate=service.tenancy.gate, door=door)
+    api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes, door=door)
     api.add_middleware(FailureMiddleware)  # inside the request id's, which its log line and answer have
     api.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     return api

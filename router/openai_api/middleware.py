@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import HeadersTooLarge
+from router.openai_api.door import Door
 from router.openai_api.errors import answer_to
 from router.openai_api.replies import error_response
 
@@ -54,16 +55,18 @@ class HeaderLimitMiddleware:
     Servers and proxies in front have limits of their own; not all of them do.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, door: Door) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             size_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
             if size_bytes > self._max_bytes:
-                refusal = error_response(answer_to(HeadersTooLarge(self._max_bytes, size_bytes)))
-                await refusal(scope, receive, send)
+                error = HeadersTooLarge(self._max_bytes, size_bytes)
+                self._door.refused(scope, error)
+                await error_response(answer_to(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
