@@ -19,7 +19,9 @@ from router.openai_api.replies import error_response
 
 REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "warmpath.request_id"
-_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # it goes into logs and object ids
+# It goes into log fields, headers and answers' ids: no quotes, blanks, separators of headers or control
+# characters. With base64's `/+=`, as load balancers send it (`Root=1-67891233-abcdef012345678912345678`).
+_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 def id_of(request: Request) -> str:
