@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from cache.errors import ServingError
+from router.config import RouterConfig
 from router.errors import InvalidField
 from router.fleet.exposition import CONTENT_TYPE
 from router.openai_api.answer import Answer
@@ -46,7 +47,6 @@ from router.openai_api.tokenization import (
 
 POLICY_HEADER = "x-warmpath-policy"
 TIMEOUT_HEADER = "x-warmpath-timeout"
-MAX_TIMEOUT_S = 86_400
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
@@ -140,7 +140,7 @@ class _Routes:
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
-                _timeout_of(request, self._service.config.request_timeout_s),
+                _timeout_of(request, self._service.config),
             )
 
         return await self._answer(request, Endpoint.CHAT, start)
@@ -153,7 +153,7 @@ class _Routes:
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
-                _timeout_of(request, self._service.config.request_timeout_s),
+                _timeout_of(request, self._service.config),
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
@@ -274,11 +274,12 @@ class _Routes:
         }
 
 
-def _timeout_of(request: Request, most_s: float | None) -> float | None:
+def _timeout_of(request: Request, config: RouterConfig) -> float | None:
     """Seconds after which the client wants no answer any more, or nobody does; None: never.
 
-    most_s: the Router's own. Raises InvalidField.
+    Raises InvalidField.
     """
+    most_s, limit_s = config.request_timeout_s, config.limits.max_timeout_seconds
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
         return most_s
@@ -286,8 +287,8 @@ def _timeout_of(request: Request, most_s: float | None) -> float | None:
         timeout_s = float(given)
     except ValueError:
         timeout_s = math.nan
-    if not 0.0 < timeout_s <= MAX_TIMEOUT_S:
-        what = f"'{TIMEOUT_HEADER}' must be seconds, above 0 and up to {MAX_TIMEOUT_S}."
+    if not 0.0 < timeout_s <= limit_s:
+        what = f"'{TIMEOUT_HEADER}' must be seconds, above 0 and up to {limit_s}."
         raise InvalidField(TIMEOUT_HEADER, what)
     return timeout_s if most_s is None else min(timeout_s, most_s)
 

@@ -94,8 +94,9 @@ class Service:
         self._tokenization = Tokenization(config.model_name, encoder, config.limits)
         self._hasher = hasher
         self._chains = ChainCache(hasher)
-        checker = StructureChecker(config.limits.max_compile_seconds)
-        self.forms = AnswerForms(encoder, checker, config.limits)
+        limits = config.limits
+        checker = StructureChecker(limits.max_compile_seconds, limits.max_pending_structures)
+        self.forms = AnswerForms(encoder, checker, limits)
         self._routing = routing
         self._dispatcher = dispatcher
         self.about = About(config, encoder, routing, version, int(wall_clock()))
