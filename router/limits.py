@@ -25,10 +25,14 @@ class Limits:
     max_stop_chars: int = 256  # of one stop string: that much text may have to be held back
     max_salt_chars: int = 1024  # of `cache_salt` and `prompt_cache_key`: a digest fits many times
     max_logit_bias: int = 1024  # token ids in it: each is looked up in every step
+    max_logprobs: int = 20  # most probable tokens told beside each; the API's own bound, and the engine's
     max_tools: int = 128  # the API's own bound
     max_structure_bytes: int = 64 << 10  # of a schema, regular expression or grammar; large ones have ten
     max_schema_depth: int = 16  # schemas in schemas, of `response_format`; a text of that shape is unreadable
     max_compile_seconds: int = 5  # for a structure; real ones take milliseconds
+    max_pending_structures: int = 64  # to be tried, of all requests: mostly a millisecond each
+    max_timeout_seconds: int = 86_400  # that a client may say it waits; nobody waits for a day
+    max_prefix_copies: int = 10_000  # of one held prefix: more than any fleet has replicas
     max_prefix_seconds: int = 86_400  # a held prefix takes room from everybody: whoever wants it asks again
     max_prefixes: int = 16  # held for one API key, where its own limits say nothing else
     max_prefix_tokens: int = 1 << 18  # of all of those, each copy counted
@@ -47,6 +51,9 @@ _RANGES = {
     "max_json_depth": (4, 128),  # the parser's own end is at 200
     "max_structure_bytes": (256, 1 << 24),
     "max_compile_seconds": (1, 60),
+    "max_logprobs": (0, 20),  # engines refuse more
+    "max_pending_structures": (1, 4096),  # each holds its source, and two threads work them off
+    "max_timeout_seconds": (1, 30 * 86_400),
     "max_prefix_seconds": (1, 30 * 86_400),
     "max_prefix_tokens": (1, 1 << 40),
 }

@@ -18,13 +18,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from cache.errors import ServingError
+from router.config import RouterConfig
 from router.errors import InvalidField
 from router.fleet.exposition import CONTENT_TYPE
 from router.openai_api.answer import Answer
 from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
+from router.openai_api.door import Door
 from router.openai_api.errors import answer_to, outcome_of, route_error
+from router.openai_api.failures import FailureMiddleware
 from router.openai_api.fields import Endpoint, count_unknown
 from router.openai_api.handling import Handling, PlainRoute, Tally, log_failure
 from router.openai_api.keys import KeyMiddleware, visit_of
@@ -44,7 +47,6 @@ from router.openai_api.tokenization import (
 
 POLICY_HEADER = "x-warmpath-policy"
 TIMEOUT_HEADER = "x-warmpath-timeout"
-MAX_TIMEOUT_S = 86_400
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
@@ -74,9 +76,11 @@ def build_api(
     _Routes(service).register(api)
     api.add_exception_handler(HTTPException, _on_route_error)
     api.add_exception_handler(RequestValidationError, _on_route_error)
+    door = Door(service.metrics.requests)
     if service.tenancy.gate is not None:
-        api.add_middleware(KeyMiddleware, gate=service.tenancy.gate)
-    api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes)
+        api.add_middleware(KeyMiddleware, gate=service.tenancy.gate, door=door)
+    api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes, door=door)
+    api.add_middleware(FailureMiddleware)  # inside the request id's, which its log line and answer have
     api.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     return api
 
@@ -136,7 +140,7 @@ class _Routes:
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
-                _timeout_of(request, self._service.config.request_timeout_s),
+                _timeout_of(request, self._service.config),
             )
 
         return await self._answer(request, Endpoint.CHAT, start)
@@ -149,7 +153,7 @@ class _Routes:
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
-                _timeout_of(request, self._service.config.request_timeout_s),
+                _timeout_of(request, self._service.config),
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
@@ -270,11 +274,12 @@ class _Routes:
         }
 
 
-def _timeout_of(request: Request, most_s: float | None) -> float | None:
+def _timeout_of(request: Request, config: RouterConfig) -> float | None:
     """Seconds after which the client wants no answer any more, or nobody does; None: never.
 
-    most_s: the Router's own. Raises InvalidField.
+    Raises InvalidField.
     """
+    most_s, limit_s = config.request_timeout_s, config.limits.max_timeout_seconds
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
         return most_s
@@ -282,8 +287,8 @@ def _timeout_of(request: Request, most_s: float | None) -> float | None:
         timeout_s = float(given)
     except ValueError:
         timeout_s = math.nan
-    if not 0.0 < timeout_s <= MAX_TIMEOUT_S:
-        what = f"'{TIMEOUT_HEADER}' must be seconds, above 0 and up to {MAX_TIMEOUT_S}."
+    if not 0.0 < timeout_s <= limit_s:
+        what = f"'{TIMEOUT_HEADER}' must be seconds, above 0 and up to {limit_s}."
         raise InvalidField(TIMEOUT_HEADER, what)
     return timeout_s if most_s is None else min(timeout_s, most_s)
 

@@ -24,6 +24,14 @@ def limits_of(info: ValidationInfo) -> Limits:
     return info.context if isinstance(info.context, Limits) else Limits()
 
 
+def to_salt(value: object, info: ValidationInfo) -> object:
+    """`cache_salt` or `prompt_cache_key`, as long as it may be. Raises InvalidField."""
+    limit = limits_of(info).max_salt_chars
+    if isinstance(value, str) and len(value) > limit:
+        raise InvalidField(info.field_name, f"'{info.field_name}' must have at most {limit} characters.")
+    return value
+
+
 def checked(
     kind: type[_Checked], body: Mapping[str, Any], limits: Limits, texts: Mapping[str, str]
 ) -> _Checked:

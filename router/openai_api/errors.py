@@ -62,7 +62,8 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.BodyTooLarge: _Row(413, INVALID_REQUEST, "invalid"),
     errors.UnknownModel: _Row(404, INVALID_REQUEST, "not_found"),
     errors.InvalidApiKey: _Row(401, INVALID_REQUEST, "unauthorized"),
-    errors.NotPermitted: _Row(403, INVALID_REQUEST, "not_permitted"),
+    # No endpoint's: only pages for operators end so. It has no outcome of its own, which could never move.
+    errors.NotPermitted: _Row(403, INVALID_REQUEST, "unauthorized"),
     errors.RateLimitExceeded: _Row(429, RATE_LIMIT, "limited", None, lambda error: error.retry_after_s),
     errors.PrefixNotFound: _Row(404, INVALID_REQUEST, "not_found"),
     errors.ApiError: _Row(400, INVALID_REQUEST, "invalid"),

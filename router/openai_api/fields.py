@@ -10,7 +10,7 @@ client libraries add new ones all the time. `docs/api.md` shows this table; a te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -154,6 +154,7 @@ FIELDS: tuple[Field, ...] = (
     _used("top_logprobs", "an integer between 0 and 20, and only with logprobs: true", CHAT),
     _used("logprobs", "an integer between 0 and 20", COMPLETIONS),
     _used("echo", "true or false", COMPLETIONS),
+    _used("add_special_tokens", "true or false", COMPLETIONS),
     _used("n", "an integer of at least 1"),
     _used("best_of", "absent or the same as n"),
     _used("seed", "an integer between -9223372036854775808 and 9223372036854775807"),
@@ -186,7 +187,10 @@ FIELDS: tuple[Field, ...] = (
     _ignored("safety_identifier"),
     _ignored("prompt_cache_retention"),
     _ignored("service_tier"),
+    _ignored("request_id"),
+    _ignored("guided_decoding_backend"),
     _refused("echo", False, domain=_BOOLEAN, endpoints=CHAT),
+    _refused("add_special_tokens", False, domain=_BOOLEAN, endpoints=CHAT),  # templates write their own
     _refused("suffix", "", domain=_STRING, endpoints=COMPLETIONS),
     _refused("top_logprobs", 0, domain=_integer(0, 20), endpoints=COMPLETIONS),
     _refused("prompt_logprobs", domain=_integer(-1)),
@@ -215,8 +219,19 @@ FIELDS: tuple[Field, ...] = (
     _refused("spaces_between_special_tokens", True, domain=_BOOLEAN),
     _refused("truncate_prompt_tokens", domain=_integer(-1)),
     _refused("return_token_ids", False, domain=_BOOLEAN),
+    _refused("return_tokens_as_token_ids", False, domain=_BOOLEAN),
+    _refused("include_reasoning", True, domain=_BOOLEAN, endpoints=CHAT),
+    _refused("mm_processor_kwargs", {}, domain=_OBJECT, endpoints=CHAT),
+    _refused("guided_whitespace_pattern", domain=_STRING),
+    _refused("structural_tag", domain=_STRING),
+    _refused("kv_transfer_params", domain=_OBJECT),
+    _refused("vllm_xargs", {}, domain=_OBJECT),
     _refused("prompt_embeds", endpoints=COMPLETIONS),
 )
+
+
+STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
+"""The keys of `stream_options` that the API or vLLM define."""
 
 
 def table_of(endpoint: Endpoint) -> dict[str, Field]:
@@ -250,10 +265,11 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
             raise UnsupportedParameter(name, f"'{name}' is not supported by this server.{only}")
 
 
-def count_unknown(endpoint: Endpoint, names: Iterable[str]) -> int:
-    """How many of a body's fields this server has never heard of."""
-    table = _TABLES[endpoint]
-    return sum(name not in table for name in names)
+def count_unknown(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
+    """How many of a body's fields, and of its `stream_options`, this server has never heard of."""
+    table, options = _TABLES[endpoint], body.get("stream_options")
+    nested = options if isinstance(options, dict) and "stream_options" in table else ()
+    return sum(name not in table for name in body) + sum(name not in STREAM_OPTIONS for name in nested)
 
 
 def _equal(value: Any, neutral: Any) -> bool:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import ApiError
+from router.openai_api.door import Door, path_of
 from router.openai_api.errors import answer_to
 from router.tenants.allowance import OPEN_VISIT, Visit
 from router.tenants.gate import OPEN_PATHS, Gate, is_browsed
@@ -31,17 +32,18 @@ class KeyMiddleware:
     Only what may have something computed (POST) counts against limits.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, door: Door) -> None:
         self._app = app
         self._gate = gate
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and _path(scope) in OPEN_PATHS):
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and path_of(scope) in OPEN_PATHS):
             await self._app(scope, receive, send)
             return
         key: ApiKey | None = None
         try:
-            key = self._gate.authenticate(_values(scope, b"authorization"), _path(scope))
+            key = self._gate.authenticate(_values(scope, b"authorization"), path_of(scope))
             visit = self._gate.enter(key) if scope.get("method") == "POST" else Visit(key)
         except ApiError as error:
             await self._refuse(error, key, scope, receive, send)
@@ -65,8 +67,9 @@ class KeyMiddleware:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
             return
+        self._door.refused(scope, error)
         answer = answer_to(error)
-        if answer.status == 401 and is_browsed(_path(scope)):
+        if answer.status == 401 and is_browsed(path_of(scope)):
             answer.headers["www-authenticate"] = 'Basic realm="Warmpath: an operator\'s API key as password"'
         limits = self._gate.limits_left(key) if key is not None else {}
         response = Response(
@@ -76,13 +79,6 @@ class KeyMiddleware:
             headers={**answer.headers, **limits},
         )
         await response(scope, receive, send)
-
-
-def _path(scope: Scope) -> str:
-    """As routes see it: without the prefix that the application is mounted under."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:

@@ -55,6 +55,7 @@ class ChatMessage(BaseModel):
     content: str  # "" where a message is nothing but calls
     tool_calls: tuple[PastCall, ...] = ()  # of an assistant
     tool_call_id: str | None = None  # of a tool's answer
+    name: str | None = None  # of who speaks, among several of one role; many templates do not look at it
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read messages."""
@@ -63,6 +64,8 @@ class ChatMessage(BaseModel):
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
         return message
 
 
@@ -86,12 +89,16 @@ def _to_message(value: object, at: str) -> ChatMessage:
         if value.get(name):
             raise UnsupportedParameter(f"{at}.{name}", f"'{at}.{name}' is not supported by this server.")
     calls = _to_calls(value.get("tool_calls"), role, f"{at}.tool_calls")
+    speaker = value.get("name")
+    if speaker is not None and not isinstance(speaker, str):
+        raise InvalidField(f"{at}.name", f"'{at}.name' must be a string.")
     content = value.get("content")
     return ChatMessage.model_construct(
         role=_ROLES[role],
         content="" if content is None and calls else _to_text(content, f"{at}.content"),
         tool_calls=calls,
         tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
+        name=speaker,
     )
 
 
@@ -174,6 +181,7 @@ MESSAGES_SCHEMA = {
         "properties": {
             "role": {"enum": list(_ROLES)},
             "content": {"anyOf": [{"type": "string"}, _PARTS]},
+            "name": {"type": "string"},
         },
     },
 }

@@ -13,12 +13,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import HeadersTooLarge
+from router.openai_api.door import Door
 from router.openai_api.errors import answer_to
 from router.openai_api.replies import error_response
 
 REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "warmpath.request_id"
-_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # it goes into logs and object ids
+# It goes into log fields, headers and answers' ids: no quotes, blanks, separators of headers or control
+# characters. With base64's `/+=`, as load balancers send it (`Root=1-67891233-abcdef012345678912345678`).
+_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 def id_of(request: Request) -> str:
@@ -54,16 +57,18 @@ class HeaderLimitMiddleware:
     Servers and proxies in front have limits of their own; not all of them do.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, door: Door) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             size_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
             if size_bytes > self._max_bytes:
-                refusal = error_response(answer_to(HeadersTooLarge(self._max_bytes, size_bytes)))
-                await refusal(scope, receive, send)
+                error = HeadersTooLarge(self._max_bytes, size_bytes)
+                self._door.refused(scope, error)
+                await error_response(answer_to(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -30,7 +30,7 @@ from router.errors import (
     UnsupportedParameter,
 )
 from router.limits import Limits
-from router.openai_api.checked import checked
+from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import TokenPrompt, is_token_id
 from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
@@ -45,7 +45,6 @@ from router.tenants.settings import CacheScope
 from router.tenants.tenancy import Tenancy
 
 DEFAULT_SECONDS = 600
-MAX_COPIES = 10_000  # more than any fleet: of which replicas there are, the keeper knows
 # Stands for whatever follows, to see where the template's text for these messages stops being its beginning.
 _MORE = {"role": "user", "content": "x"}
 
@@ -73,15 +72,15 @@ class PrefixBody(BaseModel):
         BeforeValidator(_to_prompt),
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
     ] = None
-    copies: Annotated[int, Field(ge=1, le=MAX_COPIES)] = 1
+    copies: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[int, Field(ge=1)] = DEFAULT_SECONDS
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: Annotated[str, BeforeValidator(to_salt), Field(min_length=1)] | None = None
 
 
 _TEXTS = {
     "model": "the name of a model this server has",
     "prompt": "a string or a list of token ids",
-    "copies": f"an integer between 1 and {MAX_COPIES}, and at most the number of replicas",
+    "copies": "an integer of at least 1, and at most the number of replicas",
     "seconds": "an integer of at least 1",
     "cache_salt": "a non-empty string",
 }
@@ -96,10 +95,8 @@ def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
         raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
     if parsed.seconds > limits.max_prefix_seconds:
         raise InvalidField("seconds", f"'seconds' must be at most {limits.max_prefix_seconds}.")
-    if parsed.cache_salt is not None and len(parsed.cache_salt) > limits.max_salt_chars:
-        raise InvalidField(
-            "cache_salt", f"'cache_salt' must have at most {limits.max_salt_chars} characters."
-        )
+    if parsed.copies > limits.max_prefix_copies:
+        raise InvalidField("copies", f"'copies' must be at most {limits.max_prefix_copies}.")
     return parsed
 
 

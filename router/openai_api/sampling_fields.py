@@ -11,10 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from router.errors import InvalidField
 from router.openai_api.checked import limits_of
-from router.openai_api.prompts import INT32_MAX
+from router.openai_api.prompts import INT32_MAX, is_int
 
 MAX_BIAS = 100  # the API's: enough to forbid a token, or to have nothing else
-MAX_LOGPROBS = 20  # the API's, for chats
+MAX_LOGPROBS = 20  # the API's, for chats; the limit may be less
 _BIAS_TEXT = f"an object of token ids with a number between -{MAX_BIAS} and {MAX_BIAS} each"
 
 
@@ -52,12 +52,20 @@ def false_is_none(value: object) -> object:
     return None if value is False else value
 
 
+def _to_logprobs(value: object, info: ValidationInfo) -> object:
+    """Of chats or completions. What is beyond the API's own bound, its range tells."""
+    limit = limits_of(info).max_logprobs
+    if is_int(value) and isinstance(value, int) and limit < value <= MAX_LOGPROBS:
+        raise InvalidField(info.field_name, f"'{info.field_name}' must be at most {limit}.")
+    return value
+
+
 _BIAS_SCHEMA = {
     "type": "object",
     "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
 }
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Logprobs = Annotated[int, BeforeValidator(_to_logprobs), Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class SamplingFields(BaseModel):

@@ -24,7 +24,7 @@ from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from cache.structure import Structure
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
-from router.openai_api.checked import limits_of
+from router.openai_api.checked import limits_of, to_salt
 from router.openai_api.fields import Endpoint, accepted_text, refuse_unsupported
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import (
@@ -82,14 +82,6 @@ def _to_stop_ids(value: object, info: ValidationInfo) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _to_salt(value: object, info: ValidationInfo) -> object:
-    """`cache_salt` or `prompt_cache_key`."""
-    limit = limits_of(info).max_salt_chars
-    if isinstance(value, str) and len(value) > limit:
-        raise InvalidField(info.field_name, f"'{info.field_name}' must have at most {limit} characters.")
-    return value
-
-
 def _to_answers(value: object, info: ValidationInfo) -> object:
     limit = limits_of(info).max_answers
     if is_int(value) and isinstance(value, int) and value > limit:
@@ -123,6 +115,21 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False  # a last chunk without choices carries the usage
     continuous_usage_stats: bool = False  # every chunk carries the usage so far
+    include_obfuscation: bool = False  # filling that hides how long each chunk's text is: never sent
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if each is not None}
+
+    @model_validator(mode="after")
+    def _check_obfuscation(self) -> Self:
+        """Who asks for it relies on it: chunks would be told apart by their sizes all the same."""
+        if self.include_obfuscation:
+            raise UnsupportedParameter("stream_options.include_obfuscation")
+        return self
 
 
 class RequestBody(SamplingFields):
@@ -146,8 +153,8 @@ class RequestBody(SamplingFields):
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, BeforeValidator(_to_salt), Field(min_length=1)] | None = None
-    prompt_cache_key: Annotated[str, BeforeValidator(_to_salt)] | None = None
+    cache_salt: Annotated[str, BeforeValidator(to_salt), Field(min_length=1)] | None = None
+    prompt_cache_key: Annotated[str, BeforeValidator(to_salt)] | None = None
     priority: Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None  # least goes first
 
     response_format: Annotated[
@@ -238,6 +245,7 @@ class CompletionBody(RequestBody):
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     logprobs: Annotated[Logprobs | None, BeforeValidator(false_is_none)] = None
     echo: bool = False  # the answer begins with the prompt, and so do its log probabilities
+    add_special_tokens: bool = True  # to prompts that are texts: a BOS, usually; ids are taken as they are
 
     @model_validator(mode="after")
     def _check_echo(self) -> Self:

@@ -94,8 +94,9 @@ class Service:
         self._tokenization = Tokenization(config.model_name, encoder, config.limits)
         self._hasher = hasher
         self._chains = ChainCache(hasher)
-        checker = StructureChecker(config.limits.max_compile_seconds)
-        self.forms = AnswerForms(encoder, checker, config.limits)
+        limits = config.limits
+        checker = StructureChecker(limits.max_compile_seconds, limits.max_pending_structures)
+        self.forms = AnswerForms(encoder, checker, limits)
         self._routing = routing
         self._dispatcher = dispatcher
         self.about = About(config, encoder, routing, version, int(wall_clock()))
@@ -171,7 +172,7 @@ class Service:
         jobs, echoes = [], []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
-            token_ids = await self._encode(prompt, param, salt)
+            token_ids = await self._encode(prompt, param, salt, body.add_special_tokens)
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
@@ -256,10 +257,14 @@ class Service:
                 asked, f"'{asked}' is not supported: this server simulates its model and has no logits."
             )
 
-    async def _encode(self, prompt: Prompt, param: str, salt: str) -> array[int]:
+    async def _encode(self, prompt: Prompt, param: str, salt: str, add_special_tokens: bool) -> array[int]:
         if isinstance(prompt, TokenPrompt):
             return await self._encoder.encode_ids(prompt.token_ids, param=param)
-        return await self._timed(self._encoder.encode_text(prompt.text, param=param, salt=salt))
+        return await self._timed(
+            self._encoder.encode_text(
+                prompt.text, param=param, salt=salt, add_special_tokens=add_special_tokens
+            )
+        )
 
     async def _timed(self, tokenization: Awaitable[array[int]]) -> array[int]:
         began_at, span = self.clock(), self.tracing.begin("tokenize", TRACEPARENT.get())

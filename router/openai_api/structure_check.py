@@ -26,7 +26,6 @@ from router.openai_api.structures import Part, inner_parts
 MAX_REMEMBERED = 1024  # verdicts: a digest and a sentence each, and the structure, 64 KiB at most
 MAX_REMEMBERED_BYTES = 16 << 20  # of their structures
 NUM_THREADS = 2  # one structure that takes long does not keep everybody's waiting
-MAX_PENDING = 64  # to be tried: mostly a millisecond each
 TRIED_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branches first meet
 MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
@@ -72,8 +71,12 @@ class CheckStatistics:
 class StructureChecker:
     """Asks once for each structure. Owner: the router's event loop."""
 
-    def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, limit_s: float, max_pending: int, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """limit_s: for each; max_pending: to be tried at once, beyond which others are told to come back."""
         self._limit_s = limit_s
+        self._max_pending = max_pending
         self._clock = clock
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
         self._verdicts: OrderedDict[Structure, Future[Refusal | None]] = OrderedDict()
@@ -113,7 +116,7 @@ class StructureChecker:
             return await asyncio.wait_for(shielded, self._limit_s)
         except TimeoutError:
             if not (verdict.running() or verdict.done()):
-                raise StructuresBusy(MAX_PENDING) from None
+                raise StructuresBusy(self._max_pending) from None
             raise InvalidField(
                 param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
             ) from None
@@ -124,8 +127,8 @@ class StructureChecker:
             self._verdicts.move_to_end(structure)
             return known
         with self._lock:
-            if self._num_pending >= MAX_PENDING:
-                raise StructuresBusy(MAX_PENDING)
+            if self._num_pending >= self._max_pending:
+                raise StructuresBusy(self._max_pending)
             self._num_pending += 1
         verdict = self._verdicts[structure] = self._threads.submit(self._try, structure)
         self._num_bytes += len(structure.source)

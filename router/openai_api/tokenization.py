@@ -15,10 +15,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
-from router.openai_api.checked import checked
+from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import is_token_id
 from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
+from router.openai_api.tool_calls import renders_tools
+from router.openai_api.tools import TOOLS_SCHEMA, Tool, to_tools
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 
@@ -38,10 +40,11 @@ class TokenizeBody(_Body):
     messages: Annotated[
         tuple[ChatMessage, ...], BeforeValidator(to_messages), WithJsonSchema(MESSAGES_SCHEMA)
     ] = ()
-    add_special_tokens: bool = True  # of a text; a chat's template writes its own
+    tools: Annotated[tuple[Tool, ...], BeforeValidator(to_tools), WithJsonSchema(TOOLS_SCHEMA)] = ()
+    add_special_tokens: bool | None = None  # to a text, unless it says no; a chat's template writes its own
     add_generation_prompt: bool = True  # of a chat: what would be sent to the model ends in it
     return_token_strs: bool = False
-    cache_salt: str = ""  # as a generating request would send it
+    cache_salt: Annotated[str, BeforeValidator(to_salt)] = ""  # as a generating request would send it
 
 
 class DetokenizeBody(_Body):
@@ -96,13 +99,17 @@ class Tokenization:
             raise InvalidField("prompt", "Either 'prompt' or 'messages' is required, and not both.")
         if body.prompt is not None:
             ids = await self.encoder.encode_text(
-                body.prompt, salt=salt, add_special_tokens=body.add_special_tokens
+                body.prompt, salt=salt, add_special_tokens=body.add_special_tokens is not False
             )
             return ids.tolist()
-        if not body.add_generation_prompt:
-            raise UnsupportedParameter("add_generation_prompt")
+        if body.tools and not renders_tools(self.encoder.chat_template(has_tools=True)):
+            raise UnsupportedParameter(
+                "tools", "'tools' is not supported: this model's chat template has no place for them."
+            )
         messages = [message.for_template() for message in body.messages]
-        return (await self.encoder.encode_chat(Chat(messages), salt=salt)).tolist()
+        tools = [tool.for_template() for tool in body.tools]
+        chat = Chat(messages, tools, assistant_is_next=body.add_generation_prompt)
+        return (await self.encoder.encode_chat(chat, salt=salt)).tolist()
 
     def _check_model(self, body: _Body) -> None:
         if body.model is not None and body.model != self.model_name:
@@ -111,10 +118,15 @@ class Tokenization:
 
 def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:
     """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    for name in ("tools", "chat_template", "chat_template_kwargs", "continue_final_message"):
+    for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs"):
         if body.get(name):
             raise UnsupportedParameter(name)
-    return checked(TokenizeBody, body, limits, _TEXTS)
+    parsed = checked(TokenizeBody, body, limits, _TEXTS)
+    if parsed.tools and not parsed.messages:
+        raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
+    if parsed.messages and parsed.add_special_tokens:  # as a chat that asks for it
+        raise UnsupportedParameter("add_special_tokens")
+    return parsed
 
 
 def parse_detokenize(body: Mapping[str, Any], limits: Limits) -> DetokenizeBody:

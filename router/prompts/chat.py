@@ -52,8 +52,9 @@ def _flattened(message: Message, index: int) -> dict[str, Any]:
 
 
 def _content_size(message: Message) -> int:
-    content, calls = message.get("content"), message.get("tool_calls")
+    content, calls, name = message.get("content"), message.get("tool_calls"), message.get("name")
     size = len(json.dumps(calls, default=str)) if calls else 0
+    size += len(name) if isinstance(name, str) else 0
     if isinstance(content, Sequence) and not isinstance(content, str):
         return size + sum(len(str(part)) for part in content)
     return size + (len(content) if isinstance(content, str) else 0)

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from tests.conformance.asking import BLOCK, chat, complete, metric
+from tests.conformance.asking import BLOCK, MESSAGES, chat, complete, metric
 from tests.conformance.rows import row
 from tests.http_server import MODEL, HttpServer
 
@@ -76,6 +76,26 @@ def test_tokenize(server: HttpServer, client: openai.OpenAI) -> None:
     assert by_text.choices[0].text == by_ids.choices[0].text
     back = httpx.post(f"{server.url}/detokenize", json={"model": MODEL, "tokens": tokenized["tokens"]})
     assert back.json() == {"prompt": text}
+
+
+@row("POST /tokenize and /detokenize")
+def test_a_chat_is_counted_before_it_is_sent(server: HttpServer, client: openai.OpenAI) -> None:
+    """Its tools included."""
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    for more in {}, {"tools": tools}:
+        body = {"model": MODEL, "messages": MESSAGES, **more}
+        counted = httpx.post(f"{server.url}/tokenize", json=body).json()["count"]
+        answer = chat(client, **{name: body[name] for name in more})
+        assert answer.usage.prompt_tokens == counted
+
+
+@row("POST /tokenize and /detokenize")
+def test_special_tokens_are_left_out_of_both_alike(server: HttpServer, client: openai.OpenAI) -> None:
+    body = {"prompt": "The sea", "add_special_tokens": False}
+    counted = httpx.post(f"{server.url}/tokenize", json=body).json()["count"]
+    answer = complete(client, "The sea", extra_body={"add_special_tokens": False})
+    assert answer.usage.prompt_tokens == counted
 
 
 @row("/v1/embeddings and other routes: 404, not 500")

@@ -44,7 +44,17 @@ def test_a_wrong_value_is_named_with_what_is_accepted(field: str, value: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_body_bytes", 1), ("max_prompts", 0), ("max_json_depth", 129)]
+    ("name", "value"),
+    [
+        ("max_body_bytes", 1),
+        ("max_prompts", 0),
+        ("max_json_depth", 129),
+        ("max_logprobs", 21),
+        ("max_logprobs", -1),
+        ("max_pending_structures", 0),
+        ("max_timeout_seconds", 0),
+        ("max_prefix_copies", 0),
+    ],
 )
 def test_a_limit_out_of_range_is_named(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match="must be between") as caught:

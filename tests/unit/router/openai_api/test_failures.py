@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any, NoReturn
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from cache.errors import DeadlineExceeded, ForwardFailed, QueueFull
 from cache.errors import PromptTooLong as ReplicaPromptTooLong
 from cache.messages import Delta
-from router.errors import ReplicaLost
+from router.dashboard.view import Dashboard
+from router.errors import NoReplica, ReplicaLost
+from router.fleet.gather import FleetMetrics
+from router.insight.insight import Insight
+from router.openai_api.about import About
+from router.openai_api.failures import FailureMiddleware
+from router.openai_api.prefixes import Prefixes
 from router.openai_api.streams import BrokenStream
 from tests.fakes.http import MODEL, RouterUnderTest, asgi_call, error_of, events_of
 
@@ -72,3 +81,70 @@ async def test_a_failure_is_logged_with_its_request_id(
     (line,) = [record for record in caplog.records if record.message == "request failed"]
     assert line.__dict__["request_id"] == "mine-2"
     assert SECRET not in caplog.text
+
+
+BEHIND: list[tuple[str, type, str]] = [
+    ("/metrics", FleetMetrics, "text"),
+    ("/version", About, "version"),
+    ("/v1/models", About, "models"),
+    ("/openapi.json", FastAPI, "openapi"),
+    ("/debug/route", Insight, "latest"),
+    ("/dashboard/data", Dashboard, "view"),
+    ("/v1/prefixes", Prefixes, "listed"),
+    ("/v1/prefixes/x", Prefixes, "one"),
+]
+
+
+@pytest.mark.parametrize(("path", "owner", "name"), BEHIND)
+async def test_a_failure_that_no_handler_foresaw_has_the_same_shape_on_every_path(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str, owner: type, name: str
+) -> None:
+    """The server behind sees none of it: it would log the text, which may quote a prompt."""
+
+    def fail(*_arguments: Any, **_named: Any) -> NoReturn:
+        raise ValueError(SECRET)
+
+    async with RouterUnderTest(expose_debug=True, dashboard=True) as router:
+        monkeypatch.setattr(owner, name, fail)
+        strict = httpx.ASGITransport(router.api, raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=strict, base_url="http://router") as client:
+            answer = await client.get(path, headers={"x-request-id": "mine-3"})
+    assert answer.status_code == 500
+    assert (error_of(answer)["type"], error_of(answer)["code"]) == ("server_error", "internal_error")
+    assert answer.headers["x-request-id"] == "mine-3"
+    (line,) = [record for record in caplog.records if record.message == "request failed"]
+    assert line.__dict__["request_id"] == "mine-3"
+    assert SECRET not in answer.text + caplog.text
+
+
+async def test_a_failure_that_is_known_keeps_its_status_wherever_it_is_raised(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any) -> NoReturn:
+        raise NoReplica
+
+    monkeypatch.setattr(Prefixes, "listed", fail)
+    answer = await router.client.get("/v1/prefixes")
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "no_replica")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_health_that_cannot_be_told_is_an_error_object(router: RouterUnderTest) -> None:
+    def fail() -> NoReturn:
+        raise ValueError(SECRET)
+
+    router.parts.service.readiness = fail
+    answer = await router.client.get("/health")
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
+
+
+async def test_a_failure_after_the_answer_has_begun_goes_on_to_the_server() -> None:
+    """It cuts the connection; a second answer would be taken for more of the first."""
+
+    async def fails_late(_scope: Any, _receive: Any, send: Any) -> NoReturn:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError(SECRET)
+
+    sent = await asgi_call(FailureMiddleware(fails_late), "/", {}, asyncio.Event())
+    assert isinstance(sent[-1], ValueError)
+    assert [message["type"] for message in sent if isinstance(message, dict)] == ["http.response.start"]

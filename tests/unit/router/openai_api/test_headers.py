@@ -14,7 +14,14 @@ SECRET = "a secret prompt"
 
 @pytest.mark.parametrize(
     ("given", "is_kept"),
-    [("abc-1.2:3_X", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False), ("", False)],
+    [
+        ("abc-1.2:3_X", True),
+        ("x" * 128, True),
+        ("Root=1-67891233-abcdef012345678912345678", True),
+        ("q83v/+A0Zw==", True),
+        ("x" * 129, False),
+        *((given, False) for given in ("a b", "é", "", 'a"b', "a,b", "a;b", "<a>", "a%0A", "a\tb", "{a}")),
+    ],
 )
 async def test_the_request_id_is_echoed_if_it_is_harmless(
     router: RouterUnderTest, given: str, is_kept: bool
@@ -24,6 +31,18 @@ async def test_the_request_id_is_echoed_if_it_is_harmless(
     assert len(echoed) == 1
     assert (echoed == [given]) is is_kept
     assert echoed[0]
+
+
+async def test_a_base64_request_id_begins_the_answers_id_and_is_found_again() -> None:
+    given = "q83v/+A0Zw=="
+    async with RouterUnderTest(expose_debug=True) as router:
+        router.client.headers["x-request-id"] = given
+        answer = (await router.complete()).json()
+        assert answer["id"].startswith(f"cmpl-{given}-")
+        for request_id in given, answer["id"]:
+            page = await router.client.get("/debug/route", params={"request_id": request_id})
+            assert page.status_code == 200
+        assert given not in (await router.client.get("/metrics")).text
 
 
 async def test_one_request_id_used_twice_at_once_is_two_requests(router: RouterUnderTest) -> None:

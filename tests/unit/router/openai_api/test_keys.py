@@ -15,6 +15,8 @@ from starlette.routing import Route
 from cache.errors import QueueFull
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
+from router.openai_api.door import endpoint_of
+from router.openai_api.fields import Endpoint
 from router.openai_api.prompt_text import SaltedText
 from router.tenants.gate import OPEN_PATHS
 from router.tenants.settings import TenantSettings
@@ -138,6 +140,55 @@ async def test_what_is_refused_is_counted_by_why_and_by_nobodys_name(guarded: Ro
     assert guarded.metric("warmpath_api_keys") == len(ENTRIES)
     text = (await guarded.client.get("/metrics", headers=key("operator"))).text
     assert not [name for name in ("alice", "acme", "bob", "thrifty") if name in text]
+
+
+async def test_who_is_refused_at_the_door_is_counted_once_and_as_the_endpoint_would(
+    guarded: RouterUnderTest,
+) -> None:
+    """Of the limited key's requests two are answered, and the third is refused before any handler."""
+
+    def counted() -> dict[tuple[str, str], float]:
+        return {
+            (sample.labels["endpoint"], sample.labels["outcome"]): sample.value
+            for family in guarded.parts.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "warmpath_requests_total" and sample.value
+        }
+
+    for _ in range(3):
+        await ask(guarded, "limited")
+    assert counted() == {("completions", "ok"): 2, ("completions", "limited"): 1}
+    await ask(guarded, "nobody")
+    await guarded.client.post("/tokenize", json={"prompt": "x"})
+    await guarded.client.delete("/v1/prefixes/prefix-1")
+    large = {"authorization": "x" * 20_000}
+    await guarded.client.post("/v1/chat/completions", json={}, headers=large)
+    at_the_door = {
+        ("completions", "ok"): 2,
+        ("completions", "limited"): 1,
+        ("completions", "unauthorized"): 1,
+        ("tokenize", "unauthorized"): 1,
+        ("prefixes", "unauthorized"): 1,
+        ("chat/completions", "invalid"): 1,
+    }
+    assert counted() == at_the_door
+    for path in ("/metrics", "/v1/models", "/nowhere"):  # no endpoints: no series of theirs
+        await guarded.client.get(path)
+        await guarded.client.get(path, headers=key("bob"))
+    assert counted() == at_the_door
+
+
+async def test_every_endpoint_that_counts_is_known_at_the_door(guarded: RouterUnderTest) -> None:
+    """Each route that takes a body, and no other, has an endpoint there."""
+    posted = {
+        route.path
+        for route in guarded.api.routes
+        if isinstance(route, Route) and "POST" in (route.methods or ())
+    }
+    known = {path: endpoint_of("POST", path) for path in posted}
+    assert set(known.values()) == set(Endpoint)
+    assert endpoint_of("DELETE", "/v1/prefixes/prefix-1") is Endpoint.PREFIXES
+    assert endpoint_of("GET", "/v1/prefixes") is endpoint_of("POST", "/metrics") is None
 
 
 async def test_the_log_names_whose_key_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

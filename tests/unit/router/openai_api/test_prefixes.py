@@ -136,6 +136,15 @@ async def test_without_keys_the_limits_are_everybodys() -> None:
         assert error_of(await hold(router, prompt=PROMPT[:8]))["code"] == "prefix_limit_reached"
 
 
+async def test_so_many_copies_and_no_more() -> None:
+    async with holding(limits=Limits(max_prefix_copies=1)) as (router, _):
+        assert (await hold(router)).status_code == 200
+        for copies in 2, 10**30:
+            answer = await hold(router, copies=copies)
+            assert (answer.status_code, error_of(answer)["param"]) == (400, "copies")
+            assert "at most 1." in error_of(answer)["message"]
+
+
 async def test_what_it_computes_counts_and_what_fails_does_not(tmp_path: Path) -> None:
     async with holding(tenants=with_keys(tmp_path), max_pinned=8) as (router, _):
         answer = await hold(router, "thrifty", prompt=[7] * 9 * BLOCK_SIZE)

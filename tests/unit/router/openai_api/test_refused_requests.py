@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
 from router.limits import Limits
+from router.openai_api import structure_check
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 SECRET = "a secret prompt"
@@ -107,3 +110,42 @@ async def test_token_ids_outside_the_vocabulary_and_empty_prompts_are_refused(
     answer = await router.complete(prompt)
     assert answer.status_code == 400
     assert error_of(answer)["param"].startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "more"),
+    [("chat", "top_logprobs", {"logprobs": True}), ("complete", "logprobs", {})],
+)
+async def test_so_many_log_probabilities_and_no_more(path: str, name: str, more: dict[str, Any]) -> None:
+    async with RouterUnderTest(limits=Limits(max_logprobs=3)) as router:
+        ask = getattr(router, path)
+        assert (await ask(**{name: 3, **more})).status_code == 200
+        for beyond, text in ((4, "at most 3"), (21, "between 0 and 20")):
+            answer = await ask(**{name: beyond, **more})
+            assert (answer.status_code, error_of(answer)["param"]) == (400, name)
+            assert text in error_of(answer)["message"]
+
+
+async def test_the_longest_a_client_may_wait_is_a_limit() -> None:
+    async with RouterUnderTest(limits=Limits(max_timeout_seconds=30)) as router:
+        body = {"model": MODEL, "prompt": "x"}
+        for timeout, status in (("30", 200), ("30.5", 400)):
+            headers = {"x-warmpath-timeout": timeout}
+            answer = await router.client.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == status
+        assert error_of(answer)["param"] == "x-warmpath-timeout"
+        assert "up to 30." in error_of(answer)["message"]
+
+
+async def test_structures_beyond_those_that_may_wait_come_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(structure_check, "judge", lambda _structure: gate.wait(20) and None)
+    async with RouterUnderTest(limits=Limits(max_pending_structures=1)) as router:
+        first = asyncio.create_task(router.complete(guided_regex="a"))
+        while not router.metric("warmpath_structures_pending"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        answer = await router.complete(guided_regex="b")
+        assert (answer.status_code, error_of(answer)["code"]) == (429, "server_busy")
+        assert answer.headers["retry-after"]
+        gate.set()
+        assert (await first).status_code == 200

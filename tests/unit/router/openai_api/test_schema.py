@@ -104,6 +104,8 @@ def test_the_accepted_range_is_in_the_message(name: str, value: Any, accepted: s
     [
         ({"include_usage": 1}, "stream_options.include_usage"),
         ({"continuous_usage_stats": "x"}, "stream_options.continuous_usage_stats"),
+        ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
+        ({"include_obfuscation": "no"}, "stream_options.include_obfuscation"),
         (5, "stream_options"),
     ],
 )
@@ -349,3 +351,20 @@ def test_unknown_fields_are_accepted_and_counted() -> None:
     fields = {"model": "m", "messages": MESSAGES, "user": "u", "frobnicate": 1, "x": None}
     assert count_unknown(Endpoint.CHAT, fields) == 2
     assert parse_chat(fields).model == "m"
+
+
+def test_unknown_stream_options_are_counted_as_unknown_fields_are() -> None:
+    options = {"include_usage": None, "include_obfuscation": False, "frobnicate": 1}
+    fields = {"model": "m", "messages": MESSAGES, "stream": True, "stream_options": options}
+    assert count_unknown(Endpoint.CHAT, fields) == 1
+    assert not parse_chat(fields).include_usage
+
+
+def test_a_messages_name_reaches_the_template_and_is_a_string() -> None:
+    (message,) = _chat(messages=[{"role": "user", "content": "x", "name": "ada"}]).messages
+    assert message.for_template() == {"role": "user", "content": "x", "name": "ada"}
+    (unnamed,) = _chat(messages=[{"role": "user", "content": "x", "name": None}]).messages
+    assert "name" not in unnamed.for_template()
+    with pytest.raises(InvalidField) as caught:
+        _chat(messages=[{"role": "user", "content": "x", "name": 5}])
+    assert caught.value.param == "messages[0].name"

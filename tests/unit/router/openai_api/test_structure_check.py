@@ -101,7 +101,7 @@ async def test_the_field_is_named_and_a_verdict_is_remembered(monkeypatch: pytes
         return judge(structure)
 
     monkeypatch.setattr(structure_check, "judge", counted)
-    checker = StructureChecker(5)
+    checker = StructureChecker(5, 64)
     for _ in range(2):
         await checker.check(regex("a"), "guided_regex")
         with pytest.raises(InvalidField) as caught:
@@ -118,7 +118,7 @@ async def test_the_field_is_named_and_a_verdict_is_remembered(monkeypatch: pytes
 async def test_verdicts_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure_check, "MAX_REMEMBERED", 3)
     monkeypatch.setattr(structure_check, "MAX_REMEMBERED_BYTES", 10)
-    checker = StructureChecker(5)
+    checker = StructureChecker(5, 64)
     for source in ("a", "b", "c", "d"):
         await checker.check(regex(source), "x")
     assert len(checker._verdicts) == 3
@@ -130,7 +130,7 @@ async def test_verdicts_are_bounded_in_number_and_bytes(monkeypatch: pytest.Monk
 async def test_who_takes_too_long_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(structure_check, "judge", lambda _structure: gate.wait(20) and None)
-    checker = StructureChecker(0.05)
+    checker = StructureChecker(0.05, 64)
     with pytest.raises(InvalidField, match=r"within 0\.05 seconds"):
         await checker.check(regex("a"), "guided_regex")
     waiting = asyncio.create_task(checker.check(regex("b"), "guided_regex"))
@@ -143,8 +143,7 @@ async def test_who_would_wait_behind_others_is_told_to_come_back(monkeypatch: py
     """Nothing is wrong with a structure that was not even tried, and what is to be tried is bounded."""
     gate = threading.Event()
     monkeypatch.setattr(structure_check, "judge", lambda _structure: gate.wait(20) and None)
-    monkeypatch.setattr(structure_check, "MAX_PENDING", 3)
-    checker = StructureChecker(0.05)
+    checker = StructureChecker(0.05, 3)
     asked = [asyncio.create_task(checker.check(regex(source), "guided_regex")) for source in "abc"]
     ended = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(error) for error in ended] == [InvalidField, InvalidField, StructuresBusy]
@@ -159,7 +158,7 @@ async def test_who_would_wait_behind_others_is_told_to_come_back(monkeypatch: py
 
 async def test_what_was_tried_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(100))
-    checker = StructureChecker(5, clock=lambda: float(next(times)))
+    checker = StructureChecker(5, 64, clock=lambda: float(next(times)))
     for _ in range(2):
         await checker.check(regex("a"), "x")
         with pytest.raises(InvalidField):
@@ -174,7 +173,7 @@ async def test_what_was_tried_is_counted_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_its_threads_end_with_it() -> None:
-    checker = StructureChecker(5)
+    checker = StructureChecker(5, 64)
     await checker.check(regex("a"), "x")
     threads = [thread for thread in threading.enumerate() if thread in checker._threads._threads]
     assert threads

@@ -8,6 +8,10 @@ import pytest
 
 from router.limits import Limits
 from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest
+from tests.fakes.tokenizers import HERMES, a_tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather at a place."}}
 
 
 async def post(router: RouterUnderTest, path: str, **body: Any) -> Any:
@@ -36,6 +40,29 @@ async def test_a_chats_ids_are_those_of_a_chat(router: RouterUnderTest) -> None:
     assert answer["tokens"] == list(router.calls.requests[0][1].token_ids)
 
 
+async def test_a_chats_tools_count_as_the_chat_counts_them() -> None:
+    tokenizer = a_tokenizer("bytes", template=HERMES)
+    async with RouterUnderTest(tokenizer=tokenizer, max_model_len=4096) as router:
+        counts = []
+        for tools in [], [WEATHER], [WEATHER, {**WEATHER, "function": {"name": "sea"}}]:
+            answer = await post(router, "/tokenize", messages=HELLO, tools=tools)
+            chat = (await router.chat("hello", tools=tools)).json()
+            assert answer["tokens"] == list(router.calls.requests[-1][1].token_ids)
+            assert answer["count"] == chat["usage"]["prompt_tokens"]
+            counts.append(answer["count"])
+        assert counts == sorted(set(counts))
+
+
+async def test_a_chat_may_end_before_the_turn_of_the_assistant() -> None:
+    tokenizer = a_tokenizer("bytes", template=HERMES)
+    async with RouterUnderTest(tokenizer=tokenizer, max_model_len=4096) as router:
+        whole = await post(router, "/tokenize", messages=HELLO)
+        ends_before = await post(router, "/tokenize", messages=HELLO, add_generation_prompt=False)
+        turn = whole["tokens"][ends_before["count"] :]
+        assert whole["tokens"] == [*ends_before["tokens"], *turn]
+        assert tokenizer.decode(turn) == "<|im_start|>assistant\n"
+
+
 async def test_spelling_is_given_if_asked_for(router: RouterUnderTest) -> None:
     answer = await post(router, "/tokenize", prompt="ab", return_token_strs=True)
     assert answer["token_strs"] == [chr(0x100 + 97), chr(0x100 + 98)]
@@ -62,13 +89,12 @@ async def test_without_replicas_the_length_limit_is_not_known(router: RouterUnde
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/tokenize", {"messages": []}, 400, "messages"),
         ("/tokenize", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
-        ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "tools"),
-        (
-            "/tokenize",
-            {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False},
-            400,
-            "add_generation_prompt",
-        ),
+        ("/tokenize", {"prompt": "a", "tools": [WEATHER]}, 400, "tools"),
+        ("/tokenize", {"messages": HELLO, "tools": [{}]}, 400, "tools[0]"),
+        ("/tokenize", {"messages": HELLO, "tools": [WEATHER]}, 400, "tools"),  # the template has no place
+        ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, 400, "add_special_tokens"),
+        ("/tokenize", {"messages": HELLO, "chat_template": "x"}, 400, "chat_template"),
+        ("/tokenize", {"prompt": "a", "cache_salt": "x" * 1025}, 400, "cache_salt"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": "a"}, 400, "tokens"),
         ("/detokenize", {"tokens": [256]}, 400, "tokens[0]"),
