@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.comparison.results import read
+from tests.fakes.starting import beginning
 
 ROOT = Path(__file__).parents[2]
 STARTING = (
@@ -94,12 +95,11 @@ def test_whoever_ends_it_ends_the_server_and_has_the_report(
         str(tmp_path / "out"),
     ]
     process = subprocess.Popen(
-        command,
+        beginning(command, ignored=ignored),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=None if ignored is None else lambda: signal.signal(ignored, signal.SIG_IGN),
     )
     answers = tmp_path / "answers"
     try:
@@ -113,6 +113,7 @@ def test_whoever_ends_it_ends_the_server_and_has_the_report(
         _, told = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.communicate()
     assert process.returncode == 130, told
     assert "Traceback" not in told
     assert "the report has what ran" in told

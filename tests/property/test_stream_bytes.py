@@ -99,9 +99,16 @@ class Relay:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._upstream))
-                for source, target in ((client, server), (server, client)):
-                    target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+                threading.Thread(target=self._join, args=(client, server), daemon=True).start()
+
+    def _join(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asked = threading.Thread(target=self._pump, args=(client, server), daemon=True)
+            asked.start()
+            self._pump(server, client)
+            asked.join()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.fakes.starting import beginning
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -37,12 +38,17 @@ except KeyboardInterrupt:
 """
 
 
-def started(kept: Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(kept)], cwd=ROOT, text=True, **options)
-
-
-def ignoring(number: signal.Signals) -> Callable[[], object]:
-    return lambda: signal.signal(number, signal.SIG_IGN)
+@contextlib.contextmanager
+def started(
+    kept: Path, *, ignored: signal.Signals | None = None, has_terminal: bool = False, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Gone at the end, whatever became of it."""
+    command = beginning([sys.executable, "-c", SCRIPT, str(kept)], ignored=ignored, has_terminal=has_terminal)
+    with subprocess.Popen(command, cwd=ROOT, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -56,12 +62,12 @@ def ignoring(number: signal.Signals) -> Callable[[], object]:
     ids=lambda sent: "-".join(each.name for each in sent),
 )
 def test_what_runs_is_closed_and_what_ran_is_kept(sent: list[signal.Signals], tmp_path: Path) -> None:
-    process = started(tmp_path / "kept", stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    for each in sent:
-        process.send_signal(each)
-    rest, _ = process.communicate(timeout=60)
+    with started(tmp_path / "kept", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for each in sent:
+            process.send_signal(each)
+        rest, _ = process.communicate(timeout=60)
     assert rest == "closed\nstopped\n"
     assert process.returncode == 0
     assert (tmp_path / "kept").read_text() == "kept"
@@ -69,41 +75,31 @@ def test_what_runs_is_closed_and_what_ran_is_kept(sent: list[signal.Signals], tm
 
 def test_a_background_job_can_be_ended(tmp_path: Path) -> None:
     """A shell starts it with SIGINT ignored."""
-    process = started(tmp_path / "kept", stdout=subprocess.PIPE, preexec_fn=ignoring(signal.SIGINT))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0] == "closed\nstopped\n"
+    with started(tmp_path / "kept", stdout=subprocess.PIPE, ignored=signal.SIGINT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == "closed\nstopped\n"
 
 
 def test_nohup_is_kept(tmp_path: Path) -> None:
-    process = started(tmp_path / "kept", stdout=subprocess.PIPE, preexec_fn=ignoring(signal.SIGHUP))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGHUP)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0] == "closed\nstopped\n"
+    with started(tmp_path / "kept", stdout=subprocess.PIPE, ignored=signal.SIGHUP) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == "closed\nstopped\n"
 
 
 def test_a_terminal_that_is_closed_takes_nothing_with_it(tmp_path: Path) -> None:
     """What is printed after that goes nowhere; before, it raised, and what came after it was not done."""
     ours, theirs = pty.openpty()
-
-    def take_terminal() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    process = started(
-        tmp_path / "kept",
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=take_terminal,
-    )
-    os.close(theirs)
-    assert os.read(ours, 100).strip() == b"ready"
-    os.close(ours)
-    assert process.wait(60) == 0
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with started(tmp_path / "kept", has_terminal=True, start_new_session=True, **streams) as process:
+        os.close(theirs)
+        assert os.read(ours, 100).strip() == b"ready"
+        os.close(ours)
+        assert process.wait(60) == 0
     assert (tmp_path / "kept").read_text() == "kept"
