@@ -56,7 +56,8 @@ class LlmUser(User):
     wait_time = constant(1)  # between two sessions, seconds
     setting: ClassVar[Setting | None] = None  # None until a server was found; set on this class, for all
     scenario_name: ClassVar[str]
-    _scenario: ClassVar[Scenario | None] = None  # one per class and process: it remembers what servers refuse
+    # One per class, process and setting: it remembers what servers refuse.
+    _scenario: ClassVar[tuple[Setting, Scenario] | None] = None
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -96,14 +97,14 @@ class LlmUser(User):
 
     def _the_scenario(self) -> Scenario:
         kind = type(self)
-        if kind._scenario is None:
+        if kind._scenario is None or kind._scenario[0] != self._setting:
             scenario = make_scenario(
                 self.scenario_name, scale=self._setting.scale, pauses=self._setting.pauses
             )
             if isinstance(scenario, SelfConsistency):
                 scenario = replace(scenario, on_vote=self._voted)
-            kind._scenario = scenario
-        return kind._scenario
+            kind._scenario = (self._setting, scenario)
+        return kind._scenario[1]
 
     def _ask(self, step: Ask) -> list[Answer]:
         """All at once, each over a connection of its own."""

@@ -154,3 +154,32 @@ def _until(happened: Any, process: subprocess.Popen[bytes], log: Path) -> None:
         assert process.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.1)
+
+
+def test_a_run_that_is_started_with_other_settings_asks_by_those() -> None:
+    """In the web page a process goes on from run to run, and what it has learnt of a server is of one."""
+    script = """
+from dataclasses import replace
+from locust.env import Environment
+from loadtest.client.endpoint import Endpoint
+from loadtest.users.llm_user import LlmUser, Setting
+
+class User(LlmUser):
+    scenario_name = "chat"
+
+def scenario(setting):
+    LlmUser.setting = setting
+    user = User(Environment())
+    user.on_start()
+    return user._the_scenario()
+
+setting = Setting(Endpoint("http://x", "tiny", None), 1.0, 1.0, 1.0, 0, 0)
+first = scenario(setting)
+assert scenario(setting) is first
+assert scenario(replace(setting, scale=0.1)) != first
+assert scenario(replace(setting, pauses=0.0)) != first
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
