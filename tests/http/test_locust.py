@@ -121,7 +121,10 @@ def test_the_web_page_starts_a_run_and_shows_times_to_the_first_token(
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    # Locust's own page may be in the middle of an answer when it is ended, and says so by a traceback.
+    said = (tmp_path / "log").read_text()
+    assert "StopUser" not in said
+    assert f'File "{ROOT / "loadtest"}' not in said
 
 
 def _answers(page: httpx.Client) -> bool:
