@@ -131,7 +131,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"milliseconds; {options.replicas} replicas, {options.step_ms:g} ms a step; "
         f"{conditions['took_s']} s, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
-    for line in [*report.background(rows, records.idle), *report.summary(rows)]:
+    for line in [
+        *report.background(rows, records.idle),
+        *report.beside_default(rows),
+        *report.summary(rows),
+    ]:
         console.print(line)
     if options.json is not None:
         report.write_json(options.json, rows, conditions)

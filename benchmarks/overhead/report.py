@@ -110,6 +110,24 @@ def background(rows: Sequence[Row], idle: Iterable[Idle]) -> list[str]:
     return lines
 
 
+def beside_default(rows: Sequence[Row]) -> list[str]:
+    """Streams' CPU of proxy and Router, which is what the mode can change, over default's.
+
+    [] where only one of both was measured.
+    """
+    by_key = {(row.mode, row.cell): row for row in rows}
+    ratios = [
+        f"{row.passing_cpu_ms / default.passing_cpu_ms:.2f}x ({row.cell.prompt}, {row.cell.concurrency})"
+        for row in rows
+        if row.mode is Mode.THROUGHPUT
+        and row.cell.output_tokens != ONE_TOKEN
+        and (default := by_key.get((Mode.DEFAULT, row.cell))) is not None
+    ]
+    if not ratios:
+        return []
+    return [f"throughput over default, proxy and Router alone, CPU per stream: {', '.join(ratios)}."]
+
+
 def summary(rows: Sequence[Row]) -> list[str]:
     """How many targets were reached, and each that was not."""
     judged = [(row, verdict) for row in rows for verdict in row.verdicts]

@@ -68,6 +68,11 @@ class Row:
         return self.direct.cpu_ms[Part.ROUTER]
 
     @property
+    def passing_cpu_ms(self) -> float:
+        """What proxy and Router use for a request that goes through them."""
+        return self.http.cpu_ms[Part.PROXY] + self.http.cpu_ms[Part.ROUTER]
+
+    @property
     def all_added_cpu_ms(self) -> float:
         return sum(self.added_cpu_ms.values())
 

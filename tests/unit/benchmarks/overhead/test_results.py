@@ -175,6 +175,17 @@ def test_what_is_not_added_is_said() -> None:
     assert report.background([], [idle])[0].endswith("replica 30.")
 
 
+def test_what_the_mode_can_change_is_compared_by_itself() -> None:
+    """Engines are in every stream's CPU, and no mode makes them cheaper."""
+    found = rows(
+        *(run(path, cpu(0.21, 0.22, 0.53), mode=Mode.DEFAULT) for path in Path),
+        *(run(path, cpu(0.11, 0.12, 0.53), mode=Mode.THROUGHPUT) for path in Path),
+    )
+    (line,) = report.beside_default(found)
+    assert line.endswith("CPU per stream: 0.50x (small, 8).")
+    assert report.beside_default(found[1:]) == []
+
+
 def test_the_documents_table_has_every_row() -> None:
     lines = report.markdown(ROWS).splitlines()
     assert len([line for line in lines if line.startswith("| small")]) == 3
