@@ -15,15 +15,14 @@ Owner: the router's event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from zmq.asyncio import Context
-from zmq.constants import DEALER, IPV6, LINGER, MAXMSGSIZE, RCVHWM, SUB, SUBSCRIBE
+from zmq.constants import DEALER, MAXMSGSIZE, RCVHWM
 from zmq.error import ZMQError
 
 from cache.engine_report import EngineReport, decode_report
@@ -39,13 +38,13 @@ from cache.events import (
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.events.event_stream import EventCounters, EventSink, EventStream
+from router.events.frame_socket import FrameSocket, connected
 
 TOPIC = b"kv"
 LOAD_TOPIC = b"load"
 REPORT_TOPIC = b"report"
 SNAPSHOT_REQUEST = b"snapshot"
 
-_MESSAGES_PER_TURN = 64  # then the loop gets a turn: a flood of events must not stall requests
 _MAX_QUEUED_BATCHES = 10_000  # in the socket; beyond it ZMQ drops, which shows as a gap
 
 logger = logging.getLogger(__name__)
@@ -92,9 +91,8 @@ class Subscriber:
         self.report: EngineReport | None = None  # the latest one
         self._stream = EventStream(replica_id, sink, counters=counters)
         self._snapshot_wanted = asyncio.Event()
-        self._sub: Any = None  # zmq.asyncio.Socket; pyzmq's stubs cannot express its awaitables
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
-        self._closed = False
+        self._events: FrameSocket | None = None
+        self._resyncing: asyncio.Task[None] | None = None
 
     @property
     def is_synced(self) -> bool:
@@ -108,16 +106,17 @@ class Subscriber:
 
     def start(self) -> None:
         """Subscribe, then ask for a snapshot. Raises ZMQError if the endpoint is not one."""
-        options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_BATCH_BYTES, RCVHWM: _MAX_QUEUED_BATCHES}
-        self._sub = _open(self._context, SUB, self._info.event_endpoint, options)
-        for topic in (TOPIC, LOAD_TOPIC, REPORT_TOPIC):
-            self._sub.setsockopt(SUBSCRIBE, topic)
+        self._events = FrameSocket(
+            self._context,
+            self._info.event_endpoint,
+            (TOPIC, LOAD_TOPIC, REPORT_TOPIC),
+            self._on_frames,
+            replica_id=self._replica_id,
+            options={MAXMSGSIZE: MAX_BATCH_BYTES, RCVHWM: _MAX_QUEUED_BATCHES},
+        )
         self._stream.start()
         self._snapshot_wanted.set()
-        self._tasks = (
-            asyncio.create_task(self._receive(), name=f"events of {self._replica_id}"),
-            asyncio.create_task(self._resync(), name=f"snapshots of {self._replica_id}"),
-        )
+        self._resyncing = asyncio.create_task(self._resync(), name=f"snapshots of {self._replica_id}")
 
     def resync(self) -> None:
         """Fetch a snapshot although no batch is missing: what is indexed of this replica is in doubt."""
@@ -125,29 +124,12 @@ class Subscriber:
         self._snapshot_wanted.set()
 
     async def aclose(self) -> None:
-        """Stop both tasks and close the socket. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._sub is not None:
-            self._sub.close(linger=0)
-
-    async def _receive(self) -> None:
-        handled = 0
-        while True:
-            try:
-                frames: list[bytes] = await self._sub.recv_multipart()
-                self._on_frames(frames)
-            except Exception:
-                # A bug or a broken socket must not silence this replica for good.
-                logger.exception("event failed", extra={"replica_id": self._replica_id})
-                await asyncio.sleep(self._settings.resync_interval_s)
-            handled += 1
-            if handled % _MESSAGES_PER_TURN == 0:
-                await asyncio.sleep(0)
+        """Stop asking and listening. Idempotent."""
+        if self._events is not None:
+            self._events.close()
+        if self._resyncing is not None:
+            self._resyncing.cancel()
+            await asyncio.gather(self._resyncing, return_exceptions=True)
 
     def _on_frames(self, frames: list[bytes]) -> None:
         if frames[0] == REPORT_TOPIC:
@@ -230,8 +212,10 @@ class Subscriber:
 
         The answer's frames where ZMQ has put them: copying eight megabytes would stop the event loop.
         """
-        options: dict[int, int | bytes] = {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
-        dealer = _open(self._context, DEALER, self._info.snapshot_endpoint, options)
+        # zmq.asyncio.Socket; pyzmq's stubs cannot express its awaitables
+        dealer = connected(
+            self._context, DEALER, self._info.snapshot_endpoint, {MAXMSGSIZE: MAX_SNAPSHOT_BYTES}
+        )
         try:
             async with asyncio.timeout(self._settings.snapshot_timeout_s):
                 await dealer.send_multipart([SNAPSHOT_REQUEST])
@@ -336,18 +320,3 @@ def _check_capacity(num_hashes: int, info: ReplicaInfo) -> None:
     """What bounds the index: a replica cannot cache more hashes than it has blocks."""
     if num_hashes > info.num_blocks:
         raise WireError(f"{num_hashes} hashes from a cache of {info.num_blocks} blocks")
-
-
-def _open(context: Context, kind: int, endpoint: str, options: Mapping[int, int | bytes]) -> Any:
-    """A connecting socket. A message beyond MAXMSGSIZE ends the connection before it is read into
-    memory; ZMQ then connects anew, which shows as a gap. Raises ZMQError for a wrong endpoint."""
-    socket: Any = context.socket(kind)
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(socket.close, linger=0)
-        socket.setsockopt(LINGER, 0)
-        socket.setsockopt(IPV6, int("[" in endpoint))
-        for option, value in options.items():
-            socket.setsockopt(option, value)
-        socket.connect(endpoint)
-        on_error.pop_all()
-    return socket

@@ -96,9 +96,13 @@ class PrefixIndex:
             if isinstance(events, Snapshot):
                 self._exact.replace(replica_id, events.hashes, events.hosted)
             else:
-                self._exact.remove(replica_id, events.removed)
-                self._exact.host(replica_id, events.hosted)
-                self._exact.store(replica_id, events.stored)
+                # While answers grow nothing changes in most batches, and what is not touched stays uncached.
+                if events.removed:
+                    self._exact.remove(replica_id, events.removed)
+                if events.hosted:
+                    self._exact.host(replica_id, events.hosted)
+                if events.stored:
+                    self._exact.store(replica_id, events.stored)
                 self._check_host(replica_id, events.host_digest)
         return self.digest(replica_id)
 
