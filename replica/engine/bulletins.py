@@ -19,6 +19,7 @@ from cache.engine_report import EngineReport
 from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
 from cache.types import RequestId
 from replica.engine.engine_core import EngineCore
+from replica.engine.engine_stats import EngineStats
 
 # With work to do, routers hear of the load at the first step's end after this: never more than 20 ms late
 # where steps take 10.
@@ -57,13 +58,18 @@ class Bulletins:
         self._reported_s = -float("inf")
         self._num_reports = 0
         self._reported_pins = 0  # version of what the last report told of pins
-        # Written by the engine thread, read by anyone: an immutable value, replaced whole.
-        self._load = core.load()
+        # Written by the engine thread, read by anyone: immutable values, replaced whole.
+        self._load, self._stats = core.load(), core.stats()
 
     @property
     def load(self) -> Load:
-        """As of the last step or batch. Any thread."""
+        """As of the last step or batch; of the last batch while all sequences only decode. Any thread."""
         return self._load
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of the same moment. Any thread."""
+        return self._stats
 
     @property
     def is_draining(self) -> bool:
@@ -84,8 +90,9 @@ class Bulletins:
         self._is_draining = self._has_news = True
 
     def stepped(self) -> None:
-        """A step is over."""
-        self._load = self._load_now()
+        """A step is over: what it has changed is looked at, unless that was another token for everybody."""
+        if self._has_news or self._core.num_waiting or not self._only_decodes():
+            self._look()
 
     # -- what is told of it -----------------------------------------------------------------------
 
@@ -114,7 +121,7 @@ class Bulletins:
                 self._admitted[:MAX_ADMITTED_PER_BATCH],
                 self._admitted[MAX_ADMITTED_PER_BATCH:],
             )
-            self._load = self._load_now(tuple(admitted))
+            self._look(tuple(admitted))
             self._published_tokens = self._load.queued_uncached_tokens
             if self._events is None:
                 return
@@ -138,6 +145,7 @@ class Bulletins:
         """Whether no prompt is left to compute, and routers know it, with the blocks of the last one."""
         return self._core.has_work and not (self._published_tokens or self._load.queued_uncached_tokens)
 
-    def _load_now(self, admitted: tuple[RequestId, ...] = ()) -> Load:
+    def _look(self, admitted: tuple[RequestId, ...] = ()) -> None:
         load = self._core.load(admitted)
-        return msgspec.structs.replace(load, is_draining=True) if self._is_draining else load
+        self._load = msgspec.structs.replace(load, is_draining=True) if self._is_draining else load
+        self._stats = self._core.stats()

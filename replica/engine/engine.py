@@ -94,8 +94,6 @@ class Engine:
             clock=clock,
         )
         self._hands_over = False  # whatever is here or comes is for another replica
-        # Written by the engine thread, read by anyone: an immutable value, replaced whole.
-        self._stats = core.stats()
 
     # -- any thread -------------------------------------------------------------------------------
 
@@ -110,12 +108,12 @@ class Engine:
             raise self._failure
 
     def load(self) -> Load:
-        """The load as of the last step or batch."""
+        """The load as of the last step, or of some 50 ms ago while all sequences only decode."""
         return self._bulletins.load
 
     def stats(self) -> EngineStats:
-        """Counters as of the last step."""
-        return self._stats
+        """Counters as of the same moment as `load`."""
+        return self._bulletins.stats
 
     def watch(self, watcher: RequestWatcher) -> None:
         """Tell `watcher`, on the engine thread, of every request's end from now on."""
@@ -258,6 +256,8 @@ class Engine:
 
     def _is_staying(self) -> bool:
         """Take in what was posted, watched: a thread that never comes back from this serves nobody either."""
+        if self._core.has_work and self._inbox.is_empty:
+            return True
         self._watchdog.begin("taking requests in", self._config.heartbeat_interval_s + OUTSIDE_STEP_LIMIT_S)
         return self._take_inbox()
 
@@ -325,7 +325,6 @@ class Engine:
             now_s = self._clock()
             self._outbox.send_due(now_s, now_s - began_s)
             self._bulletins.stepped()
-        self._stats = self._core.stats()
 
     def _drop(self, requests: Iterable[Request]) -> None:
         for request in requests:

@@ -194,6 +194,11 @@ class EngineCore:
     def has_work(self) -> bool:
         return len(self._scheduler) > 0 or bool(self._ended_at_submission)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no step has begun on, or that one was taken back from."""
+        return self._scheduler.num_waiting
+
     def requests(self) -> Iterable[Request]:
         """Every request not finished."""
         return iter(self._scheduler)

@@ -71,6 +71,11 @@ class Inbox:
         """None while messages are taken."""
         return self._why_closed
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take at this moment."""
+        return self._messages.empty()
+
     def open(self) -> None:
         self._why_closed = None
 

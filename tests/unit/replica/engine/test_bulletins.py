@@ -8,7 +8,7 @@ from __future__ import annotations
 from cache.engine_report import EngineReport
 from cache.events import EventBatch, EventLog
 from cache.types import RequestId
-from replica.engine.bulletins import LOAD_INTERVAL_S, REPORT_INTERVAL_S, Bulletins
+from replica.engine.bulletins import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S, REPORT_INTERVAL_S, Bulletins
 from tests.fakes.engine import VirtualClock, make_request, sim_core
 
 HEARTBEAT_S = 1.0
@@ -68,6 +68,43 @@ def test_an_end_and_a_drain_are_told_at_once() -> None:
     assert [batch.load.is_draining for batch in heard.batches] == [False, True]
     heard.bulletins.stepped()
     assert heard.bulletins.load.is_draining
+
+
+def test_while_all_only_decode_nobody_looks_before_the_next_batch() -> None:
+    """Twenty tokens in fifty milliseconds change nothing that anybody would do otherwise."""
+    heard = Heard()
+    heard.core.submit(make_request("r", range(9), max_tokens=64))
+    heard.bulletins.admitted(RequestId("r"))
+    heard.num_told_after(0.0)
+    heard.core.step()
+    heard.bulletins.stepped()  # the prompt is computed: that is seen at once
+    assert heard.bulletins.load.queued_uncached_tokens == 0
+    assert heard.num_told_after(LOAD_INTERVAL_S) == 1
+    seen = heard.bulletins.stats.num_steps
+    for _ in range(3):
+        heard.core.step()
+        heard.bulletins.stepped()
+    assert heard.bulletins.stats.num_steps == seen
+    assert heard.num_told_after(DECODE_LOAD_INTERVAL_S) == 1
+    assert heard.bulletins.stats.num_steps == seen + 3
+    heard.core.submit(make_request("other", range(20, 29)))
+    heard.bulletins.stepped()  # somebody waits
+    assert heard.bulletins.load.num_waiting == 1
+
+
+def test_an_end_is_seen_before_it_is_told() -> None:
+    """Whoever has the last token of an answer finds it counted."""
+    heard = Heard()
+    heard.core.submit(make_request("r", range(9), max_tokens=2))
+    heard.bulletins.admitted(RequestId("r"))
+    heard.num_told_after(0.0)
+    heard.core.step()
+    heard.bulletins.stepped()
+    heard.num_told_after(LOAD_INTERVAL_S)
+    heard.core.step()
+    heard.bulletins.changed()
+    heard.bulletins.stepped()
+    assert (heard.bulletins.load.num_running, heard.bulletins.stats.output_tokens) == (0, 2)
 
 
 def test_reports_are_numbered_and_come_twice_a_second() -> None:
