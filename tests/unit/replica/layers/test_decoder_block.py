@@ -11,7 +11,7 @@ from torch import nn
 
 from replica.attention.interface import ATTENTION_NAME
 from replica.attention.kv_pages import ATTRIBUTE
-from replica.layers import decoder_block
+from replica.layers import decoder_block, layer_parts, layer_swap
 from replica.layers.combining_linear import find_combining_kernels
 from replica.layers.decoder_block import DecoderBlock, fuse_blocks
 from replica.layers.fused_norm import fuse_norms
@@ -178,7 +178,7 @@ def test_another_epsilon_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_norms_of_query_and_key_that_are_left_out_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_block, "_head_norms", lambda *_: None)
+    monkeypatch.setattr(layer_parts, "_head_norms", lambda *_: None)
     assert fuse(model_of("qwen3", head_dim=32)) == 0
 
 
@@ -187,13 +187,13 @@ def test_weights_are_given_back_layer_by_layer(monkeypatch: pytest.MonkeyPatch) 
     fuse_norms(model)
     weights = [weakref.ref(layer.mlp.up_proj.weight) for layer in model.model.layers]
     alive: list[int] = []
-    own = decoder_block._fused
+    own = layer_swap._swapped
 
     def counting(*args: Any) -> Any:
         alive.append(sum(weight() is not None for weight in weights))
         return own(*args)
 
-    monkeypatch.setattr(decoder_block, "_fused", counting)
+    monkeypatch.setattr(layer_swap, "_swapped", counting)
     assert fuse_blocks(model, lambda: model_probe.probe_layers(model, POSITIONS)) == 3
     assert alive == [3, 2, 1]
     assert not any(weight() is not None for weight in weights)
