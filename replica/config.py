@@ -99,6 +99,9 @@ class ReplicaConfig:
     # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length when
     # one of that shape comes for the second time, and replayed. Tested on CPU by a recorder, never on a card.
     cuda_graphs: bool = True
+    # Decoder layers of the usual kind in fewer, larger operations, where they answer as their own do: on a
+    # CPU in float32, on CUDA with "triton", by kernels that were compiled and interpreted, never run on one.
+    fused_layers: bool = True
     # The next step is begun while the present one is computed, where nobody has to see its tokens first: a
     # card then does not wait for the schedule. auto: on CUDA; on a CPU nothing would be gained.
     async_scheduling: bool | str = "auto"  # true | false | "auto"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,11 +47,14 @@ class KernelRecorder(OperationRecorder):
         super().__init__()
         self.num_launches = 0
 
-    def over(self, kernels: Any) -> Any:
-        """Like the module `kernels`, with `attend` and `merge` recorded."""
-        return SimpleNamespace(
-            attend=_RecordedKernel(self, kernels.attend), merge=_RecordedKernel(self, kernels.merge)
-        )
+    def over(self, kernels: Any, *names: str) -> Any:
+        """Like the module `kernels`, with these of them recorded."""
+        return SimpleNamespace(**{name: _RecordedKernel(self, getattr(kernels, name)) for name in names})
+
+    def record_all(self, patch: pytest.MonkeyPatch, kernels: Any, *names: str) -> None:
+        """These kernels of a module, recorded whoever launches them."""
+        for name in names:
+            patch.setattr(kernels, name, _RecordedKernel(self, getattr(kernels, name)))
 
 
 class _RecordedKernel:

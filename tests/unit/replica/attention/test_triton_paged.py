@@ -168,7 +168,7 @@ def test_a_recorded_step_is_cut_for_whoever_is_in_it(layer: Layer, monkeypatch: 
     card = replace(splitting_card(monkeypatch), processors=12)
     recorder = KernelRecorder()
     backend, plain = TritonPaged(CPU, card), TritonPaged(CPU, card)
-    monkeypatch.setattr(backend, "_kernels", recorder.over(backend._kernels))
+    monkeypatch.setattr(backend, "_kernels", recorder.over(backend._kernels, "attend", "merge"))
     per_row = HELD_TOKENS // HELD_BLOCK
     pages = empty_pages(layer, num_blocks=4 * per_row, block_size=HELD_BLOCK)
     pages.keys.normal_()

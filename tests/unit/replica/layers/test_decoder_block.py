@@ -7,70 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from replica.attention.interface import ATTENTION_NAME
-from replica.attention.kv_pages import ATTRIBUTE
 from replica.layers import decoder_block, layer_parts, layer_swap
 from replica.layers.combining_linear import find_combining_kernels
 from replica.layers.decoder_block import DecoderBlock, fuse_blocks
 from replica.layers.fused_norm import fuse_norms
 from replica.models import model_probe
+from tests.layer_models import POSITIONS, logits, model_of
 
 needs_kernels = pytest.mark.skipif(find_combining_kernels() is None, reason="this torch has no oneDNN")
 pytestmark = needs_kernels
-
-POSITIONS = (0, 1, 2, 3, 60, 250)
-SETTINGS: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-}
-
-
-class Attended:
-    """Hangs where a layer's pages would; plain causal attention over what the step brings."""
-
-    def attend(self, call: Any) -> torch.Tensor:
-        group = call.query.shape[0] // call.key.shape[0]
-        key, value = (each.repeat_interleave(group, dim=0) for each in (call.key, call.value))
-        attended = nn.functional.scaled_dot_product_attention(
-            call.query, key, value, is_causal=True, scale=call.scale
-        )
-        return attended.transpose(0, 1)
-
-
-def model_of(model_type: str, **settings: Any) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **{**SETTINGS, **settings})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "bias" in name:  # ones and zeros would hide a weight that is left out
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return model
 
 
 def fuse(model: Any) -> int:
     fuse_norms(model)
     return fuse_blocks(model, lambda: model_probe.probe_layers(model, POSITIONS))
-
-
-def logits(model: Any, num_tokens: int) -> torch.Tensor:
-    """Of tokens at the last positions there are; every layer attends plainly."""
-    for module, _ in model_probe.probe_layers(model):
-        module.__dict__[ATTRIBUTE] = Attended()
-    tokens = torch.arange(3, 3 + num_tokens)[None]
-    with torch.inference_mode():
-        return model_probe.run(model, tokens, torch.arange(256 - num_tokens, 256)[None])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 33])
