@@ -330,11 +330,14 @@ class ModelRunner:
             raise ModelRefused(source, f"cannot be served: {error}") from error
 
     def warm_up(self) -> float:
-        """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""
+        """Full prefill steps and a decode on scratch blocks, recordings; no request may hold blocks yet."""
         room = min(self._info.num_blocks * self._info.block_size, self._info.max_model_len) - 1
         length = max(1, min(self._max_batched_tokens, room))
         for start, stop in ((0, length), (length, length + 1)):
             self.execute([self_check.scratch_sequence(start, stop, self._info)])
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.record_ahead()
         return self.execute([self_check.scratch_sequence(0, length, self._info)]).elapsed_s
 
     def close(self) -> None:
