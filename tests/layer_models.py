@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from replica.attention.kv_pages import ATTRIBUTE
+from replica.layers.fused_norm import fuse_norms
 from replica.models import model_probe
+
+FuseBlocks = Callable[[nn.Module, Callable[[], object]], int]
 
 POSITIONS = (0, 1, 2, 3, 60, 250)
 SETTINGS: dict[str, Any] = {
@@ -56,3 +60,20 @@ def logits(model: Any, num_tokens: int) -> torch.Tensor:
     tokens = torch.arange(3, 3 + num_tokens)[None]
     with torch.inference_mode():
         return model_probe.run(model, tokens, torch.arange(256 - num_tokens, 256)[None])
+
+
+def fuse(model: Any, fuse_blocks: FuseBlocks) -> int:
+    """Replace its norms and then its layers, as a runner does; how many layers."""
+    fuse_norms(model)
+    return fuse_blocks(model, lambda: model_probe.probe_layers(model, POSITIONS))
+
+
+def check_all_replaced(
+    model: Any, fuse_blocks: FuseBlocks, block: type[nn.Module], num_tokens: int, most_difference: float
+) -> None:
+    """Both of its layers, and it says the same as before. most_difference: relative, of all logits."""
+    expected = logits(model, num_tokens).float()
+    assert fuse(model, fuse_blocks) == 2
+    assert sum(isinstance(module, block) for module in model.modules()) == 2
+    found = logits(model, num_tokens).float()
+    assert float((found - expected).norm() / expected.norm()) < most_difference

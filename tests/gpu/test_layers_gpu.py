@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from replica.attention import triton_paged
 from replica.attention.kv_pages import LayerShape
 from replica.layers.card_block import CardBlock, fuse_blocks
-from replica.layers.fused_norm import fuse_norms
-from replica.models import model_probe
-from tests.layer_models import POSITIONS, logits, model_of
+from tests.layer_models import check_all_replaced, fuse, model_of
 from tests.row_cases import Rows
 
 
@@ -100,32 +98,22 @@ def test_a_replaced_layer_answers_alike(
     # Narrower draws: the logits of a wide network would differ by what its products make of rounding.
     spread = {"initializer_range": 0.05} if "hidden_size" in sizes else {}
     model = model_of(model_type, **sizes, **spread).to(CUDA, dtype)
-    expected = logits(model, num_tokens).float()
-    assert fuse(model) == 2
-    assert sum(isinstance(module, CardBlock) for module in model.modules()) == 2
-    found = logits(model, num_tokens).float()
-    assert float((found - expected).norm() / expected.norm()) < MOST_DIFFERENCE[dtype]
+    check_all_replaced(model, fuse_blocks, CardBlock, num_tokens, MOST_DIFFERENCE[dtype])
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "glm", "cohere", "phi3"])
 def test_a_layer_that_computes_otherwise_stays(model_type: str) -> None:
     sizes = {"head_dim": 16} if model_type in ("gemma2", "glm") else {}
-    assert fuse(model_of(model_type, **sizes).to(CUDA, torch.bfloat16)) == 0
+    assert fuse(model_of(model_type, **sizes).to(CUDA, torch.bfloat16), fuse_blocks) == 0
 
 
 def test_memory_grows_by_a_few_layers_and_goes_back() -> None:
     """Of sixteen: compared in float32, then put together, one by one."""
     model = model_of("llama", num_hidden_layers=16, **LARGE).to(CUDA, torch.bfloat16)
-    fuse_norms(model)
     layer_bytes = sum(each.numel() * each.element_size() for each in model.model.layers[0].parameters())
     torch.cuda.synchronize()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    assert fuse(model) == 16
+    assert fuse(model, fuse_blocks) == 16
     assert torch.cuda.max_memory_allocated() - held < 5 * layer_bytes
     assert torch.cuda.memory_allocated() - held < layer_bytes // 4
-
-
-def fuse(model: Any) -> int:
-    fuse_norms(model)
-    return fuse_blocks(model, lambda: model_probe.probe_layers(model, POSITIONS))

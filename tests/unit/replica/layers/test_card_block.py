@@ -1,8 +1,7 @@
-"""A decoder layer is replaced, for cards, only where what takes its place answers alike, in every type."""
+"""Decoder layers for cards answer as families' own, in every type. When not: `test_layer_swap.py`, too."""
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +10,10 @@ import pytest
 import torch
 
 from replica.attention.interface import recorded
-from replica.layers import layer_swap
 from replica.layers.card_block import CardBlock, fuse_blocks
-from replica.layers.fused_norm import fuse_norms
 from replica.layers.triton_rows import TritonRows
-from replica.models import model_probe
 from tests.fakes.recording import KernelRecorder
-from tests.layer_models import POSITIONS, logits, model_of
+from tests.layer_models import check_all_replaced, fuse, model_of
 from tests.model_families import FAMILIES, Family
 from tests.triton_interpreter import needs_triton
 
@@ -43,11 +39,6 @@ MOVES_NOTHING = {
 }
 
 
-def fuse(model: Any) -> int:
-    fuse_norms(model)
-    return fuse_blocks(model, lambda: model_probe.probe_layers(model, POSITIONS))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 5])
 @pytest.mark.parametrize(
@@ -64,11 +55,7 @@ def test_a_replaced_layer_answers_alike(
     model_type: str, settings: dict[str, Any], num_tokens: int, dtype: torch.dtype
 ) -> None:
     model = model_of(model_type, **settings).to(dtype)
-    expected = logits(model, num_tokens).float()
-    assert fuse(model) == 2
-    assert sum(isinstance(module, CardBlock) for module in model.modules()) == 2
-    found = logits(model, num_tokens).float()
-    assert float((found - expected).norm() / expected.norm()) < MOST_DIFFERENCE[dtype]
+    check_all_replaced(model, fuse_blocks, CardBlock, num_tokens, MOST_DIFFERENCE[dtype])
     numbers = [*model.parameters(), *(layer._head_weights for layer in model.model.layers)]
     assert {each.dtype for each in numbers if each is not None} == {dtype}
 
@@ -76,7 +63,8 @@ def test_a_replaced_layer_answers_alike(
 def fused_family(family: Family) -> int:
     from transformers import AutoModelForCausalLM
 
-    return fuse(AutoModelForCausalLM.from_config(family.config(), dtype=torch.bfloat16).eval())
+    model = AutoModelForCausalLM.from_config(family.config(), dtype=torch.bfloat16).eval()
+    return fuse(model, fuse_blocks)
 
 
 @pytest.mark.parametrize(("name", "num_taken"), [("llama", 2), ("qwen2", 3), ("qwen3", 2), ("mistral", 2)])
@@ -94,55 +82,10 @@ def test_a_layer_that_turns_nothing_stays() -> None:
     assert fused_family(Family("smollm3", "smollm3", {"no_rope_layers": [1, 0]})) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("model_type", "settings"),
-    [
-        ("gemma2", {"head_dim": 16}),  # four norms, each of one plus its weight; gelu
-        ("granite", {"residual_multiplier": 0.98}),  # which rounding in half precision would hide
-        ("cohere", {}),  # turns neighbours against each other; both halves read the same rows
-        ("glm", {"head_dim": 16}),  # turns half of each head
-        ("stablelm", {}),  # turns a quarter of each head
-        ("olmo2", {}),  # norms after, and over all heads at once
-        ("llama", {"hidden_act": "gelu"}),
-        ("phi3", {}),  # one linear layer for query, key and value
-        ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}),
-    ],
-)
-def test_a_layer_that_computes_otherwise_stays_as_it_was(
-    model_type: str, settings: dict[str, Any], dtype: torch.dtype
-) -> None:
-    model = model_of(model_type, **settings).to(dtype)
-    fuse_norms(model)
-    layers = list(model.model.layers)
-    before = {name: numbers.clone() for name, numbers in model.state_dict().items()}
-    assert fuse(model) == 0
-    assert list(model.model.layers) == layers
-    for name, numbers in model.state_dict().items():
-        assert numbers.dtype == before[name].dtype
-        assert torch.equal(numbers, before[name]), f"{name} was changed"
-
-
-def test_what_a_layer_says_to_attention_is_kept() -> None:
-    model = model_of("mistral", sliding_window=10)
-    model.model.layers[0].self_attn.scaling = 0.3
-    assert fuse(model) == 2
-    first, second = (layer._attending for layer in model.model.layers)
-    assert (first.window, first.scale) == (10, 0.3)
-    assert (second.window, second.scale) == (10, 16**-0.5)
-
-
-def test_what_somebody_listens_to_stays() -> None:
-    model = model_of("llama")
-    model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    assert fuse(model) == 1
-    assert not isinstance(model.model.layers[0], CardBlock)
-
-
 def test_a_layer_of_several_types_stays() -> None:
     model = model_of("llama").to(torch.bfloat16)
     model.model.layers[0].register_buffer("strange", torch.zeros(1))
-    assert fuse(model) == 1
+    assert fuse(model, fuse_blocks) == 1
     assert model.model.layers[0].strange.dtype == torch.float32
 
 
@@ -157,31 +100,14 @@ def wrong_in_half(own: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_kernel_that_is_wrong_in_one_type_is_seen_in_that_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one could be that is compiled for each."""
     monkeypatch.setattr(TritonRows, "swish_product", wrong_in_half(TritonRows.swish_product))
-    assert fuse(model_of("llama")) == 2
-    assert fuse(model_of("llama").to(torch.bfloat16)) == 0
-
-
-def test_weights_are_given_back_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("llama", num_hidden_layers=3).to(torch.bfloat16)
-    fuse_norms(model)
-    weights = [weakref.ref(layer.mlp.up_proj.weight) for layer in model.model.layers]
-    alive: list[int] = []
-    own = layer_swap._swapped
-
-    def counting(*args: Any) -> Any:
-        alive.append(sum(weight() is not None for weight in weights))
-        return own(*args)
-
-    monkeypatch.setattr(layer_swap, "_swapped", counting)
-    assert fuse(model) == 3
-    assert alive == [3, 2, 1]
-    assert not any(weight() is not None for weight in weights)
+    assert fuse(model_of("llama"), fuse_blocks) == 2
+    assert fuse(model_of("llama").to(torch.bfloat16), fuse_blocks) == 0
 
 
 def test_a_layer_is_four_products_and_four_kernels_and_nothing_is_read_back() -> None:
     """Recorded as a decode step is, and replayed over other rows at other positions."""
     model = model_of("qwen3", head_dim=32)
-    assert fuse(model) == 2
+    assert fuse(model, fuse_blocks) == 2
     block, rotary = model.model.layers[0], model.model.rotary_emb
     recorder = KernelRecorder()
     kernels = block._kernels._kernels
