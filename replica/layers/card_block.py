@@ -49,10 +49,7 @@ class CardBlock(nn.Module):
         self.before_attention = _Norm(_numbers_of(parts.before_attention))
         self.before_mlp = _Norm(_numbers_of(parts.before_mlp))
         self.qkv, self.gate_up = _joined(*parts.qkv), _joined(parts.gate, parts.up)
-        self.out, self.down = (
-            _Product(parts.out.weight, parts.out.bias),
-            _Product(parts.down.weight, parts.down.bias),
-        )
+        self.out, self.down = (_Product(each.weight, each.bias) for each in (parts.out, parts.down))
         head_weights = None
         self._head_epsilon = 0.0
         if parts.head_norms is not None:
@@ -80,9 +77,7 @@ class CardBlock(nn.Module):
         heads: torch.Tensor = self.qkv(normed).view(normed.shape[0], -1, to.dim)
         norms = None if self._head_weights is None else HeadNorms(self._head_weights, self._head_epsilon)
         self._kernels.turn(heads, to.heads, to.kv_heads, cosines[0], sines[0], norms)
-        by_head, num_turned = heads.transpose(0, 1), to.heads + to.kv_heads
-        call = to.call(by_head[: to.heads], by_head[to.heads : num_turned], by_head[num_turned:])
-        return attend(self, call).flatten(1)
+        return attend(self, to.call(heads)).flatten(1)
 
 
 class _Norm(nn.Module):

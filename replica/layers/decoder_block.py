@@ -80,16 +80,14 @@ class DecoderBlock(nn.Module):
 
     def _attended(self, normed: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
         """(1, T, heads * dim)"""
-        to, num_turned = self._attending, self._num_turned
+        to = self._attending
         heads = self._project(normed).view(normed.shape[1], -1, to.dim)
-        turned = heads[:, :num_turned]
+        turned = heads[:, : self._num_turned]
         if self._head_weights is not None:
             scale = (turned * turned).mean(-1, keepdim=True).add_(self._head_epsilon).rsqrt_()
             turned = turned.mul_(scale).mul_(self._head_weights)
         self._rotary.turn(turned, cosines, sines)
-        by_head = heads.transpose(0, 1)
-        call = to.call(by_head[: to.heads], by_head[to.heads : num_turned], by_head[num_turned:])
-        return attend(self, call).flatten(1)[None]
+        return attend(self, to.call(heads)).flatten(1)[None]
 
 
 def fuse_blocks(model: nn.Module, run: Callable[[], object]) -> int:

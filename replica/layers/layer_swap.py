@@ -47,11 +47,13 @@ class Attending:
     softcap: float | None
     sinks: torch.Tensor | None
 
-    def call(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> AttentionCall:
+    def call(self, packed: torch.Tensor) -> AttentionCall:
+        """packed: queries, keys and values of each token, (T, heads + 2 * kv_heads, dim)"""
+        by_head, num_turned = packed.transpose(0, 1), self.heads + self.kv_heads
         return AttentionCall(
-            query=query,
-            key=key,
-            value=value,
+            query=by_head[: self.heads],
+            key=by_head[self.heads : num_turned],
+            value=by_head[num_turned:],
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
