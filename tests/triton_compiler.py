@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from replica.attention import paged_kernels, tiling
 from replica.attention.tiling import Card, LayerKind
 from replica.layers import row_kernels
 from replica.layers.triton_rows import HeadNorms, TritonRows
+from tests.fakes.launches import Launches
 
 # By compute capability: A100, RTX 3090 and 4090, H100.
 CARDS = {
@@ -106,11 +106,8 @@ def compile_rows(arch: int, number: str, layer: dict[str, Any]) -> dict[str, dic
 
     By kernel {registers, spilled, narrow}: the last are loads and stores of less than 16 bytes a thread.
     """
-    launched: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    rows = TritonRows()
-    rows._kernels = SimpleNamespace(  # type: ignore[assignment]
-        **{name: _Launches(name, launched) for name in ("norm", "turn", "swish_product")}
-    )
+    launches = Launches()
+    rows = TritonRows(launches)
     like = {"dtype": DTYPES[number], "device": "meta"}
     hidden, dim, heads, kv_heads = (layer[name] for name in ("hidden", "dim", "heads", "kv_heads"))
     given, weight = torch.empty(64, hidden, **like), torch.empty(hidden, **like)
@@ -120,31 +117,22 @@ def compile_rows(arch: int, number: str, layer: dict[str, Any]) -> dict[str, dic
     rows.turn(packed, heads, kv_heads, angles, angles, norms)
     rows.swish_product(torch.empty(64, 2 * layer["mlp"], **like))
     taken = {}
-    for name, (args, options) in launched.items():
-        kernel = getattr(row_kernels, name)
+    for launch in launches.made:
+        kernel = getattr(row_kernels, launch.kernel)
         types = {
-            given: f"*{number}" if isinstance(value, torch.Tensor) else "fp32"
-            for given, value in zip(kernel.arg_names, args, strict=False)
+            name: f"*{number}" if isinstance(value, torch.Tensor) else "fp32"
+            for name, value in zip(kernel.arg_names, launch.args, strict=False)
         }
-        warps = {"num_warps": options.pop("num_warps")}
-        made = _compile_typed(kernel, arch, types, options, warps)
+        constants = {name: value for name, value in launch.options.items() if name != "num_warps"}
+        warps = {"num_warps": launch.options["num_warps"]}
+        made = _compile_typed(kernel, arch, types, constants, warps)
         moved = re.findall(r"(?:ld|st)\.global\.(\S+)", made.asm["ptx"])
         assert moved, "it neither loads nor stores"
-        taken[name] = {
+        taken[launch.kernel] = {
             **_resources(made.asm["cubin"]),
             "narrow": sum(each not in ("v4.b32", "v2.b64") for each in moved),
         }
     return taken
-
-
-class _Launches:
-    """In a kernel's place: what it is launched with."""
-
-    def __init__(self, name: str, launched: dict[str, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
-        self._name, self._launched = name, launched
-
-    def __getitem__(self, _grid: tuple[int, ...]) -> Any:
-        return lambda *args, **options: self._launched.update({self._name: (args, options)})
 
 
 def _compile_typed(

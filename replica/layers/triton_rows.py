@@ -8,6 +8,7 @@ when this is made, so that who serves without it need not have it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,10 +32,13 @@ class HeadNorms:
 class TritonRows:
     """Rows are (T, width), T at least 1, and contiguous or made so. float32, float16 or bfloat16."""
 
-    def __init__(self) -> None:
-        from replica.layers import row_kernels
+    def __init__(self, kernels: Any = None) -> None:
+        """kernels: like `row_kernels`, which is imported where none are given."""
+        if kernels is None:
+            from replica.layers import row_kernels
 
-        self._kernels = row_kernels
+            kernels = row_kernels
+        self._kernels = kernels
 
     def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """RMS norms, as large."""
