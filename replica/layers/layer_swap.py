@@ -76,7 +76,7 @@ def swap_layers(
 
     run: a forward of the model over a few tokens at positions from the first to the last it will be given,
     to see how its layers are called. can_take: which linear layers `build` knows. A layer's weights are freed
-    before the next is replaced, unless somebody else has them.
+    before the next is replaced, unless somebody else has them. Raises OutOfMemoryError of a card.
     """
     places = _places(model, can_take)
     num_layers = len(places)
@@ -171,6 +171,8 @@ def _swapped(
             block.to(dtype)
             if not _rounds(exact, _answer(block, block, rows, call), rows):
                 return None
+    except torch.OutOfMemoryError:
+        raise  # says nothing of the layer
     except (TypeError, ValueError, RuntimeError, KeyError) as error:  # called, or made, in another way
         logger.info("a decoder layer stays as loaded: %s", error)
         return None

@@ -127,3 +127,18 @@ def test_weights_are_given_back_layer_by_layer(kind: Kind, monkeypatch: pytest.M
     assert kind.fuse(model) == 3
     assert alive == [3, 2, 1]
     assert not any(weight() is not None for weight in weights)
+
+
+def test_memory_that_ran_out_is_no_reason_to_leave_a_layer_as_loaded(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few layers would then be slow for as long as the replica lives, and nobody would know why."""
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(layer_swap, "_attending", short)
+    model = model_of("llama").to(kind.dtype)
+    with pytest.raises(torch.OutOfMemoryError):
+        kind.fuse(model)
+    assert {each.dtype for each in model.parameters()} == {kind.dtype}
