@@ -96,9 +96,12 @@ class ReplicaConfig:
     # them and run in Triton's interpreter, never timed on one. "flash_attn", where that package is installed,
     # asks for half precision and for blocks of a multiple of 256; it was never run.
     attention_backend: str = "auto"
-    # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length when
-    # one of that shape comes for the second time, and replayed. Tested on CPU by a recorder, never on a card.
+    # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length before
+    # the first request, and replayed. Tested on CPU by a recorder, never on a card.
     cuda_graphs: bool = True
+    # Decoder layers of the usual kind in fewer, larger operations, where they answer as their own do: on a
+    # CPU in float32, on CUDA with "triton", by kernels that were compiled and interpreted, never run on one.
+    fused_layers: bool = True
     # The next step is begun while the present one is computed, where nobody has to see its tokens first: a
     # card then does not wait for the schedule. auto: on CUDA; on a CPU nothing would be gained.
     async_scheduling: bool | str = "auto"  # true | false | "auto"

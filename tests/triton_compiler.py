@@ -1,7 +1,8 @@
-"""Compiles the attention kernels for cards that need not be here, and says what they would take of them.
+"""Compiles the kernels for cards that need not be here, and says what they would take of them.
 
-`python -m tests.triton_compiler CASES` takes a JSON list of `compile_case`'s arguments and prints a JSON list
-of {shared, registers, spilled, ahead, buffers}. A process of its own: Triton must not interpret here.
+`python -m tests.triton_compiler CASES` takes a JSON list of `compile_case`'s arguments, or of `compile_rows`'
+where they name a layer, and prints a JSON list of what those return. A process of its own: Triton must not
+interpret here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -21,6 +23,9 @@ from triton.compiler import ASTSource
 
 from replica.attention import paged_kernels, tiling
 from replica.attention.tiling import Card, LayerKind
+from replica.layers import row_kernels
+from replica.layers.triton_rows import HeadNorms, TritonRows
+from tests.fakes.launches import Launches
 
 # By compute capability: A100, RTX 3090 and 4090, H100.
 CARDS = {
@@ -29,6 +34,7 @@ CARDS = {
     89: Card(processors=128, shared_bytes=99 << 10),
     90: Card(processors=132, shared_bytes=227 << 10),
 }
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NUMBERS = {2: ("bf16", tl.bfloat16), 4: ("fp32", tl.float32)}
 FLOAT32_POINTERS = ("parts", "part_sums")
 INT32_POINTERS = ("tiles", "spans", "tables")
@@ -44,7 +50,11 @@ def compile_case(
     has_sinks: bool = False,
     merges: bool = False,
 ) -> dict[str, int]:
-    """Compile `attend` as a launch would, and `merge` with it if asked; what `attend` takes."""
+    """Compile `attend` as a launch would, and `merge` with it if asked; what `attend` takes.
+
+    {shared, registers, spilled, ahead, buffers}: bytes a program, registers a thread, bytes of them, and what
+    `_pipeline` finds.
+    """
     layer = LayerKind(**kind)
     shape = tiling.tile_shape(most_rows, layer, CARDS[arch])
     number, product = NUMBERS[layer.itemsize]
@@ -86,9 +96,49 @@ def _compile(kernel: Any, arch: int, number: str, constants: dict[str, Any], opt
     types = dict.fromkeys(POINTERS, f"*{number}")
     types |= dict.fromkeys(FLOAT32_POINTERS, "*fp32") | dict.fromkeys(INT32_POINTERS, "*i32")
     types |= {"factor": "fp32", "cap": "fp32"}
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names
-    }
+    return _compile_typed(
+        kernel, arch, {n: types.get(n, "i32") for n in kernel.arg_names}, constants, options
+    )
+
+
+def compile_rows(arch: int, number: str, layer: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Compile the kernels of rows as a layer of these sizes would launch them; what each takes.
+
+    By kernel {registers, spilled, narrow}: the last are loads and stores of less than 16 bytes a thread.
+    """
+    launches = Launches()
+    rows = TritonRows(launches)
+    like = {"dtype": DTYPES[number], "device": "meta"}
+    hidden, dim, heads, kv_heads = (layer[name] for name in ("hidden", "dim", "heads", "kv_heads"))
+    given, weight = torch.empty(64, hidden, **like), torch.empty(hidden, **like)
+    rows.add_norm(given, given, weight, 1e-5)
+    packed, angles = torch.empty(64, heads + 2 * kv_heads, dim, **like), torch.empty(64, dim, **like)
+    norms = HeadNorms(torch.empty(2, dim, **like), 1e-6) if layer.get("has_norms") else None
+    rows.turn(packed, heads, kv_heads, angles, angles, norms)
+    rows.swish_product(torch.empty(64, 2 * layer["mlp"], **like))
+    taken = {}
+    for launch in launches.made:
+        kernel = getattr(row_kernels, launch.kernel)
+        types = {
+            name: f"*{number}" if isinstance(value, torch.Tensor) else "fp32"
+            for name, value in zip(kernel.arg_names, launch.args, strict=False)
+        }
+        constants = {name: value for name, value in launch.options.items() if name != "num_warps"}
+        warps = {"num_warps": launch.options["num_warps"]}
+        made = _compile_typed(kernel, arch, types, constants, warps)
+        moved = re.findall(r"(?:ld|st)\.global\.(\S+)", made.asm["ptx"])
+        assert moved, "it neither loads nor stores"
+        taken[launch.kernel] = {
+            **_resources(made.asm["cubin"]),
+            "narrow": sum(each not in ("v4.b32", "v2.b64") for each in moved),
+        }
+    return taken
+
+
+def _compile_typed(
+    kernel: Any, arch: int, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]
+) -> Any:
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     # As launches find them: tensors begin at multiples of 16 bytes, heads at multiples of 16 numbers.
     aligned = {
         (place,): [["tt.divisibility", 16]]
@@ -131,4 +181,11 @@ def _pipeline(ttgir: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([compile_case(**case) for case in json.loads(sys.argv[1])]))
+    print(
+        json.dumps(
+            [
+                compile_rows(**case) if "layer" in case else compile_case(**case)
+                for case in json.loads(sys.argv[1])
+            ]
+        )
+    )

@@ -62,6 +62,12 @@ def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """What is launched meanwhile is launched there."""
+    # Triton launches on the thread's current device, and the engine's thread begins with the first.
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class TritonPaged:
     """Paged attention by kernels. Engine thread only; keeps the last step's metadata, no scratch memory."""
 
@@ -110,7 +116,7 @@ class TritonPaged:
         kind = LayerKind(kv_heads, heads // kv_heads, key_dim, value_dim, call.window, itemsize)
         out = call.query.new_empty(num_tokens, heads, value_dim)
         query = call.query if call.query.stride(2) == 1 else call.query.contiguous()
-        with self._on_device():
+        with on_device(self._device):
             for planned, tiles in step.launches(kind):
                 self._launch(out, query, pages, call, kind, planned, tiles, step)
         return out
@@ -186,10 +192,6 @@ class TritonPaged:
                 HAS_SINKS=call.sinks is not None,
                 num_warps=4,
             )
-
-    def _on_device(self) -> AbstractContextManager[Any]:
-        # Triton launches on the thread's current device, and the engine's thread begins with the first.
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
 
 class _StepOnDevice:

@@ -10,6 +10,8 @@ Knows torch modules; knows neither steps nor pages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -34,6 +36,28 @@ class InPlaceNorm(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         scale = (rows * rows).mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
         return (rows * scale).mul_(self._factor)
+
+
+@dataclass(frozen=True, slots=True)
+class NormNumbers:
+    """All that an RMS norm is, for whoever computes it otherwise."""
+
+    weight: nn.Parameter  # (width,), the norm's own
+    epsilon: float
+
+
+def numbers_of(norm: nn.Module | None) -> NormNumbers | None:
+    """Of what `fuse_norms` puts in norms' places; None of anything else, which may compute otherwise."""
+    if isinstance(norm, InPlaceNorm):
+        return NormNumbers(norm.weight, norm.epsilon)
+    if (
+        type(norm) is nn.RMSNorm
+        and norm.weight is not None
+        and norm.eps is not None
+        and norm.weight.dim() == 1
+    ):
+        return NormNumbers(norm.weight, norm.eps)
+    return None
 
 
 def fuse_norms(model: nn.Module) -> int:

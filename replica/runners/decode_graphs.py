@@ -1,8 +1,8 @@
 """Decode steps recorded once per shape and replayed: the card is told one thing in place of a thousand.
 
 A step of decodes alone is padded to the next of a few batch sizes and context lengths, and a forward over
-tensors that stay where they are is recorded for each such shape when it comes for the second time. A replay
-fills the tensors and starts the recording.
+tensors that stay where they are is recorded for each such shape: before anybody waits for it, or, of more
+shapes than are kept, when it comes for the second time. A replay fills the tensors and starts the recording.
 
     row    0 .. n)       the step's sequences, in their own order
            n .. batch)   padding: one token each, in a block that nobody else has
@@ -12,6 +12,7 @@ Knows steps, pages and how a forward is called; what records and replays is give
 
 from __future__ import annotations
 
+import itertools
 import logging
 from array import array
 from bisect import bisect_left
@@ -108,6 +109,23 @@ class DecodeGraphs:
         self._refusal: str | None = None
         self.num_replays = 0
 
+    def record_ahead(self) -> None:
+        """Record every shape that is kept, short ones first: whoever met one later would wait. Seconds.
+
+        Stops where the forward turns out not to be one that can be recorded, or memory runs out.
+        """
+        shapes = ((batch, length) for length in self._lengths for batch in self._batches)
+        for shape in itertools.islice(shapes, MAX_KEPT):
+            try:
+                if self._recording_of(shape) is None:
+                    return
+            except torch.OutOfMemoryError:
+                logger.warning(
+                    "no memory to record all decode steps ahead", extra={"recorded": len(self._recordings)}
+                )
+                return
+            self._seen.add(shape)
+
     def suits(self, sequences: Sequence[ScheduledSequence]) -> bool:
         """Whether this step is one to be replayed, now; remembers that its shape came."""
         shape = self._shape_of(sequences)
@@ -127,17 +145,9 @@ class DecodeGraphs:
         """
         shape = self._shape_of(sequences)
         assert shape is not None
-        recording = self._recordings.get(shape)
+        recording = self._recording_of(shape)
         if recording is None:
-            try:
-                recording = self._record(shape)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self._refusal = f"{type(error).__name__}: {error}"
-                self._let_go()
-                logger.warning("decode steps cannot be recorded; they run as they are", exc_info=error)
-                return None
+            return None
         self._recordings.move_to_end(shape)
         self._fill(recording, sequences)
         if drawn is not None:
@@ -153,6 +163,21 @@ class DecodeGraphs:
         self._logits = None
 
     # -- parts of the above -----------------------------------------------------------------------
+
+    def _recording_of(self, shape: tuple[int, int]) -> _Recording | None:
+        """Made now, where there is none. None as `logits`; raises OutOfMemoryError."""
+        recording = self._recordings.get(shape)
+        if recording is not None or self._refusal is not None:
+            return recording
+        try:
+            return self._record(shape)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._refusal = f"{type(error).__name__}: {error}"
+            self._let_go()
+            logger.warning("decode steps cannot be recorded; they run as they are", exc_info=error)
+            return None
 
     def _let_go(self) -> None:
         for recording in self._recordings.values():

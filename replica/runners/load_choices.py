@@ -1,4 +1,4 @@
-"""What is chosen when a model is loaded: device, dtype, length, a screen for greedy tokens, how many blocks.
+"""What is chosen when a model is loaded: device, dtype, length, layers, a screen for greedy tokens, blocks.
 
 Knows the configuration, the model and memory; knows no steps.
 """
@@ -6,6 +6,7 @@ Knows the configuration, the model and memory; knows no steps.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from replica.attention import kv_pages
 from replica.attention.backend import check_served
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig, num_host_blocks
+from replica.layers import card_block, decoder_block
 from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
 from replica.memory import free_host_bytes
@@ -113,6 +115,19 @@ def screen_if_faster(
     if screened is not None:
         model.set_output_embeddings(screened)
         logger.info("greedy tokens are screened", extra={"bytes": needed})
+
+
+def fuse_layers(config: ReplicaConfig, model: Any, run: Callable[[], object]) -> int:
+    """Put ours in decoder layers' places, where they answer alike; how many. run: as `swap_layers`.
+
+    By Triton's kernels where attention is asked to be computed by them: these were never timed on a card, so
+    they are nobody's default either.
+    """
+    if not config.fused_layers:
+        return 0
+    if config.attention_backend == "triton":
+        return card_block.fuse_blocks(model, run)
+    return decoder_block.fuse_blocks(model, run)
 
 
 def check_backend(config: ReplicaConfig, device: torch.device, dtype: torch.dtype, model_config: Any) -> None:

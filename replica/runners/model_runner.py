@@ -25,7 +25,7 @@ from replica.attention.kv_pages import KVPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
 from replica.errors import StepOutOfMemory
-from replica.layers.decoder_block import DecoderBlock, fuse_blocks
+from replica.layers.decoder_block import DecoderBlock
 from replica.layers.fused_norm import fuse_norms
 from replica.layers.layered_part import LayeredPart
 from replica.layers.packed_linear import pack_linears
@@ -130,7 +130,9 @@ class ModelRunner:
             model_probe.probe_layers(model)
             fuse_norms(model)
             head = load_choices.head_to_screen(config, model) if head_rows.numel() else None
-            fuse_blocks(model, run=lambda: model_probe.probe_layers(model, self_check.spread(max_model_len)))
+            load_choices.fuse_layers(
+                config, model, lambda: model_probe.probe_layers(model, self_check.spread(max_model_len))
+            )
             pack_linears(model, run=lambda: model_probe.probe_layers(model))
             layers = model_probe.probe_layers(model)  # as they are now
         except model_probe.Unsupported as error:
@@ -328,11 +330,14 @@ class ModelRunner:
             raise ModelRefused(source, f"cannot be served: {error}") from error
 
     def warm_up(self) -> float:
-        """Full prefill steps and a decode on scratch blocks; no request may hold blocks yet."""
+        """Full prefill steps and a decode on scratch blocks, recordings; no request may hold blocks yet."""
         room = min(self._info.num_blocks * self._info.block_size, self._info.max_model_len) - 1
         length = max(1, min(self._max_batched_tokens, room))
         for start, stop in ((0, length), (length, length + 1)):
             self.execute([self_check.scratch_sequence(start, stop, self._info)])
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.record_ahead()
         return self.execute([self_check.scratch_sequence(0, length, self._info)]).elapsed_s
 
     def close(self) -> None:

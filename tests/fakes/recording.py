@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +26,7 @@ class OperationRecorder:
 
     def __init__(self) -> None:
         self.num_recorded = 0
+        self.names: list[str] = []  # of the operations recorded last, kernels left out
         self.active: _Recording | None = None  # while something is recorded
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -36,6 +38,7 @@ class OperationRecorder:
         finally:
             self.active = None
         self.num_recorded += 1
+        self.names = recording.names()
         return recording.replay
 
 
@@ -46,11 +49,14 @@ class KernelRecorder(OperationRecorder):
         super().__init__()
         self.num_launches = 0
 
-    def over(self, kernels: Any) -> Any:
-        """Like the module `kernels`, with `attend` and `merge` recorded."""
-        return SimpleNamespace(
-            attend=_RecordedKernel(self, kernels.attend), merge=_RecordedKernel(self, kernels.merge)
-        )
+    def over(self, kernels: Any, *names: str) -> Any:
+        """Like the module `kernels`, with these of them recorded."""
+        return SimpleNamespace(**{name: _RecordedKernel(self, getattr(kernels, name)) for name in names})
+
+    def record_all(self, patch: pytest.MonkeyPatch, kernels: Any, *names: str) -> None:
+        """These kernels of a module, recorded whoever launches them."""
+        for name in names:
+            patch.setattr(kernels, name, _RecordedKernel(self, getattr(kernels, name)))
 
 
 class _RecordedKernel:
@@ -70,17 +76,21 @@ class _RecordedKernel:
 
 
 class FailingRecorder:
-    """One whose forward waits for the device on the way, as some families' do; after some that did not."""
+    """One whose forward waits for the device on the way, as some families' do; after some that did not.
 
-    def __init__(self, successes: int = 0) -> None:
+    error: raised in place of what CUDA says then.
+    """
+
+    def __init__(self, successes: int = 0, error: RuntimeError | None = None) -> None:
         self._successes = successes
         self._recorder = OperationRecorder()
+        self._error = error or RuntimeError("operation not permitted when stream is capturing")
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         if self._recorder.num_recorded < self._successes:
             return self._recorder.record(work)
         work()
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise self._error
 
 
 class _Recording(TorchDispatchMode):
@@ -107,6 +117,13 @@ class _Recording(TorchDispatchMode):
         finally:
             self._in_kernel = False
         self._operations.append((kernel, args, kwargs, None))
+
+    def names(self) -> list[str]:
+        return [
+            func.overloadpacket.__name__
+            for func, *_ in self._operations
+            if isinstance(func, torch._ops.OpOverload)
+        ]
 
     def replay(self) -> None:
         for func, args, kwargs, out in self._operations:

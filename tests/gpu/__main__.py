@@ -18,6 +18,7 @@ NOTHING_RAN = 5
 # What decides most in the least time comes first.
 FILE_BY_PART = {
     "kernels": "test_triton_gpu.py",
+    "layers": "test_layers_gpu.py",
     "graphs": "test_decode_graphs_gpu.py",
     "engine": "test_engine_gpu.py",
     "flash": "test_flash_gpu.py",

@@ -1,21 +1,29 @@
 """The engine over the Triton kernels, in Triton's interpreter, gives the greedy tokens of gather + SDPA.
 
+Decoder layers are computed by kernels, too, where a family has them of the usual kind.
+
 Cold, from the cache, in chunks. Few and short prompts: a tile of keys costs milliseconds there.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from cache.errors import ConfigError
 from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
-from replica.models.model_source import resolve
+from replica.layers.card_block import CardBlock
+from replica.models.model_source import load_model, resolve
+from replica.runners import decode_graphs
+from replica.runners.decode_graphs import Recorder
 from replica.runners.model_runner import ModelRunner
 from tests import family_engines as engines
 from tests import model_families as families
+from tests.fakes.recording import KernelRecorder
 from tests.family_engines import Runners, Setting
 from tests.model_families import MORE_FAMILIES, Family
 from tests.triton_interpreter import needs_triton
@@ -53,12 +61,61 @@ def check_family(family: Family, folder: Path, setting: Setting) -> None:
         reference.close()
 
 
+def load(folder: Path, recorder: Recorder | None = None, **settings: Any) -> ModelRunner:
+    resolved = resolve(str(folder))
+    given: dict[str, Any] = {"dtype": "float32", "num_blocks": 64, **settings}
+    config = ReplicaConfig(
+        model=str(folder), device="cpu", attention_backend="triton", max_running=4, torch_threads=1, **given
+    )
+    model = load_model(resolved, torch.device("cpu"), getattr(torch, config.dtype))
+    return ModelRunner.over(model, config, "family", max_model_len=256, recorder=recorder)
+
+
+def num_fused(runner: ModelRunner) -> int:
+    return sum(isinstance(module, CardBlock) for module in runner._model.modules())
+
+
 LLAMA = next(family for family in MORE_FAMILIES if family.name == "llama-plain-rope")
 CHUNKED = Setting("chunked", max_batched_tokens=23, num_blocks=64)
 
 
 def test_greedy_tokens_are_those_of_gather_and_sdpa(tmp_path: Path) -> None:
     check_family(LLAMA, tmp_path, CHUNKED)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_layers_are_kernels_in_every_type_unless_that_is_turned_off(dtype: str, tmp_path: Path) -> None:
+    """And the whole network still says what it said as loaded, which is looked at before it serves."""
+    families.save(LLAMA, tmp_path)
+    for fused_layers, wanted in ((True, 2), (False, 0)):
+        runner = load(tmp_path, dtype=dtype, fused_layers=fused_layers)
+        assert num_fused(runner) == wanted
+        runner.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_recorded_decode_steps_say_what_steps_as_they_are_say(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kernel of a step is launched again as it was: attention's, and those of the layers."""
+    from replica.attention import paged_kernels
+    from replica.layers import row_kernels
+
+    families.save(next(family for family in families.FAMILIES if family.name == name), tmp_path)
+    monkeypatch.setattr(decode_graphs, "SHORTEST", 64)
+    recorder = KernelRecorder()
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    answers = []
+    for runner in (load(tmp_path, fused_layers=False), load(tmp_path, recorder)):
+        if not answers:  # what is launched from here on may be recorded
+            recorder.record_all(monkeypatch, paged_kernels, "attend", "merge")
+            recorder.record_all(monkeypatch, row_kernels, "norm", "turn", "swish_product")
+        engine = engines.engine_over(runner, CHUNKED)
+        answers.append(engines.answer_all(engine, FEW, sampling=sampling))
+        assert num_fused(runner) == (2 if answers[1:] else 0)
+    assert runner._graphs is not None
+    assert runner._graphs.num_replays > 0, "nothing was replayed"
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.long

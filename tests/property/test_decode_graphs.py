@@ -125,6 +125,57 @@ def test_old_recordings_make_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
     assert len(graphs._backend.held) == len(graphs._recordings)  # type: ignore[attr-defined]
 
 
+SHAPES = len(batch_sizes(12)) * 4  # of 32 to 256 tokens
+
+
+def test_after_the_warm_up_nobody_waits_for_a_recording(tmp_path: Path) -> None:
+    folder = families.save(FAMILIES[0], tmp_path)
+    recorder = OperationRecorder()
+    plain, recorded = load(folder), load(folder, recorder)
+    assert recorder.num_recorded == 0
+    for _ in range(2):
+        assert recorded.warm_up() > 0
+        assert recorder.num_recorded == SHAPES
+    questions = list(families.prompts()[:6])
+    assert answers(recorded, SETTING, questions, 0.0) == answers(plain, SETTING, questions, 0.0)
+    assert recorder.num_recorded == SHAPES
+    assert num_replays(recorded) >= 9, "the first step of a shape is replayed, too"
+
+
+def test_of_more_shapes_than_are_kept_the_short_ones_are_recorded_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_graphs, "MAX_KEPT", 7)
+    recorder = OperationRecorder()
+    runner = load(families.save(FAMILIES[0], tmp_path), recorder)
+    runner.warm_up()
+    assert runner._graphs is not None
+    assert [length for _, length in runner._graphs._recordings] == [32] * 5 + [64] * 2
+    assert recorder.num_recorded == 7, "none made room for another"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (None, "decode steps cannot be recorded; they run as they are"),
+        (torch.OutOfMemoryError("of memory"), "no memory to record all decode steps ahead"),
+    ],
+    ids=["no forward to record", "no memory"],
+)
+def test_a_warm_up_that_cannot_record_all_is_one_all_the_same(
+    error: RuntimeError | None, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = families.save(FAMILIES[0], tmp_path)
+    plain, failing = load(folder), load(folder, FailingRecorder(successes=3, error=error))
+    assert failing.warm_up() > 0
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [told]
+    assert failing._graphs is not None
+    assert len(failing._graphs._recordings) == (3 if error else 0)
+    question = [families.prompts()[1]]  # alone and short: of a shape that was recorded
+    assert answers(failing, SETTING, question, 0.0) == answers(plain, SETTING, question, 0.0)
+    assert (num_replays(failing) > 0) == (error is not None)
+
+
 def test_a_network_that_cannot_be_recorded_runs_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

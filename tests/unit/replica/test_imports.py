@@ -21,6 +21,7 @@ NEEDING = {
     "replica.ask": "rich",
     "replica.__main__": "rich",
     "replica.attention.paged_kernels": "triton",
+    "replica.layers.row_kernels": "triton",
 }
 PROGRAM = """
 import importlib, importlib.abc, json, pkgutil, sys

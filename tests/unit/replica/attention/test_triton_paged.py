@@ -6,10 +6,6 @@ That the kernels compile, and fit the cards they are for, needs no card.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +20,7 @@ from replica.attention.step_batch import StepBatch
 from replica.attention.tiling import Card
 from replica.attention.triton_paged import INTERPRETED_CARD, TritonPaged, card_of
 from tests.attention_cases import CPU, Layer, Sequence, check, empty_pages
+from tests.compiled_kernels import compiled
 from tests.fakes.recording import KernelRecorder
 from tests.fakes.steps import scheduled, step
 from tests.triton_interpreter import needs_triton
@@ -171,7 +168,7 @@ def test_a_recorded_step_is_cut_for_whoever_is_in_it(layer: Layer, monkeypatch: 
     card = replace(splitting_card(monkeypatch), processors=12)
     recorder = KernelRecorder()
     backend, plain = TritonPaged(CPU, card), TritonPaged(CPU, card)
-    monkeypatch.setattr(backend, "_kernels", recorder.over(backend._kernels))
+    monkeypatch.setattr(backend, "_kernels", recorder.over(backend._kernels, "attend", "merge"))
     per_row = HELD_TOKENS // HELD_BLOCK
     pages = empty_pages(layer, num_blocks=4 * per_row, block_size=HELD_BLOCK)
     pages.keys.normal_()
@@ -212,21 +209,6 @@ def test_a_device_says_how_attention_is_cut_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     assert card_of(torch.device("cuda", 0)) == Card(processors=132, shared_bytes=232_448)
     assert card_of(CPU) == INTERPRETED_CARD
-
-
-def compiled(tmp_path: Path, *cases: dict[str, object]) -> list[dict[str, int]]:
-    """What each would take of a card (`compile_case`), from a process in which Triton compiles."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.triton_compiler", json.dumps(cases)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[4],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-    )
-    answers: list[dict[str, int]] = json.loads(finished.stdout)
-    return answers
 
 
 LLAMA_8B = {"kv_heads": 8, "group": 4, "key_dim": 128, "value_dim": 128, "window": None, "itemsize": 2}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config
@@ -23,11 +24,16 @@ from replica.attention import step_batch
 from replica.attention.kv_pages import LayerPages
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
+from replica.layers.card_block import CardBlock
+from replica.layers.layer_parts import parts_of
+from replica.layers.layer_swap import Attending
+from replica.layers.triton_rows import TritonRows
 from replica.models import model_probe
 from replica.output import sampler
 from replica.runners.model_runner import ModelRunner
 from replica.runners.queued_step import ModelStep
 from replica.scheduling.runner import LaunchedStep, ScheduledSequence
+from tests.fakes.launches import Launches
 from tests.fakes.steps import scheduled
 
 META = torch.device("meta")
@@ -86,9 +92,25 @@ class Arriving:
         return torch.zeros(self._shape, dtype=torch.int64)
 
 
-@pytest.fixture(scope="module")
-def loaded() -> ModelRunner:
+def with_layers_for_cards(model: Any, launches: Launches) -> None:
+    """In the places of its own. Nothing of `meta` can be compared: nobody asks whether they answer alike."""
+    like: dict[str, Any] = {"device": META, "dtype": torch.bfloat16}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if type(child).__name__ == "Qwen3RMSNorm":
+                setattr(parent, name, nn.RMSNorm(len(child.weight), child.variance_epsilon, **like))
+    attending = Attending(4, 2, 16, 16**-0.5, window=None, softcap=None, sinks=None)
+    for index, layer in enumerate(model.model.layers):
+        parts = parts_of(layer, can_take=lambda _: True)
+        assert parts is not None
+        model.model.layers[index] = CardBlock(parts, attending, TritonRows(launches))
+
+
+@pytest.fixture(scope="module", params=["as loaded", "for cards"])
+def loaded(request: pytest.FixtureRequest) -> ModelRunner:
     model = model_probe.without_weights(CONFIG, torch.bfloat16)
+    if request.param == "for cards":
+        with_layers_for_cards(model, Launches())
     config = ReplicaConfig(block_size=4, num_blocks=64, max_running=8)
     return ModelRunner.with_pages(model, model_probe.probe_layers(model), config, "meta", max_model_len=128)
 
@@ -197,3 +219,20 @@ def test_what_a_card_would_refuse_or_wait_for_is_noticed(
     monkeypatch.setattr(place, name, wrong)
     with pytest.raises(RuntimeError, match=told):
         launch(runner, *DECODES)
+
+
+def test_a_layer_for_cards_launches_four_kernels_for_all_of_a_steps_rows() -> None:
+    """What they are told but for the number of rows is the same in every step: nothing is compiled anew."""
+    model, launches = model_probe.without_weights(CONFIG, torch.bfloat16), Launches()
+    with_layers_for_cards(model, launches)
+    config = ReplicaConfig(block_size=4, num_blocks=64, max_running=8)
+    runner = ModelRunner.with_pages(model, model_probe.probe_layers(model), config, "meta", max_model_len=128)
+    told = []
+    for step in (DECODES, [PROMPT]):
+        launches.made.clear()
+        with torch.inference_mode(), AsOnACard():
+            runner._forward(StepBatch(step, 4, META, torch.bfloat16))
+        assert [each.kernel for each in launches.made] == 2 * ["norm", "turn", "norm", "swish_product"]
+        assert {each.grid[0] for each in launches.made} == {sum(item.num_new_tokens for item in step)}
+        told.append([(each.grid[1:], each.options) for each in launches.made])
+    assert told[0] == told[1]
