@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cache.block_hash import BlockHasher, hints
-from cache.errors import HandedOver
+from cache.errors import HandedOver, ServingError
 from cache.events import EventBatch, EventLog
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import RequestId
@@ -25,6 +25,7 @@ from replica.engine.arrivals import Arrival
 from replica.engine.door import Door
 from replica.engine.engine import Engine
 from replica.engine.engine_core import EngineCore
+from replica.engine.stream import DeltaStream
 from replica.errors import (
     DeadlineExceeded,
     EngineStopped,
@@ -94,16 +95,26 @@ async def test_streams_equal_the_synchronous_engine() -> None:
         assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_first_token_comes_at_once_and_the_rest_in_pieces() -> None:
+async def test_first_token_comes_at_once_and_the_rest_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """One delta for the first token, then few: each costs the whole way through a handle."""
+    sent: list[Delta] = []  # before a reader who is late is given several as one
+
+    def receive(stream: DeltaStream, item: Delta | ServingError) -> None:
+        assert isinstance(item, Delta)
+        sent.append(item)
+        take(stream, item)
+
+    take = DeltaStream.receive
+    monkeypatch.setattr(DeltaStream, "receive", receive)
     async with engine(sim=SimConfig(base_s=0.002), stream_interval_s=0.05) as running:
-        deltas = await collect(running, make_request("r", range(9), max_tokens=100))
-    assert len(deltas[0].token_ids) == 1
-    assert sum(len(d.token_ids) for d in deltas) == 100
-    assert len(deltas) < 30
+        await collect(running, make_request("r", range(9), max_tokens=100))
+    assert len(sent[0].token_ids) == 1
+    assert sum(len(d.token_ids) for d in sent) == 100
+    assert len(sent) < 30
+    sent.clear()
     async with engine(sim=SLOW, stream_interval_s=0.0) as running:
-        deltas = await collect(running, make_request("r", range(9), max_tokens=5))
-    assert [len(d.token_ids) for d in deltas] == [1] * 5
+        await collect(running, make_request("r", range(9), max_tokens=5))
+    assert [len(d.token_ids) for d in sent] == [1] * 5
 
 
 async def test_a_consumer_that_does_not_read_does_not_hold_up_the_others() -> None:
