@@ -2,7 +2,7 @@
 
 A decode step reads every weight for a few rows. Beside that the rows themselves are nothing, but each
 operation on them waits for the one before it and leaves the memory idle meanwhile, and a family's own code
-has twenty and more of them in a layer. Of the layer that most families share (`layer_parts.py`)
+has 18 to 46 of them in a layer. Of the layer that most families share (`layer_parts.py`)
 
     norm                                  one kernel
     query, key, value                     one product
