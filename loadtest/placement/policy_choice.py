@@ -49,7 +49,7 @@ class PolicyChoice:
 
     @property
     def is_ideal(self) -> bool:
-        """It sees one pooled cache: a bound to compare with, nothing to run."""
+        """It knows the engines from inside: to compare with, nothing to run."""
         return self.name in IDEALS
 
     @property
