@@ -24,9 +24,11 @@ ideal's, hit rate, imbalance, by prompt length; and the default policy beside ea
 95 % intervals over the paired seeds. Finished cells are kept, so the same command goes on where it stopped.
 
 words
-  load 1.0   the rate at which the work left after the hits of one cache, N times as large, fills N replicas
-  ideal      greedy least time to first token over N engines that share that cache at no cost
-  window     so many requests; higher loads lay more sessions over each other, and never squeeze time
+  load 1.0     the rate at which the work left after the hits of one cache, N times as large, fills N replicas
+  ideal        greedy least time to first token over N engines that share that cache at no cost
+  ideal_apart  the same over engines with a cache each, known from inside as well
+  ..._shortest either of them in late binding's order
+  window       so many requests; higher loads lay more sessions over each other, and never squeeze time
 
 examples
   python -m loadtest simulate --policy all
@@ -34,6 +36,7 @@ examples
   python -m loadtest simulate --policy expected_time --policy expected_time+late --seed 0-9
   python -m loadtest simulate --policy expected_time --policy expected_time:near_tie=0.2
   python -m loadtest simulate --workload agent_loops:steps=20 --policy all
+  python -m loadtest simulate --policy ideal_apart --policy expected_time
   python -m loadtest simulate --routers 1,2,4 --event-delay 0.05 --policy expected_time
   python -m loadtest simulate --replicas 4 --fail 60:0:20 --scale 120:6 --policy expected_time
   python -m loadtest simulate --validate

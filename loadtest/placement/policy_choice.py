@@ -12,7 +12,7 @@ from typing import get_type_hints
 
 from cache.errors import ConfigError
 from loadtest.placement.errors import BadRequest
-from loadtest.simulation.cell import IDEAL, IDEALS
+from loadtest.simulation.cell import IDEAL, IDEAL_APART, IDEAL_SHORTEST, IDEALS
 from loadtest.simulation.turns import fingerprint
 from router.config import RouterConfig
 from router.policies import POLICIES
@@ -49,7 +49,7 @@ class PolicyChoice:
 
     @property
     def is_ideal(self) -> bool:
-        """It sees one pooled cache: a bound to compare with, nothing to run."""
+        """It knows the engines from inside: to compare with, nothing to run."""
         return self.name in IDEALS
 
     @property
@@ -63,8 +63,9 @@ class PolicyChoice:
 def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
     """`name`, `name+late` or `name:knob=value,...`, each.
 
-    `all` stands for every policy at its defaults, the default policy with late binding, and the ideals. The
-    ideal is always among them, first, since all others are measured against it. No choice comes twice.
+    `all` stands for every policy at its defaults, the default policy with late binding, and the ideals but
+    `ideal_apart_shortest`, which takes minutes a cell on many replicas. The ideal is always among them,
+    first, since all others are measured against it. No choice comes twice.
     `@file` stands for the choices in a file, one a line, blank lines and `#` comments left out. Raises
     BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take.
     """
@@ -85,7 +86,7 @@ def parse_policy(text: str) -> PolicyChoice:
 def _everybody() -> list[PolicyChoice]:
     ours = [PolicyChoice(DEFAULT), PolicyChoice(DEFAULT, is_late=True)]
     rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]
-    return [*map(PolicyChoice, IDEALS), *ours, *rivals]
+    return [*map(PolicyChoice, (IDEAL, IDEAL_SHORTEST, IDEAL_APART)), *ours, *rivals]
 
 
 def _lines(text: str) -> list[str]:

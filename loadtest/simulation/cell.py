@@ -17,7 +17,11 @@ from loadtest.workloads.reference import WorkloadRef
 
 IDEAL = "ideal"  # greedy least time to first token on one pooled cache, first come first served
 IDEAL_SHORTEST = "ideal_shortest"  # the same, with the queue in the order that late binding uses
-IDEALS = (IDEAL, IDEAL_SHORTEST)
+IDEAL_APART = "ideal_apart"  # as `ideal`, but each engine has a cache of its own
+IDEAL_APART_SHORTEST = "ideal_apart_shortest"
+IDEALS = (IDEAL, IDEAL_SHORTEST, IDEAL_APART, IDEAL_APART_SHORTEST)
+IDEALS_APART = (IDEAL_APART, IDEAL_APART_SHORTEST)
+IDEALS_SHORTEST = (IDEAL_SHORTEST, IDEAL_APART_SHORTEST)
 
 # Another value makes finished cells unknown: raise it when the simulation computes something else.
 RESULT_VERSION = 6

@@ -1,16 +1,19 @@
-"""The yardsticks: what the same engines would do with one cache of N times the capacity between them.
+"""The yardsticks: what the same engines would do if each request went where its first token comes soonest.
 
-A block that any engine has computed (or is computing) is there for all, at once and for nothing, so
-placement decides nothing but the waiting. What a running sequence holds lies in its engine's own memory, as
-ever. Each request goes where its first token comes soonest, by the engine's true queue.
+By what the engines hold, compute and queue at that moment, known from inside, which no router can. What they
+find cached is one cache's of N times the capacity, or each one's own (`ideal_caches.py`).
 
-    ideal            first come, first served: bound to an engine on arrival
-    ideal_shortest   held until its engine's next step has room, least `prefill - aging * waited` first: the
-                     order of late binding (`router/placement/held.py`), floor for the old and window included
+    ideal                  one cache; first come, first served: bound to an engine on arrival
+    ideal_shortest         one cache; held until its engine's next step has room, least
+                           `prefill - aging * waited` first: the order of late binding
+                           (`router/placement/held.py`), floor for the old and window included
+    ideal_apart            the caches of the fleet as it is; first come, first served
+    ideal_apart_shortest   the same caches; late binding's order
 
-Knows engines from inside, which no router can. Neither is a bound in the strict sense: greedy choices are not
-always the best ones, and where memory is what runs out (overload on a small cache) the queue's length in
-seconds is not what decides.
+The distance between a router and the first two is what it misses and what no placement can have; the other
+two tell these apart. None is a bound in the strict sense: greedy choices are not always the best ones, least
+of all where a prefix is computed again on every engine that is idle for a moment; and where memory is what
+runs out (overload on a small cache) the queue's length in seconds is not what decides.
 """
 
 from __future__ import annotations
@@ -18,19 +21,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from itertools import islice, takewhile
 
-from cache.block_pool import BlockPool
 from cache.events import EventBatch, Load
 from cache.types import ReplicaId
-from loadtest.simulation.cell import IDEAL_SHORTEST, CellResult, CellSpec
+from loadtest.simulation.cell import IDEALS_APART, IDEALS_SHORTEST, CellResult, CellSpec
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.crowd import Crowd
 from loadtest.simulation.engine import SimEngine
-from loadtest.simulation.pooled_cache import PooledCache
+from loadtest.simulation.ideal_caches import Need, OneCache, OwnCaches, need_of
 from loadtest.simulation.recorder import Recorder
-from loadtest.simulation.turns import Turn, TurnHasher, TurnTokens, fingerprint, make_turns
+from loadtest.simulation.turns import Turn, make_turns
 from loadtest.workloads.request import Workload
 from replica.scheduling.request import RequestState
-from replica.scheduling.step_time import attention_pairs
 
 AGING = 0.1  # seconds of own prefill that one second of waiting outweighs
 WINDOW = 24  # of the order, for whom the choice is made at one time
@@ -41,18 +42,13 @@ class IdealCluster:
     """An `EngineListener`. `run` once."""
 
     def __init__(self, workload: Workload, spec: CellSpec, *, jumps: bool = True) -> None:
-        mark = fingerprint(workload.block_tokens)
         self._turns = make_turns(workload)
         self._queue = EventQueue()
         self._recorder = Recorder(self._turns)
         self._budget = spec.machine.max_batched_tokens
         own_blocks = max(1, spec.cache_tokens // workload.block_tokens)
-        pool = BlockPool(spec.num_replicas * own_blocks)
-        caches = [
-            PooledCache(pool, TurnHasher(mark), block_size=workload.block_tokens, own_blocks=own_blocks)
-            for _ in range(spec.num_replicas)
-        ]
-        self._cache = caches[0]  # all of them find the same
+        caches = OwnCaches if spec.policy in IDEALS_APART else OneCache
+        self._caches = caches(spec.num_replicas, own_blocks, block_tokens=workload.block_tokens)
         crowd = Crowd.of(spec.machine)
         self._engines = [
             SimEngine(
@@ -67,9 +63,9 @@ class IdealCluster:
                 crowd=crowd,
                 jumps=jumps,
             )
-            for index, cache in enumerate(caches)
+            for index, cache in enumerate(self._caches.by_engine)
         ]
-        self._shelf = _Shelf() if spec.policy == IDEAL_SHORTEST else None
+        self._shelf = _Shelf() if spec.policy in IDEALS_SHORTEST else None
         self._is_emptying = False
 
     def run(self, load_1_rate_per_s: float = 0.0) -> CellResult:
@@ -87,9 +83,8 @@ class IdealCluster:
 
     def _arrive(self, turn: Turn) -> None:
         if self._shelf is None:
-            need = self._need(turn)
-            backlogs = [self._backlog(engine) for engine in self._engines]
-            self._soonest(backlogs, need).engine.submit(turn)
+            best, _ = self._soonest([self._backlog(engine) for engine in self._engines], turn)
+            best.engine.submit(turn)
             return
         key = self._own_s(turn) + AGING * self._queue.now
         self._shelf.put(turn, key, self._queue.now)
@@ -110,12 +105,11 @@ class IdealCluster:
         for turn in self._shelf.first(WINDOW, self._queue.now):
             if all(backlog.room <= 0 for backlog in backlogs):
                 break
-            need = self._need(turn)
-            best = self._soonest(backlogs, need)
+            best, need = self._soonest(backlogs, turn)
             if best.room <= 0:
                 continue
             self._shelf.remove(turn)
-            best.add(*need)
+            best.add(need)
             if best.engine is beginning:
                 best.engine.take(turn)
             else:
@@ -125,22 +119,18 @@ class IdealCluster:
     def _backlog(self, engine: SimEngine) -> _Backlog:
         backlog = _Backlog(engine, self._budget)
         for waiting, _ in engine.inbox:
-            backlog.add(*self._need(waiting))
+            backlog.add(*self._caches.needs(waiting, [engine]))
         return backlog
 
-    @staticmethod
-    def _soonest(backlogs: list[_Backlog], need: tuple[int, float]) -> _Backlog:
-        return min(backlogs, key=lambda backlog: backlog.first_token_s(*need))
-
-    def _need(self, turn: Turn) -> tuple[int, float]:
-        """Tokens to compute and their attention, by what the cache holds now."""
-        num_tokens = turn.work.input_tokens
-        sequence = self._cache.begin(TurnTokens.of(num_tokens, turn.block_hashes))
-        cached = self._cache.match(sequence).num_tokens
-        return num_tokens - cached, attention_pairs(cached, num_tokens - cached)
+    def _soonest(self, backlogs: list[_Backlog], turn: Turn) -> tuple[_Backlog, Need]:
+        """Where its first token comes first, and what it leaves to compute there."""
+        needs = self._caches.needs(turn, [backlog.engine for backlog in backlogs])
+        choices = zip(backlogs, needs, strict=True)
+        return min(choices, key=lambda choice: choice[0].first_token_s(choice[1]))
 
     def _own_s(self, turn: Turn) -> float:
-        uncached, _ = self._need(turn)
+        """Its prefill alone, where most of it is found."""
+        uncached = min(need.tokens for need in self._caches.needs(turn, self._engines))
         model = self._engines[0].step_time
         return model.prefill_s(uncached, turn.work.input_tokens - uncached, self._budget)
 
@@ -179,16 +169,15 @@ class _Backlog:
             computing = in_progress.get(request.request_id, 0)
             self._in_progress += computing
             done += computing  # by the end of the step in progress
-            left = len(request.token_ids) - done
-            if left:
-                self.add(left, attention_pairs(done, left))
+            if done < len(request.token_ids):
+                self.add(need_of(len(request.token_ids), done))
             elif request.num_output_tokens + 1 < request.max_output_tokens:
                 self._num_decoding += 1  # from the next step on
         self._step_ends_s = engine.step_ends_s
 
-    def add(self, tokens: int, attention: float) -> None:
-        self._tokens += tokens
-        self._attention += attention
+    def add(self, need: Need) -> None:
+        self._tokens += need.tokens
+        self._attention += need.attention
 
     @property
     def room(self) -> int:
@@ -199,17 +188,17 @@ class _Backlog:
         """
         return self._budget - self._num_decoding - self._tokens - self._in_progress
 
-    def first_token_s(self, tokens: int, attention: float) -> float:
+    def first_token_s(self, need: Need) -> float:
         """When so much more would be computed behind it, in full steps beside the present decodes."""
         model, decoding = self.engine.step_time, self._num_decoding
-        tokens += self._tokens
+        tokens = self._tokens + need.tokens
         chunk = max(1, self._budget - decoding)
         num_steps = -(-tokens // chunk)
         return (
             self._step_ends_s
             + num_steps * model.step_s(decoding, 0.0, decoding + 1)
             + model.per_token_s * tokens
-            + model.per_attention_s * (self._attention + attention)
+            + model.per_attention_s * (self._attention + need.attention)
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.simulation.cell import IDEAL, IDEAL_SHORTEST, CellResult, CellSpec, Failure, Scaling
+from loadtest.simulation.cell import IDEALS, CellResult, CellSpec, Failure, Scaling
 from loadtest.simulation.real_fleet import token_ids
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
@@ -60,8 +60,8 @@ def test_many_steps_at_once_give_what_single_steps_give(work: Workload, cell: Ce
     assert_same(simulate(work, cell), single, but=frozenset({"num_events"}))
 
 
-@given(workloads(), specs(), st.sampled_from([IDEAL, IDEAL_SHORTEST]))
-@settings(max_examples=40)
+@given(workloads(), specs(), st.sampled_from(IDEALS))
+@settings(max_examples=80)
 def test_the_ideals_jump_as_exactly(work: Workload, cell: CellSpec, policy: str) -> None:
     ideal = spec(
         policy=policy,

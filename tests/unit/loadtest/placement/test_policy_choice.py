@@ -16,8 +16,9 @@ def parse(text: str) -> PolicyChoice:
 def test_all_is_everybody_once_and_late_binding_beside_the_default() -> None:
     chosen = parse_policies(["all", "round_robin"])
     labels = [choice.label for choice in chosen]
-    assert labels[:4] == ["ideal", "ideal_shortest", "expected_time", "expected_time+late"]
-    assert sorted(labels[2:]) == sorted([*POLICIES, "expected_time+late"])
+    assert labels[:3] == ["ideal", "ideal_shortest", "ideal_apart"]
+    assert labels[3:5] == ["expected_time", "expected_time+late"]
+    assert sorted(labels[3:]) == sorted([*POLICIES, "expected_time+late"])
 
 
 def test_the_ideal_is_always_there() -> None:

@@ -1,4 +1,4 @@
-"""The yardsticks: what one cache for all and true knowledge of every queue give."""
+"""The yardsticks: what true knowledge of every queue gives, with one cache for all and with one for each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from loadtest.simulation.cell import IDEAL, IDEAL_SHORTEST
+from loadtest.simulation.cell import IDEAL, IDEAL_APART, IDEAL_APART_SHORTEST, IDEAL_SHORTEST, IDEALS
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
 from tests.fakes.simulation import MACHINE, Blocks, request, spec, unrelated, workload, workloads
@@ -98,10 +99,118 @@ def test_separate_engines_are_no_better_when_memory_is_short() -> None:
     assert ideal.makespan_s < 1.25 * apart.makespan_s
 
 
+def test_apart_a_prefix_is_waited_for_while_that_is_sooner() -> None:
+    """Worked by hand: a twin's last 16 tokens on engine 0, beside one that decodes, or all 64 on engine 1.
+
+    At 1 s engine 0 is in a step of 0.013 s at most; one with 16 tokens more takes 0.03 s: less than 0.078 s.
+    The pooled ideal finds the prefix on the idle engine too (above).
+    """
+    blocks = Blocks().extend((), 64)
+    work = workload(request(0.0, 64, 90, blocks), request(1.0, 64, 1, blocks))
+    result = simulate(work, spec(policy=IDEAL_APART))
+    assert result.replica.tolist() == [0, 0]
+    assert result.cached_tokens.tolist() == [0, 48]
+    beside_s = MODEL.step_s(17, 16 * 56 + 136, 2)
+    assert beside_s < result.ttft_s[1] < beside_s + MODEL.step_s(1, 136, 1)
+
+
+def test_apart_a_prefix_behind_a_queue_is_computed_again() -> None:
+    """The twin's 48 cached tokens are behind 400 others: 0.4 s of waiting for 0.05 s of work."""
+    blocks = Blocks()
+    prefix = blocks.extend((), 64)
+    work = workload(
+        request(0.0, 64, 1, prefix),
+        request(1.0, 400, 1, blocks.extend((), 400), session=1),
+        request(1.01, 64, 1, prefix),
+    )
+    result = simulate(work, spec(policy=IDEAL_APART))
+    assert result.replica.tolist() == [0, 0, 1]
+    assert result.cached_tokens.tolist() == [0, 0, 0]
+    pooled = simulate(work, spec(policy=IDEAL))
+    assert pooled.replica.tolist() == [0, 0, 1]
+    assert pooled.cached_tokens.tolist() == [0, 0, 48]
+
+
+@pytest.mark.parametrize("policy", [IDEAL_APART, IDEAL_APART_SHORTEST])
+def test_apart_what_is_yet_to_be_computed_counts_as_found(policy: str) -> None:
+    """Worked by hand. 600 tokens on engine 0, 500 others on engine 1; then come two twins of the first.
+
+    The first twin follows at 0.01 s: 536 tokens are before its last 8 there, and 436 before all its 600 on
+    engine 1. The second comes in the same step, and finds what both of them will have computed.
+    """
+    blocks = Blocks()
+    prompt = blocks.extend((), 600)
+    work = workload(
+        request(0.0, 600, 1, prompt),
+        request(0.0, 500, 1, blocks.extend((), 500), session=1),
+        request(0.01, 600, 1, prompt),
+        request(0.02, 600, 1, prompt),
+    )
+    result = simulate(work, spec(policy=policy, cache_tokens=2048))
+    assert result.replica.tolist() == [0, 1, 0, 0]
+    assert result.cached_tokens.tolist() == [0, 0, 592, 592]
+
+
+def unshared(work: Workload) -> Workload:
+    """The same requests, each with blocks of its own and a session of its own."""
+    blocks = Blocks()
+    return replace(
+        work,
+        requests=tuple(
+            replace(one, block_ids=blocks.extend((), one.input_tokens), session=number)
+            for number, one in enumerate(work.requests)
+        ),
+    )
+
+
+@given(workloads(), st.integers(1, 3), st.sampled_from([(), (2.0,)]))
+@settings(max_examples=40, deadline=None)
+def test_without_reuse_it_is_all_one_whose_caches_are(
+    work: Workload, num_replicas: int, slowdowns: tuple[float, ...]
+) -> None:
+    """Nothing is found anywhere, so both place everybody alike, to the bit."""
+    work = unshared(work)
+    for pooled, apart in ((IDEAL, IDEAL_APART), (IDEAL_SHORTEST, IDEAL_APART_SHORTEST)):
+        cell = spec(policy=pooled, num_replicas=num_replicas, cache_tokens=16 * 1024, slowdowns=slowdowns)
+        one, own = simulate(work, cell), simulate(work, replace(cell, policy=apart))
+        assert own.replica.tolist() == one.replica.tolist()
+        assert own.ttft_s.tolist() == one.ttft_s.tolist()
+        assert own.e2e_s.tolist() == one.e2e_s.tolist()
+
+
 @given(workloads())
 @settings(max_examples=40, deadline=None)
-def test_everybody_is_served_however_small_the_pool(work: Workload) -> None:
+def test_one_engine_s_cache_is_the_pool(work: Workload) -> None:
+    """With a single engine there is nothing to place: times and hits are the same."""
+    cell = spec(policy=IDEAL, num_replicas=1, cache_tokens=16 * 1024)
+    one, own = simulate(work, cell), simulate(work, replace(cell, policy=IDEAL_APART))
+    assert own.cached_tokens.tolist() == one.cached_tokens.tolist()
+    assert own.ttft_s.tolist() == one.ttft_s.tolist()
+
+
+@pytest.mark.parametrize(("pooled", "apart"), [(IDEAL, IDEAL_APART), (IDEAL_SHORTEST, IDEAL_APART_SHORTEST)])
+def test_once_every_cache_holds_the_only_prompt_the_two_are_the_same(pooled: str, apart: str) -> None:
+    """A queue before the prefix makes the second engine compute it too; from then on nobody finds less than
+    in a pool."""
+    blocks = Blocks()
+    prompt = blocks.extend((), 200)
+    filling = [
+        request(0.0, 200, 1, prompt),
+        request(1.0, 600, 1, blocks.extend((), 600), session=1),
+        request(1.01, 200, 1, prompt),
+    ]
+    later = [request(3.0 + 0.02 * number, 200, 1 + number % 7, prompt) for number in range(60)]
+    work = workload(*filling, *later)
+    one, own = (simulate(work, spec(policy=policy, cache_tokens=4096)) for policy in (pooled, apart))
+    assert own.cached_tokens[:3].tolist() == [0, 0, 0]
+    assert own.replica[3:].tolist() == one.replica[3:].tolist()
+    assert own.ttft_s[3:].tolist() == one.ttft_s[3:].tolist()
+
+
+@given(workloads())
+@settings(max_examples=40, deadline=None)
+def test_everybody_is_served_however_small_the_caches(work: Workload) -> None:
     """The largest request fits, and little else: sequences push each other out, and all end."""
-    for policy in (IDEAL, IDEAL_SHORTEST):
+    for policy in IDEALS:
         result = simulate(work, spec(policy=policy, num_replicas=3, cache_tokens=640))
         assert (result.e2e_s > 0).all()
