@@ -84,8 +84,9 @@ class FrameSocket:
         except Exception:
             # A bug or a broken socket must not silence this replica for good.
             logger.exception("event failed", extra={"replica_id": self._replica_id})
-            self._pause()
-            self._resuming = self._loop.call_later(PAUSE_S, self._resume)
+            if not self._is_closed:
+                self._pause()
+                self._resuming = self._loop.call_later(PAUSE_S, self._resume)
         else:
             self._go_on()
 

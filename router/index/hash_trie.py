@@ -38,12 +38,12 @@ import numpy as np
 
 from cache.events import Digest, digest_of
 from cache.types import HashHint, ReplicaId
+from router.index.departed import Departed
 from router.index.members import Members, numbers
 from router.index.packed_table import WORD_BITS, PackedTable
 from router.index.predictions import Predictions
 
 MAX_BLOCKS = 1 << 24  # a thousand caches of 16,000 blocks; half a gigabyte, taken as it fills
-SWEEP_AT_ONCE, SWEEP_PER_CALL = 16, 4  # segments: when a replica leaves, and with each call after that
 REPLICA_BYTES = 300
 MAX_PARTINGS = 1024
 PARTING_BYTES = 200
@@ -93,12 +93,7 @@ class HashTrie:
         self._members = Members()
         self._pool_owners: dict[int, ReplicaId] = {}  # second number -> whose
         self._pool_members = 0  # these, as a bit set
-        # Members that have left: waiting for a sweep, being swept (segments below the cursor are yet to be
-        # visited), swept but perhaps predicted still.
-        self._waiting = 0
-        self._sweeping = 0
-        self._cursor = 0
-        self._swept: list[int] = []
+        self._departed = Departed(self._table, self._predictions, self._members)
         # First hint -> of its latest match, the least depth and the blocks that nobody held.
         self._partings: dict[HashHint, tuple[int, int]] = {}
         # The chain matched last and who holds how much of it exactly, while no entry has changed since.
@@ -111,7 +106,7 @@ class HashTrie:
         if replica_id in self._replicas:
             return
         if not self._members.has_free and self._members.num_numbers % WORD_BITS == 0:
-            self._finish_sweep()  # another number would cost 8 bytes a slot
+            self._departed.free_a_number()  # another number would cost 8 bytes a slot
         self._replicas[replica_id] = _Replica(replica_id, self._members.add(replica_id))
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
@@ -124,12 +119,11 @@ class HashTrie:
             return
         self._latest = None
         self._members.remove(replica.member)
-        self._waiting |= replica.members
         if replica.pool_member is not None:
             del self._pool_owners[replica.pool_member]
             self._pool_members ^= 1 << replica.pool_member
         self._predictions.forget(replica.member)
-        self._sweep(SWEEP_AT_ONCE)
+        self._departed.leave(replica.members)
 
     def succeed(self, successor_id: ReplicaId, replica_id: ReplicaId) -> None:
         """What `successor_id` holds is what `replica_id` holds from now on; the successor's name is gone.
@@ -145,6 +139,10 @@ class HashTrie:
         if successor.pool_member is not None:
             self._pool_owners[successor.pool_member] = replica_id
 
+    def sweep(self) -> None:
+        """A share of any sweep, as with every call that changes something: for calls that change nothing."""
+        self._departed.sweep()
+
     # --- exact entries ------------------------------------------------------------------------
 
     def store(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
@@ -158,7 +156,7 @@ class HashTrie:
         if replica.pool_member is not None:
             self._pool(replica, hints)
         self._complete(replica.member, hints)
-        self._sweep(SWEEP_PER_CALL)
+        self._departed.sweep()
 
     def host(self, replica_id: ReplicaId, hints: Iterable[HashHint]) -> None:
         """The replica has these blocks in host memory and not in its pool. O(hints), and the first time
@@ -172,7 +170,7 @@ class HashTrie:
         assert replica.pool_member is not None
         self._hold(replica, hints)
         self._unpool(replica, hints)
-        self._sweep(SWEEP_PER_CALL)
+        self._departed.sweep()
 
     def _hold(self, replica: _Replica, hints: Sequence[HashHint]) -> None:
         """It has these, wherever."""
@@ -223,7 +221,7 @@ class HashTrie:
             replica.count -= unknown.num_hints
             replica.xor ^= unknown.xor
             replica.num_refused = max(0, replica.num_refused - unknown.num_hints)
-        self._sweep(SWEEP_PER_CALL)
+        self._departed.sweep()
 
     def replace(
         self, replica_id: ReplicaId, hints: Iterable[HashHint], hosted: Sequence[HashHint] = ()
@@ -275,7 +273,7 @@ class HashTrie:
     def expire(self, now: float) -> None:
         """End predictions whose time has passed. O(those), and a share of any sweep."""
         self._predictions.expire(now)
-        self._sweep(SWEEP_PER_CALL)
+        self._departed.sweep()
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -378,7 +376,7 @@ class HashTrie:
     @property
     def is_sweeping(self) -> bool:
         """Whether entries of replicas that have left are still to be swept out."""
-        return bool(self._waiting or self._sweeping or self._swept)
+        return self._departed.are_left
 
     def num_bytes(self) -> int:
         """Memory the index takes, in bytes, within a few percent. O(1)."""
@@ -414,40 +412,6 @@ class HashTrie:
             else:
                 high = middle
         return len(edge) - low
-
-    def _finish_sweep(self) -> None:
-        """Until somebody's number is free, or nobody's will be. A millisecond or two; rare."""
-        while self.is_sweeping and not self._members.has_free:
-            self._predictions.let_go()
-            self._sweep(SWEEP_AT_ONCE)
-
-    def _sweep(self, num_segments: int) -> None:
-        """Take those who have left out of a few segments, from the last one down."""
-        if not self._sweeping:
-            if not self._waiting:
-                if self._swept:
-                    self._free_swept()
-                return
-            self._sweeping, self._waiting = self._waiting, 0
-            self._cursor = self._table.num_segments
-        # Segments opened since are clean, and what was merged away went below the cursor or was cleaned.
-        first = max(0, self._cursor - num_segments)
-        self._table.sweep(self._sweeping, first, self._cursor - first)
-        self._cursor = first
-        if not first:
-            self._table.swept()
-            self._swept += numbers(self._sweeping)
-            self._sweeping = 0
-            self._free_swept()
-
-    def _free_swept(self) -> None:
-        clear = [member for member in self._swept if self._predictions.is_clear_of(member)]
-        self._swept = [member for member in self._swept if member not in clear]
-        for member in clear:
-            self._members.free(member)
-        # A word nobody is numbered in is 8 bytes a slot for nothing.
-        while self._table.num_words > 1 and self._members.withdraw(WORD_BITS * (self._table.num_words - 1)):
-            self._table.drop_word()
 
 
 def _deeper(predicted: list[tuple[int, int]], exact: list[tuple[int, int]]) -> list[tuple[int, int]]:

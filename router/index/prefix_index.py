@@ -103,6 +103,7 @@ class PrefixIndex:
                     self._exact.host(replica_id, events.hosted)
                 if events.stored:
                     self._exact.store(replica_id, events.stored)
+                self._exact.sweep()
                 self._check_host(replica_id, events.host_digest)
         return self.digest(replica_id)
 

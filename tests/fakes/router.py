@@ -100,6 +100,11 @@ def hint_chain(name: str, num_blocks: int) -> list[HashHint]:
     return [HashHint(int.from_bytes(h[:8], "little")) for h in chain(name, num_blocks)]
 
 
+def spread(count: int) -> list[HashHint]:
+    """So many different hints, over all 64 bits."""
+    return [HashHint(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(1, count + 1)]
+
+
 def context(*, seed: int = 0, clock: FakeClock | None = None) -> PolicyContext:
     return PolicyContext(BLOCK_SIZE, clock or FakeClock(), random.Random(seed))
 

@@ -15,7 +15,7 @@ from zmq.asyncio import Context
 from zmq.constants import LAST_ENDPOINT, PUB
 from zmq.sugar.context import Context as PlainContext
 
-from router.events.frame_socket import MESSAGES_PER_TURN, FrameSocket
+from router.events.frame_socket import MESSAGES_PER_TURN, PAUSE_S, FrameSocket
 from tests.fakes.router import replica_id
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -147,5 +147,25 @@ def test_it_may_be_closed_while_it_reads(run: Run, sender: Any, caplog: pytest.L
             socket.close()
         assert got == [b"one"]
         assert not caplog.records
+
+    run(story())
+
+
+def test_whoever_closes_it_may_fail_then(run: Run, sender: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A closed socket is not taken up again once the pause after a failure is over."""
+
+    async def story() -> None:
+        got: list[bytes] = []
+
+        def take(frames: list[bytes]) -> None:
+            got.append(frames[1])
+            socket.close()
+            raise ValueError("a bug")
+
+        async with listening(sender, take) as socket:
+            sender.send_multipart([b"kv", b"one"])
+            await until(lambda: bool(got))
+            await asyncio.sleep(2 * PAUSE_S)
+        assert [record.getMessage() for record in caplog.records] == ["event failed"]
 
     run(story())

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache.events import digest_of
 from cache.types import HashHint, ReplicaId
+from router.index.departed import Departed
 from router.index.hash_trie import HashTrie
 from router.index.packed_table import PackedTable
 
@@ -205,7 +206,9 @@ class WideIndexMachine(IndexMachine):
 
     @initialize(secrets=st.randoms(use_true_random=False))
     def tiny_segments(self, secrets: random.Random) -> None:
-        self.trie._table = PackedTable(1 << 16, segment_bits=4, rng=random.Random(secrets.getrandbits(64)))
+        table = PackedTable(1 << 16, segment_bits=4, rng=random.Random(secrets.getrandbits(64)))
+        self.trie._table = table
+        self.trie._departed = Departed(table, self.trie._predictions, self.trie._members)
         for index in range(62):
             self.trie.add_replica(ReplicaId(f"idle{index}"))
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from cache.events import Digest, digest_of
-from cache.types import HashHint
 from router.index.hash_trie import HashTrie
-from tests.fakes.router import hint_chain, replica_id
+from tests.fakes.router import hint_chain, replica_id, spread
 
 A, B, C = replica_id(0), replica_id(1), replica_id(2)
 
@@ -288,11 +287,6 @@ def test_a_hot_prefix_stays_one_path_whatever_branched_off_it() -> None:
         trie.retract(A, [*hot[:depth], *hint_chain(f"tail {depth}", 3)])
     assert trie.match(hot) == {A: 200}
     assert trie._predictions._tree.num_nodes == 1
-
-
-def spread(count: int) -> list[HashHint]:
-    """So many different hints, over all 64 bits."""
-    return [HashHint(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(1, count + 1)]
 
 
 GROWTH = """

@@ -8,7 +8,7 @@ from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, Snapshot, digest_of
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.index.prefix_index import PrefixIndex
-from tests.fakes.router import chain, hint_chain, info
+from tests.fakes.router import chain, hint_chain, info, spread
 
 TOLD, SILENT = ReplicaId("tells its blocks"), ReplicaId("tells none")
 Q, R = RequestId("q"), RequestId("r")
@@ -103,3 +103,15 @@ def test_a_request_sent_to_a_stranger_is_expected_nowhere() -> None:
     index.expect(Q, TOLD, hint_chain("p", 3), now=0.0)
     index.expect(Q, ReplicaId("of another fingerprint"), hint_chain("p", 3), now=0.0)
     assert index.match(hint_chain("p", 3)) == {}
+
+
+def test_batches_that_change_nothing_sweep_out_who_has_left() -> None:
+    """A fleet that only decodes asks for no match: what a replica leaves behind must not wait for one."""
+    index, gone = an_index(), ReplicaId("will leave")
+    index.add_replica(gone, info(num_blocks=200_000))
+    index.apply(gone, EventBatch(FORMAT_VERSION, 1, 1, tuple(spread(150_000)), (), Digest(), Load()))
+    index.remove_replica(gone)
+    assert index.num_entries > 0
+    for _ in range(100):
+        index.apply(TOLD, stored([]))
+    assert index.num_entries == 0
