@@ -11,22 +11,12 @@ from torch import nn
 from replica.attention.kv_pages import ATTRIBUTE
 from replica.layers.fused_norm import fuse_norms
 from replica.models import model_probe
+from tests.model_families import COMMON
 
 FuseBlocks = Callable[[nn.Module, Callable[[], object]], int]
 
 POSITIONS = (0, 1, 2, 3, 60, 250)
-SETTINGS: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-}
+SETTINGS = {**COMMON, "vocab_size": 64}  # of tokens that nobody reads
 
 
 class Attended:

@@ -3,7 +3,6 @@ attention, and over Triton's kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,15 +26,6 @@ def _why_no_kernels() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device here"
     return triton_paged.why_not(CUDA, torch.float32, [LayerShape(2, 64, 64)])
-
-
-@pytest.fixture(autouse=True)
-def full_float32() -> Iterator[None]:
-    """TF32 keeps 10 bits of mantissa: two ways to the same product would then differ by more than ties."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MORE_FAMILIES], ids=lambda family: family.name)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,14 +32,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Relative, of logits: both ways round, and two layers add up.
 MOST_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 LARGE: dict[str, Any] = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128}
-
-
-@pytest.fixture(autouse=True)
-def full_float32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -43,14 +42,6 @@ LLAMA_LIKE = Layer(
 )
 EVERYTHING = replace(LLAMA_LIKE, group=7, key_dim=192, window=100, softcap=20.0, has_sinks=True)
 MIXED = [Sequence((0, 150, 200, 290)), Sequence((0, 257, 258, 259)), Sequence((0, 64)), Sequence((0, 1, 2))]
-
-
-@pytest.fixture(autouse=True)
-def full_float32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -40,6 +40,16 @@ class Heard:
         return len(self.batches) - before
 
 
+def decoding(*, max_tokens: int) -> Heard:
+    """An engine that has just computed the prompt of its one request."""
+    heard = Heard()
+    heard.core.submit(make_request("r", range(9), max_tokens=max_tokens))
+    heard.bulletins.admitted(RequestId("r"))
+    heard.num_told_after(0.0)
+    heard.core.step()
+    return heard
+
+
 def test_of_nothing_a_heartbeat_tells() -> None:
     heard = Heard()
     assert heard.num_told_after(0.75) == 0
@@ -72,11 +82,7 @@ def test_an_end_and_a_drain_are_told_at_once() -> None:
 
 def test_while_all_only_decode_nobody_looks_before_the_next_batch() -> None:
     """Twenty tokens in fifty milliseconds change nothing that anybody would do otherwise."""
-    heard = Heard()
-    heard.core.submit(make_request("r", range(9), max_tokens=64))
-    heard.bulletins.admitted(RequestId("r"))
-    heard.num_told_after(0.0)
-    heard.core.step()
+    heard = decoding(max_tokens=64)
     heard.bulletins.stepped()  # the prompt is computed: that is seen at once
     assert heard.bulletins.load.queued_uncached_tokens == 0
     assert heard.num_told_after(LOAD_INTERVAL_S) == 1
@@ -94,11 +100,7 @@ def test_while_all_only_decode_nobody_looks_before_the_next_batch() -> None:
 
 def test_an_end_is_seen_before_it_is_told() -> None:
     """Whoever has the last token of an answer finds it counted."""
-    heard = Heard()
-    heard.core.submit(make_request("r", range(9), max_tokens=2))
-    heard.bulletins.admitted(RequestId("r"))
-    heard.num_told_after(0.0)
-    heard.core.step()
+    heard = decoding(max_tokens=2)
     heard.bulletins.stepped()
     heard.num_told_after(LOAD_INTERVAL_S)
     heard.core.step()
