@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.arguments import positive
+from benchmarks.arguments import positive, to_draw, to_write
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.overhead import report
 from benchmarks.overhead.cells import Path, Plan, Prompt, cells_of
@@ -264,10 +264,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="keep what is seen there, and measure only what it lacks; made where it is missing",
     )
-    parser.add_argument("--json", type=FilePath, metavar="FILE", help="also write every number")
-    parser.add_argument("--markdown", type=FilePath, metavar="FILE", help="also write the table for the docs")
+    parser.add_argument("--json", type=to_write, metavar="FILE", help="also write every number")
+    parser.add_argument("--markdown", type=to_write, metavar="FILE", help="also write the table for the docs")
     parser.add_argument(
-        "--plot", type=FilePath, metavar="FILE", help="also draw streams' CPU (needs matplotlib)"
+        "--plot", type=to_draw, metavar="FILE", help="also draw streams' CPU (needs matplotlib)"
     )
     return parser
 

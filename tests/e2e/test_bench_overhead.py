@@ -54,3 +54,24 @@ def test_bad_input_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         overhead.main(["--concurrency", "0"])
     assert end.value.code == 2
     assert "0 is not at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown", "--plot"])
+def test_a_file_that_cannot_be_written_is_found_out_before_anything_runs(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was after eleven minutes."""
+    with pytest.raises(SystemExit) as end:
+        overhead.main([option, str(tmp_path / "missing" / "out")])
+    assert end.value.code == 2
+    assert "missing/out cannot be written" in capsys.readouterr().err
+
+
+def test_a_missing_matplotlib_is_found_out_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.arguments.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SystemExit) as end:
+        overhead.main(["--plot", str(tmp_path / "out.png")])
+    assert end.value.code == 2
+    assert "plots need matplotlib" in capsys.readouterr().err
