@@ -33,7 +33,7 @@ words
 examples
   python -m loadtest simulate --policy all
   python -m loadtest simulate --replicas 8 --load 0.7,0.9 --policy expected_time --policy power_of_two
-  python -m loadtest simulate --policy expected_time --policy expected_time+late --seed 0-9
+  python -m loadtest simulate --policy expected_time+shortest --policy expected_time+late --seed 0-9
   python -m loadtest simulate --policy expected_time --policy expected_time:near_tie=0.2
   python -m loadtest simulate --workload agent_loops:steps=20 --policy all
   python -m loadtest simulate --policy ideal_apart --policy expected_time
@@ -57,7 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="NAME[:KNOB=VALUE,...]",
-        help="may be repeated; NAME+late binds late; 'all' is every policy at its defaults, and the ideals; "
+        help="may be repeated; NAME+late binds late, NAME+shortest has engines compute short prompts first, "
+        "as ships with 'binding: at_once'; 'all' is every policy at its defaults, and the ideals; "
         f"an unknown name lists them (default: {DEFAULT})",
     )
     add(

@@ -16,6 +16,7 @@ import yaml
 from loadtest.comparison.errors import BadDeployment
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import DEFAULT, LATE, parse_policy
+from replica.scheduling.order import SchedulingOrder
 
 IMPORT_PATH = "deploy.app:build"
 # Ray's own class on the replica deployment, behind an adapter; a policy's name on the command line.
@@ -60,7 +61,8 @@ def of_policies(path: Path, policies: Sequence[str], changes: Changes) -> list[C
     """One file with each policy in turn, written as `simulate --policy` takes them.
 
     The file's own binding is kept for what ships (`expected_time`); rivals dispatch at once, as they do
-    where they come from, unless `+late` asks otherwise. `ray_prefix_router` is Ray Serve's own class.
+    where they come from, unless `+late` asks otherwise, to engines that take what comes in its order, unless
+    the file or `+shortest` asks otherwise. `ray_prefix_router` is Ray Serve's own class.
     Raises BadDeployment.
     """
     content = _read(path)
@@ -70,7 +72,8 @@ def of_policies(path: Path, policies: Sequence[str], changes: Changes) -> list[C
 def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     application = _application(changed)
-    router = application["args"].setdefault("router", {})
+    arguments = application["args"]
+    router, replica = arguments.setdefault("router", {}), arguments.setdefault("replica", {})
     if text == RAY_ROUTER:
         _deployment(application, "Replica")["request_router_config"] = {
             "request_router_class": RAY_ROUTER_CLASS,
@@ -78,6 +81,7 @@ def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
         }
         # Only to have the Router hold nothing back: the class above decides.
         router.update(policy="round_robin", policy_options={}, binding="at_once")
+        replica.setdefault("scheduling_order", SchedulingOrder.FIRST_COME.value)
         return changed
     try:
         choice = parse_policy(text)
@@ -90,6 +94,10 @@ def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     if choice.name == DEFAULT and f"+{LATE}" not in text:
         settings.pop("binding")
     router.update(settings)
+    if choice.engine_order is not None:
+        replica["scheduling_order"] = choice.engine_order.value
+    elif choice.name != DEFAULT:
+        replica.setdefault("scheduling_order", SchedulingOrder.FIRST_COME.value)
     return changed
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.placement.comparison import Comparison
-from loadtest.placement.policy_choice import ALL, DEFAULT, PolicyChoice, parse_policies
+from loadtest.placement.policy_choice import ALL, PolicyChoice, parse_policies
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.targets import (
     BASELINE,
+    OURS,
     Target,
     adverse_targets,
     router_targets,
@@ -63,7 +64,7 @@ def bench_specs(bench: Bench, trace: WorkloadRef) -> Iterator[Part]:
 
 def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
     everybody = tuple(parse_policies([ALL]))
-    beside_baseline = tuple(parse_policies([BASELINE.label, DEFAULT, f"{DEFAULT}+late"]))
+    beside_baseline = tuple(parse_policies([BASELINE.label, *(ours.label for ours in OURS)]))
     whole = GridSpec(
         (trace,),
         everybody,
@@ -114,7 +115,7 @@ def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
 
 def _tuned() -> tuple[PolicyChoice, ...]:
     """The default policy, rivals as tuned, and rivals that have nothing to tune."""
-    ours = [DEFAULT, f"{DEFAULT}+late"]
+    ours = [choice.label for choice in OURS]
     without_knobs = [name for name, spec in POLICIES.items() if not spec.option_names]
     return tuple(parse_policies([*ours, f"@{TUNED_POLICIES}", *without_knobs]))
 

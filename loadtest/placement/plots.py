@@ -192,6 +192,8 @@ def _colour(policy: PolicyChoice) -> str:
         return "black"
     if policy.name != DEFAULT:
         return "tab:blue"
+    if policy.is_shortest_first:
+        return "tab:pink"
     return "tab:orange" if policy.is_late else "tab:red"
 
 

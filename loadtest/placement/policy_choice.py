@@ -1,5 +1,9 @@
 """Which policies to compare: `expected_time+late:near_tie=0.1` on the command line, a value everywhere else.
 
+    name              dispatched at once; engines compute prompts in the order in which they come
+    name+late         held by the Router
+    name+shortest     at once; engines compute the shortest prompts first, and longer ones stand back
+
 Knows names and knobs, as production's registry and the Router's settings have them; knows no cells.
 """
 
@@ -14,12 +18,14 @@ from cache.errors import ConfigError
 from loadtest.placement.errors import BadRequest
 from loadtest.simulation.cell import IDEAL, IDEAL_APART, IDEAL_SHORTEST, IDEALS
 from loadtest.simulation.turns import fingerprint
+from replica.scheduling.order import SchedulingOrder
 from router.config import RouterConfig
 from router.policies import POLICIES
 
 DEFAULT = "expected_time"
 ALL = "all"
 LATE = "late"
+SHORTEST = "shortest"
 AT_ONCE = "at_once"
 
 # Of the Router's settings those that can change where or when a request goes.
@@ -40,17 +46,24 @@ class PolicyChoice:
     is_late: bool = False
     options: Options = ()  # the policy's
     router_options: Options = ()  # of `ROUTER_KNOBS`
+    is_shortest_first: bool = False  # on engines that compute short prompts first, as ships with `at_once`
 
     @property
     def label(self) -> str:
         knobs = ",".join(f"{key}={_shown(value)}" for key, value in (*self.options, *self.router_options))
         name = f"{self.name}+{LATE}" if self.is_late else self.name
+        name = f"{name}+{SHORTEST}" if self.is_shortest_first else name
         return f"{name}:{knobs}" if knobs else name
 
     @property
     def is_ideal(self) -> bool:
         """It knows the engines from inside: to compare with, nothing to run."""
         return self.name in IDEALS
+
+    @property
+    def engine_order(self) -> SchedulingOrder | None:
+        """What it asks of engines; None: what the comparison's machine has."""
+        return SchedulingOrder.SHORTEST_PREEMPTING if self.is_shortest_first else None
 
     @property
     def router_settings(self) -> Options:
@@ -61,10 +74,10 @@ class PolicyChoice:
 
 
 def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
-    """`name`, `name+late` or `name:knob=value,...`, each.
+    """`name`, `name+late`, `name+shortest` or `name:knob=value,...`, each.
 
-    `all` stands for every policy at its defaults, the default policy with late binding, and the ideals but
-    `ideal_apart_shortest`, which takes minutes a cell on many replicas. The ideal is always among them,
+    `all` stands for every policy at its defaults, the default policy in its other two forms, and the ideals
+    but `ideal_apart_shortest`, which takes minutes a cell on many replicas. The ideal is always among them,
     first, since all others are measured against it. No choice comes twice.
     `@file` stands for the choices in a file, one a line, blank lines and `#` comments left out. Raises
     BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take.
@@ -84,7 +97,11 @@ def parse_policy(text: str) -> PolicyChoice:
 
 
 def _everybody() -> list[PolicyChoice]:
-    ours = [PolicyChoice(DEFAULT), PolicyChoice(DEFAULT, is_late=True)]
+    ours = [
+        PolicyChoice(DEFAULT),
+        PolicyChoice(DEFAULT, is_shortest_first=True),
+        PolicyChoice(DEFAULT, is_late=True),
+    ]
     rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]
     return [*map(PolicyChoice, (IDEAL, IDEAL_SHORTEST, IDEAL_APART)), *ours, *rivals]
 
@@ -101,15 +118,18 @@ def _lines(text: str) -> list[str]:
 
 def _parse(text: str) -> PolicyChoice:
     head, _, knobs = text.partition(":")
-    name, plus, binding = head.partition("+")
+    name, *forms = head.split("+")
     if name not in POLICIES and name not in IDEALS:
         raise BadRequest(f"unknown policy {name!r}; there are: {', '.join((*POLICIES, *IDEALS, ALL))}")
-    if (plus and binding != LATE) or (plus and name in IDEALS):
-        raise BadRequest(f"{head!r}: only '+{LATE}' may follow a policy's name, and no ideal's")
+    if forms not in ([], [LATE], [SHORTEST], [LATE, SHORTEST]) or (forms and name in IDEALS):
+        raise BadRequest(
+            f"{head!r}: only '+{LATE}' and '+{SHORTEST}' may follow a policy's name, and no ideal's"
+        )
     found = [_knob(name, part) for part in knobs.split(",")] if knobs else []
     choice = PolicyChoice(
         name,
-        is_late=bool(plus),
+        is_late=LATE in forms,
+        is_shortest_first=SHORTEST in forms,
         options=tuple(sorted((key, value) for key, value in found if key not in ROUTER_KNOBS)),
         router_options=tuple(sorted((key, value) for key, value in found if key in ROUTER_KNOBS)),
     )

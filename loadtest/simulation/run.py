@@ -5,6 +5,7 @@ Knows which cluster belongs to which policy; simulates nothing itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from cache.errors import ConfigError
@@ -16,6 +17,7 @@ from loadtest.simulation.saturation import saturation_rate_per_s
 from loadtest.workloads.load import LoadedWorkload, at_load
 from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.request import Workload
+from replica.scheduling.order import SchedulingOrder
 
 
 def run_cell(spec: CellSpec) -> CellResult:
@@ -24,8 +26,10 @@ def run_cell(spec: CellSpec) -> CellResult:
     Raises ConfigError for an unknown policy or option, WorkloadError for a trace that cannot be read or
     brought to that load.
     """
+    # The window depends on the work there is, not on its order: found once for all of them.
+    machine = replace(spec.machine, scheduling_order=SchedulingOrder.FIRST_COME)
     loaded = loaded_workload(
-        spec.workload, spec.load, spec.seed, spec.num_replicas, spec.cache_tokens, spec.machine
+        spec.workload, spec.load, spec.seed, spec.num_replicas, spec.cache_tokens, machine
     )
     return simulate(loaded.workload, spec, load_1_rate_per_s=loaded.saturation_per_s)
 

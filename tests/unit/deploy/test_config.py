@@ -115,3 +115,12 @@ def test_router_range_is_checked_at_once() -> None:
         AppConfig.from_args({"router": {"policy_options": {"luck": 1}}})
     with pytest.raises(ConfigError, match=r"args\.router\.policy = 'fastest'"):
         AppConfig.from_args({"router": {"policy": "fastest"}})
+
+
+def test_engines_order_the_queue_where_the_router_holds_none() -> None:
+    at_once = {"router": {"binding": "at_once"}}
+    assert AppConfig.from_args(at_once).replica.scheduling_order == "shortest_preempting"
+    asked_for = {**at_once, "replica": {"scheduling_order": "first_come"}}
+    assert AppConfig.from_args(asked_for).replica.scheduling_order == "first_come"
+    for router in ({}, {"binding": "late"}):
+        assert AppConfig.from_args({"router": router}).replica.scheduling_order == "first_come"

@@ -38,6 +38,18 @@ def test_what_ships_keeps_its_binding_and_rivals_dispatch_at_once() -> None:
     assert routers[3]["policy_options"] == {"replication": 64}
 
 
+def test_engines_take_turns_as_the_rivals_own_do_unless_asked_otherwise() -> None:
+    names = ["expected_time", "round_robin", "round_robin+shortest", "expected_time+shortest", RAY_ROUTER]
+    replicas = [parts(contender.content)[0] for contender in of_policies(DEPLOY, names, Changes())]
+    assert [replica.get("scheduling_order") for replica in replicas] == [
+        None,  # by the binding: deploy's affair
+        "first_come",
+        "shortest_preempting",
+        "shortest_preempting",
+        "first_come",
+    ]
+
+
 def test_ray_serves_own_router_is_set_where_serve_reads_it() -> None:
     (found,) = of_policies(DEPLOY, [RAY_ROUTER], Changes())
     _, router, options = parts(found.content)

@@ -6,6 +6,8 @@ import pytest
 
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import PolicyChoice, parse_policies
+from loadtest.placement.suites import GridSpec
+from loadtest.workloads.reference import WorkloadRef
 from router.policies import POLICIES
 
 
@@ -13,12 +15,12 @@ def parse(text: str) -> PolicyChoice:
     return parse_policies([text])[-1]
 
 
-def test_all_is_everybody_once_and_late_binding_beside_the_default() -> None:
+def test_all_is_everybody_once_and_the_default_in_its_three_forms() -> None:
     chosen = parse_policies(["all", "round_robin"])
     labels = [choice.label for choice in chosen]
     assert labels[:3] == ["ideal", "ideal_shortest", "ideal_apart"]
-    assert labels[3:5] == ["expected_time", "expected_time+late"]
-    assert sorted(labels[3:]) == sorted([*POLICIES, "expected_time+late"])
+    assert labels[3:6] == ["expected_time", "expected_time+shortest", "expected_time+late"]
+    assert sorted(labels[3:]) == sorted([*POLICIES, "expected_time+shortest", "expected_time+late"])
 
 
 def test_the_ideal_is_always_there() -> None:
@@ -32,6 +34,30 @@ def test_knobs_of_policy_and_router() -> None:
     assert choice.router_settings == (("binding", "late"), ("hold_window", 8))
     assert choice.label == "expected_time+late:near_tie=0.2,hold_window=8"
     assert parse(choice.label) == choice
+
+
+@pytest.mark.parametrize("form", ["", "+late", "+shortest", "+late+shortest"])
+def test_a_form_is_read_as_it_is_written(form: str) -> None:
+    choice = parse(f"expected_time{form}:near_tie=0.2")
+    assert (choice.is_late, choice.is_shortest_first) == ("late" in form, "shortest" in form)
+    assert parse(choice.label) == choice
+
+
+def test_the_engines_order_is_the_machines_unless_asked_for() -> None:
+    grid = GridSpec(
+        (WorkloadRef("multi_turn"),),
+        tuple(parse_policies(["round_robin", "expected_time+late", "expected_time+shortest"])),
+        replicas=(4,),
+        loads=(0.6,),
+        seeds=(0,),
+    )
+    orders = {policy.label: spec.machine.scheduling_order.value for _, policy, spec in grid.cells()}
+    assert orders == {
+        "ideal": "first_come",
+        "round_robin": "first_come",
+        "expected_time+late": "first_come",
+        "expected_time+shortest": "shortest_preempting",
+    }
 
 
 def test_rivals_dispatch_at_once_whatever_the_routers_default() -> None:
@@ -52,7 +78,10 @@ def test_rivals_dispatch_at_once_whatever_the_routers_default() -> None:
         ("expected_time:near_tie=-1", ["near_tie", "between"]),
         ("expected_time:hold_window=0", ["hold_window", "between"]),
         ("expected_time+early", ["+late"]),
+        ("expected_time+shortest+late", ["+late", "+shortest"]),
+        ("expected_time+late+late", ["+late"]),
         ("ideal+late", ["no ideal"]),
+        ("ideal+shortest", ["no ideal"]),
     ],
 )
 def test_errors_name_what_there_is(text: str, told: list[str]) -> None:
