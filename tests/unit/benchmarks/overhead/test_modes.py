@@ -1,4 +1,4 @@
-"""Three ways to run Serve: what sets them apart is the environment."""
+"""The ways to run Serve: what sets them apart is the environment, and who carries pieces of streams."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from deploy.environment import fast_proxy_installed
 from deploy.ports import Ports
 
 
-@pytest.mark.parametrize("mode", available_modes())
+@pytest.mark.parametrize("mode", [Mode.CALLS, *available_modes()])
 def test_the_environment_is_the_modes(mode: Mode, tmp_path: Path) -> None:
     environment = mode.environment(Ports(20_000), tmp_path)
-    assert environment.get("RAY_SERVE_THROUGHPUT_OPTIMIZED", "0") == str(int(mode is not Mode.DEFAULT))
+    assert environment.get("RAY_SERVE_THROUGHPUT_OPTIMIZED", "0") == str(
+        int(mode in (Mode.THROUGHPUT, Mode.FAST))
+    )
     assert ("RAY_SERVE_PROXY_USE_GRPC" in environment) == (mode is Mode.THROUGHPUT)
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == str(int(mode is Mode.FAST))
+    assert mode.has_channel == (mode is not Mode.CALLS)
 
 
 def test_the_fast_proxy_is_measured_where_it_is_installed() -> None:
     assert (Mode.FAST in available_modes()) == fast_proxy_installed()
+    assert Mode.CALLS not in available_modes()  # only where it is asked for
 
 
 def test_every_step_of_the_simulated_replicas_takes_as_long() -> None:

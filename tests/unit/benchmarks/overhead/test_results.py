@@ -186,6 +186,16 @@ def test_what_the_mode_can_change_is_compared_by_itself() -> None:
     assert report.beside_default(found[1:]) == []
 
 
+def test_serves_own_way_for_pieces_is_a_line_of_its_own_and_no_target() -> None:
+    found = rows(
+        *(run(path, cpu(0.51, 0.52, 1.03), mode=Mode.CALLS) for path in Path),
+        *(run(path, cpu(0.11, 0.42, 0.53), mode=Mode.THROUGHPUT) for path in Path),
+    )
+    (line,) = report.beside_default(found)
+    assert line == "throughput over default by calls, engines included, CPU per stream: 0.50x (small, 8)."
+    assert not any(row.verdicts for row in found)
+
+
 def test_the_documents_table_has_every_row() -> None:
     lines = report.markdown(ROWS).splitlines()
     assert len([line for line in lines if line.startswith("| small")]) == 3
