@@ -81,7 +81,7 @@ def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
         }
         # Only to have the Router hold nothing back: the class above decides.
         router.update(policy="round_robin", policy_options={}, binding="at_once")
-        replica.setdefault("scheduling_order", SchedulingOrder.FIRST_COME.value)
+        _serve_as_they_come(replica)
         return changed
     try:
         choice = parse_policy(text)
@@ -97,8 +97,13 @@ def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     if choice.engine_order is not None:
         replica["scheduling_order"] = choice.engine_order.value
     elif choice.name != DEFAULT:
-        replica.setdefault("scheduling_order", SchedulingOrder.FIRST_COME.value)
+        _serve_as_they_come(replica)
     return changed
+
+
+def _serve_as_they_come(replica: dict[str, Any]) -> None:
+    """As rivals' own engines do, where `deploy` would have short prompts go first."""
+    replica.setdefault("scheduling_order", SchedulingOrder.FIRST_COME.value)
 
 
 def _changed(label: str, content: Mapping[str, Any], changes: Changes) -> Contender:

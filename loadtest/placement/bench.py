@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.placement.comparison import Comparison
-from loadtest.placement.policy_choice import ALL, PolicyChoice, parse_policies
+from loadtest.placement.policy_choice import ALL, OURS, PolicyChoice, parse_policies
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.targets import (
     BASELINE,
-    OURS,
     Target,
     adverse_targets,
     router_targets,

@@ -73,6 +73,14 @@ class PolicyChoice:
         return tuple(sorted((("binding", LATE if self.is_late else AT_ONCE), *self.router_options)))
 
 
+OURS = (
+    PolicyChoice(DEFAULT),
+    PolicyChoice(DEFAULT, is_shortest_first=True),
+    PolicyChoice(DEFAULT, is_late=True),
+)
+"""The forms of the default policy: to engines like everybody's, as it ships at once, and as it ships."""
+
+
 def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
     """`name`, `name+late`, `name+shortest` or `name:knob=value,...`, each.
 
@@ -97,13 +105,8 @@ def parse_policy(text: str) -> PolicyChoice:
 
 
 def _everybody() -> list[PolicyChoice]:
-    ours = [
-        PolicyChoice(DEFAULT),
-        PolicyChoice(DEFAULT, is_shortest_first=True),
-        PolicyChoice(DEFAULT, is_late=True),
-    ]
     rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]
-    return [*map(PolicyChoice, (IDEAL, IDEAL_SHORTEST, IDEAL_APART)), *ours, *rivals]
+    return [*map(PolicyChoice, (IDEAL, IDEAL_SHORTEST, IDEAL_APART)), *OURS, *rivals]
 
 
 def _lines(text: str) -> list[str]:

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from loadtest.placement.comparison import Comparison, Measure, mean_ttft_s, p99_ttft_s
-from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
+from loadtest.placement.policy_choice import DEFAULT, OURS, PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.simulation.cell import IDEAL
 from loadtest.text_table import TextTable
 
-AT_ONCE = PolicyChoice(DEFAULT)
-SHORTEST = PolicyChoice(DEFAULT, is_shortest_first=True)  # what ships where dispatch is at once
-LATE = PolicyChoice(DEFAULT, is_late=True)
-OURS = (AT_ONCE, SHORTEST, LATE)
+AT_ONCE, SHORTEST, LATE = OURS
 THE_IDEAL = PolicyChoice(IDEAL)
 
 IDEAL_LIMIT = 1.07  # mean time to first token over the ideal's, dispatch at once
