@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.overhead.cells import ONE_TOKEN, Prompt
 from benchmarks.overhead.modes import Mode
-from benchmarks.overhead.results import Row
+from benchmarks.overhead.results import Row, is_same_coalescing
 from benchmarks.overhead.samples import Idle, Part
 from benchmarks.rows import Verdict
 
@@ -120,7 +120,7 @@ def beside_default(rows: Sequence[Row]) -> list[str]:
     """Streams' CPU of proxy and Router, which is what the mode can change, over default's; and all of it over
     what Serve's default takes that carries the pieces to the Router as well.
 
-    [] where only one of both was measured.
+    Of cells that came in as many pieces, as the target is. [] where only one of both was measured.
     """
     streams = {(row.mode, row.cell): row for row in rows if row.cell.output_tokens != ONE_TOKEN}
     passing = "throughput over default, proxy and Router alone, CPU per stream"
@@ -134,7 +134,9 @@ def beside_default(rows: Sequence[Row]) -> list[str]:
         ratios = [
             f"{measure(row) / measure(beside):.2f}x ({cell.prompt}, {cell.concurrency})"
             for (mode, cell), row in streams.items()
-            if mode is Mode.THROUGHPUT and (beside := streams.get((other, cell))) is not None
+            if mode is Mode.THROUGHPUT
+            and (beside := streams.get((other, cell))) is not None
+            and is_same_coalescing(row, beside)
         ]
         if ratios:
             lines.append(f"{title}: {', '.join(ratios)}.")

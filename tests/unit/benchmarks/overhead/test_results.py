@@ -194,6 +194,11 @@ def test_serves_own_way_for_pieces_is_a_line_of_its_own_and_no_target() -> None:
     (line,) = report.beside_default(found)
     assert line == "throughput over default by calls, engines included, CPU per stream: 0.50x (small, 8)."
     assert not any(row.verdicts for row in found)
+    merged = rows(
+        *(run(path, cpu(0.51, 0.52, 1.03), mode=Mode.CALLS, pieces=26) for path in Path),
+        *(run(path, cpu(0.11, 0.42, 0.53), mode=Mode.THROUGHPUT) for path in Path),
+    )
+    assert report.beside_default(merged) == []  # in other pieces it is another stream
 
 
 def test_the_documents_table_has_every_row() -> None:
