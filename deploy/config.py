@@ -15,10 +15,10 @@ import msgspec
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
+from cache.scheduling_order import SchedulingOrder
 from deploy.errors import UnknownKey
 from deploy.traces import check_exporter
 from replica.config import ReplicaConfig
-from replica.scheduling.order import SchedulingOrder
 from router.config import RouterConfig
 from router.tenants.settings import TenantSettings
 

@@ -10,10 +10,7 @@ from cache.disciplines import DEFAULT, PAGED
 from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
-
-# `replica.scheduling.order.SchedulingOrder` tells what they do (a test holds the two together: this module
-# is below that one).
-SCHEDULING_ORDERS = ("first_come", "shortest", "shortest_preempting")
+from cache.scheduling_order import SchedulingOrder
 
 PREEMPTIONS = ("recompute", "swap")
 
@@ -177,7 +174,7 @@ class ReplicaConfig:
         _check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         _check_range("max_batched_tokens", self.max_batched_tokens, 1, 1 << 20)
         _check_range("max_running", self.max_running, 1, 4096)
-        _check_one_of("scheduling_order", self.scheduling_order, SCHEDULING_ORDERS)
+        _check_one_of("scheduling_order", self.scheduling_order, tuple(SchedulingOrder))
         if self.itl_target_s is not None:
             _check_range("itl_target_s", self.itl_target_s, 0.001, float("inf"))
         _check_range("max_waiting", self.max_waiting, 1, 1_000_000)

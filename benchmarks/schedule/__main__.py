@@ -17,7 +17,7 @@ from benchmarks import machine
 from benchmarks.arguments import positive
 from benchmarks.schedule import host_memory, idle, orders, stall, tenants
 from benchmarks.schedule.rows import Section, missed, table
-from replica.scheduling.order import SchedulingOrder
+from cache.scheduling_order import SchedulingOrder
 
 DESCRIPTION = """\
 Measure the engine's scheduler.

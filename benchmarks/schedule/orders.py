@@ -10,12 +10,12 @@ from dataclasses import replace
 from statistics import fmean, stdev
 
 from benchmarks.schedule.rows import Advance, Line, Section
+from cache.scheduling_order import SchedulingOrder
 from loadtest.placement.suites import EXCERPT
 from loadtest.simulation.cell import CellResult, CellSpec
 from loadtest.simulation.machine import H100_8B
 from loadtest.simulation.run import run_cell
 from loadtest.workloads.reference import WorkloadRef
-from replica.scheduling.order import SchedulingOrder
 
 WORKLOAD = WorkloadRef(str(EXCERPT), num_requests=2_000, spread_ticks=True)
 NUM_REPLICAS = 4

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
+from cache.scheduling_order import SchedulingOrder
 from loadtest.comparison.errors import BadDeployment
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import DEFAULT, LATE, parse_policy
-from replica.scheduling.order import SchedulingOrder
 
 IMPORT_PATH = "deploy.app:build"
 # Ray's own class on the replica deployment, behind an adapter; a policy's name on the command line.

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import get_type_hints
 
 from cache.errors import ConfigError
+from cache.scheduling_order import SchedulingOrder
 from loadtest.placement.errors import BadRequest
 from loadtest.simulation.cell import IDEAL, IDEAL_APART, IDEAL_SHORTEST, IDEALS
 from loadtest.simulation.turns import fingerprint
-from replica.scheduling.order import SchedulingOrder
 from router.config import RouterConfig
 from router.policies import POLICIES
 

@@ -22,7 +22,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from cache.events import StepTimeModel
-from replica.scheduling.order import SchedulingOrder
+from cache.scheduling_order import SchedulingOrder
 
 
 @dataclass(frozen=True, slots=True)

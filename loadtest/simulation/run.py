@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from cache.errors import ConfigError
+from cache.scheduling_order import SchedulingOrder
 from loadtest.simulation.cell import IDEALS, CellResult, CellSpec
 from loadtest.simulation.cluster import Cluster
 from loadtest.simulation.ideal import IdealCluster
@@ -17,7 +18,6 @@ from loadtest.simulation.saturation import saturation_rate_per_s
 from loadtest.workloads.load import LoadedWorkload, at_load
 from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.request import Workload
-from replica.scheduling.order import SchedulingOrder
 
 
 def run_cell(spec: CellSpec) -> CellResult:

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cache.events import StepTimeModel
+from cache.scheduling_order import SchedulingOrder
 from loadtest.simulation.cell import CellSpec, Floats, Ints
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.real_fleet import RealFleet, RealRun
@@ -36,7 +37,6 @@ from loadtest.simulation.run import simulate
 from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.request import Workload, WorkRequest
 from replica.config import ReplicaConfig
-from replica.scheduling.order import SchedulingOrder
 
 TOLERANCE = 0.15  # of the mean time to first token
 POLICIES = ("round_robin", "power_of_two", "expected_time")

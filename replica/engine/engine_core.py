@@ -20,6 +20,7 @@ from cache.errors import RequestRefused, ServingError, StructureRefused
 from cache.events import Load
 from cache.host_tier import HostTier, TierEventSink
 from cache.messages import FinishReason, GenerateRequest
+from cache.scheduling_order import SchedulingOrder
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.engine.completion import Completion
@@ -33,7 +34,6 @@ from replica.engine.request_watch import RequestWatcher
 from replica.errors import EngineBroken, ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder
 from replica.scheduling.copy_pace import CopyPace
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request
 from replica.scheduling.runner import Runner, ScheduledSequence, StepResult
 from replica.scheduling.scheduler import Scheduler

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from cache.events import Load, StepTimeModel
 from cache.prefix_cache import PrefixCache
+from cache.scheduling_order import SchedulingOrder
 from cache.types import RequestId
 from replica.errors import (
     DeadlineExceeded,
@@ -30,7 +31,6 @@ from replica.scheduling.load_account import (
     queued_by_tenant,
     queued_uncached_tokens,
 )
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.promises import Promises
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.runner import ScheduledSequence, StepResult
@@ -151,22 +151,16 @@ class Scheduler:
         expected = self._promises.expect(request)
         request.expected_hit = expected.num_tokens
         order, pace = self._order, self._pace()
-        uncached = len(request.token_ids) - request.expected_hit
-        place = order.place(
-            uncached_tokens=uncached,
-            cached_tokens=request.expected_hit,
-            arrival_s=request.arrival_s,
-            now_s=self._clock(),
-            pace=pace,
-            max_batched_tokens=self._max_batched_tokens,
-        )
+        uncached, prefill_s = len(request.token_ids) - request.expected_hit, 0.0
+        if pace is not None:
+            prefill_s = pace.prefill_s(uncached, request.expected_hit, self._max_batched_tokens)
+        place = order.place(prefill_s, arrival_s=request.arrival_s, now_s=self._clock())
         # What it is to find has to be computed first: before that it is not as short as it seems. Of whoever
         # is less urgent it need not wait for that.
         if (promiser := expected.promiser) is not None:
             place = max(place, promiser.place[0] - order.lag(promiser.priority))
         starts_by_s = math.inf
         if request.expires_s is not None and pace is not None:
-            prefill_s = pace.prefill_s(uncached, request.expected_hit, self._max_batched_tokens)
             starts_by_s = request.expires_s - prefill_s
         for each in (request, *followers):
             each.place = (place + order.lag(request.priority), next(self._numbers))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from cache.scheduling_order import SchedulingOrder
 from cache.tenant_shares import TenantShares
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request, RequestState
 from replica.scheduling.waiting_queue import WaitingQueue
 

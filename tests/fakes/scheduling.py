@@ -15,9 +15,9 @@ from cache.block_hash import BlockHasher
 from cache.events import StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
+from cache.scheduling_order import SchedulingOrder
 from cache.types import RequestId
 from replica.output.detokenizer import Detokenizer, NoText
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request
 from replica.scheduling.runner import StepResult
 from replica.scheduling.scheduler import Scheduler

@@ -19,13 +19,13 @@ from cache.disciplines import PAGED
 from cache.errors import ConfigError
 from cache.host_tier import BlockMoves
 from cache.messages import FinishReason, GenerateRequest
+from cache.scheduling_order import SchedulingOrder
 from cache.types import BlockHash, RequestId
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
 from replica.errors import StepOutOfMemory, WaitTooLong
 from replica.runners.sim_runner import SimRunner
 from replica.runners.virtual_clock import VirtualClock
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import CopyTime, LaunchedStep, ScheduledSequence, StepResult
 from tests.fakes.engine import BLOCK_SIZE, make_request, sim_config, sim_core

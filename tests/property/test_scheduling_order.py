@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.priority import LEVEL_S, MAX_PRIORITY, MIN_PRIORITY
-from replica.scheduling.order import AGING, SchedulingOrder
+from cache.scheduling_order import AGING, SchedulingOrder
 from replica.scheduling.request import RequestState
 from tests.fakes.scheduling import BUDGET, MODEL, Engine, Job, orders, own_s
 

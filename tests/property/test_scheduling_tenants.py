@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.scheduling.order import SchedulingOrder
+from cache.scheduling_order import SchedulingOrder
 from replica.scheduling.request import RequestState
 from replica.scheduling.turns import CREDIT_STEPS
 from tests.fakes.engine import BLOCK_SIZE

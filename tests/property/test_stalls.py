@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.scheduling_order import SchedulingOrder
 from replica.scheduling.layer_span import LayerSpan
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Halfway, Request, RequestState
 from replica.scheduling.runner import StepResult
 from replica.scheduling.step_plan import LEAST_PART

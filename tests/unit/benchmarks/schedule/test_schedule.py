@@ -9,9 +9,9 @@ import pytest
 from benchmarks.schedule import idle, orders, stall, tenants
 from benchmarks.schedule.rows import Line, Section, missed
 from benchmarks.schedule.virtual_engine import Job, run
+from cache.scheduling_order import SchedulingOrder
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.reference import WorkloadRef
-from replica.scheduling.order import SchedulingOrder
 
 
 def silent(_: str) -> None:

@@ -6,14 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from replica.config import SCHEDULING_ORDERS, SimConfig
+from replica.config import SimConfig
 from replica.errors import QueueFull, WaitTooLong
-from replica.scheduling.order import SchedulingOrder
 from tests.fakes.engine import make_request, sim_core
-
-
-def test_the_config_names_every_order() -> None:
-    assert set(SCHEDULING_ORDERS) == {order.value for order in SchedulingOrder}
 
 
 def test_a_full_queue_has_room_for_a_tenants_part() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from cache.messages import SamplingParams
+from cache.scheduling_order import SchedulingOrder
 from replica.output.logprob_log import LogprobLog
 from replica.scheduling.going_on import going_on
-from replica.scheduling.order import SchedulingOrder
 from replica.scheduling.request import Request
 from tests.fakes.scheduling import Engine, Job
 

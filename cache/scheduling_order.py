@@ -1,4 +1,4 @@
-"""In which order prompts are computed: the policy of the queue.
+"""In which order an engine computes prompts: the policy of its queue.
 
 A request's place is settled when it comes and never changes, since all age alike: whoever is behind somebody
 now was always going to be. So there is one bound for everybody (docs/design/019-scheduling-order.md):
@@ -8,14 +8,14 @@ now was always going to be. So there is one bound for everybody (docs/design/019
 the first only where shorter ones go first, the second for each level of priority (`cache/priority.py`) that
 the other has beyond its own.
 
-Arithmetic alone: knows seconds; knows neither requests nor blocks.
+Arithmetic alone: knows seconds; knows neither requests nor blocks. Engines order by it, and Routers that hold
+requests back foresee with it whom an engine would let by.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from cache.events import StepTimeModel
 from cache.priority import lag_s
 
 # Prefill seconds that a waited second makes up for, as in the Routers' own queue: a prompt that takes a
@@ -35,25 +35,13 @@ class SchedulingOrder(StrEnum):
         """Whether a prompt that is half computed waits, its blocks kept, for one that goes before it."""
         return self is SchedulingOrder.SHORTEST_PREEMPTING
 
-    def place(
-        self,
-        *,
-        uncached_tokens: int,
-        cached_tokens: int,
-        arrival_s: float,
-        now_s: float,
-        pace: StepTimeModel | None,
-        max_batched_tokens: int,
-    ) -> float:
+    def place(self, own_s: float, *, arrival_s: float, now_s: float) -> float:
         """Least goes first, and of equals whoever came first; of one priority.
 
-        now_s: when it was put here. pace: None while the engine has not measured itself; until then it is
-        first come.
+        own_s: of prefill, for what is not cached; 0 while nobody has measured how long that takes, and until
+        then it is first come. now_s: when it was put here.
         """
-        if self is SchedulingOrder.FIRST_COME:
-            return now_s
-        own_s = 0.0 if pace is None else pace.prefill_s(uncached_tokens, cached_tokens, max_batched_tokens)
-        return own_s + AGING * arrival_s
+        return now_s if self is SchedulingOrder.FIRST_COME else own_s + AGING * arrival_s
 
     def lag(self, priority: int) -> float:
         """What its priority adds to a place."""
