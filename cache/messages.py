@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from cache.fingerprint import Fingerprint, HashAlgorithm, SaltMode
+from cache.scheduling_order import SchedulingOrder
 from cache.structure import Structure
 from cache.types import BlockHash, PinId, ReplicaId, RequestId
 
@@ -223,6 +224,7 @@ class ReplicaInfo:
     num_ranks: int = 1  # processes that compute the model together; `device` is the first one's
     machine: str = ""  # equal for those that share their cores or their card; "" = shared with nobody
     machine_engines: float = 1.0  # such as this one that the machine computes at once, none slowing another
+    scheduling_order: SchedulingOrder = SchedulingOrder.FIRST_COME  # whose prompt is computed next
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -233,4 +235,5 @@ class ReplicaInfo:
         mark = dict(value["fingerprint"])
         mark["hash_algorithm"] = HashAlgorithm(mark["hash_algorithm"])
         mark["salt_mode"] = SaltMode(mark["salt_mode"])
-        return cls(**{**value, "fingerprint": Fingerprint(**mark)})
+        order = SchedulingOrder(value.get("scheduling_order", SchedulingOrder.FIRST_COME))
+        return cls(**{**value, "fingerprint": Fingerprint(**mark), "scheduling_order": order})

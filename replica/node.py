@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from cache.events import EventLog
 from cache.messages import ReplicaInfo
+from cache.scheduling_order import SchedulingOrder
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
 from replica.engine.engine import Engine
@@ -96,6 +97,7 @@ def _info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> Repli
         num_ranks=info.num_ranks,
         machine=machine_of(info.device),
         machine_engines=engines_at_once(info.device, _num_threads(config)),
+        scheduling_order=SchedulingOrder(config.scheduling_order),
     )
 
 

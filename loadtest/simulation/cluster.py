@@ -181,6 +181,7 @@ class Cluster:
             has_kv_events=spec.has_kv_events,
             machine="shared" if self._crowd is not None else "",
             machine_engines=self._crowd.num_engines if self._crowd is not None else 1.0,
+            scheduling_order=machine.scheduling_order,
         )
         return engine
 

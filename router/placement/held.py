@@ -44,7 +44,7 @@ from router.placement.entrance import Entrance
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
-from router.placement.sent_prompts import SentPrompts
+from router.placement.sent_prompts import LAST, SentPrompts
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
@@ -151,7 +151,7 @@ class HeldRequests:
             if is_given_up:
                 self._forsaken_until = math.inf  # whoever waits on says so again
             if free or not num_replicas or is_given_up or self._has_due(now):
-                departures += self._let_go(now, free, news)
+                departures += self._let_go(now, num_replicas, free, news)
         return departures
 
     def next_poll_at(self) -> float | None:
@@ -199,17 +199,17 @@ class HeldRequests:
     # --- deciding -----------------------------------------------------------------------------
 
     def _let_go(
-        self, now: float, free: Sequence[ReplicaState], news: Sequence[ReplicaState]
+        self, now: float, num_replicas: int, free: Sequence[ReplicaState], news: Sequence[ReplicaState]
     ) -> list[Departure]:
         """Decide for those whose turn it is; a place that falls free in the window goes to the next.
 
-        free: replicas that are; none if there is no replica, which those that wait have to be told.
-        news: of the free replicas, those that were not at the last poll or have said something since.
+        num_replicas: that may be chosen; if there is none, those that wait have to be told. free: of them,
+        those that are. news: of these, those that were not at the last poll or have said something since.
         """
         departures: list[Departure] = []
         ahead: dict[ReplicaId, float] = {}  # of each replica's time: those that stay, and go before the next
         for held in self._turns(now):
-            if not (free and self._is_bound_to_stay(held, free, news, ahead, now)):
+            if not (num_replicas and self._is_bound_to_stay(held, free, news, ahead, now)):
                 departure = self._decide(held, now, () if departures else free, ahead)
                 if departure is not None:
                     self._leave(held)
@@ -307,21 +307,27 @@ class HeldRequests:
             engine_s=decision.engine_s,
             order=decision.prefill_s + self._options.aging * (held.since + held.lag_s),
         )
-        held.free_at = now + decision.start_s * self._part_before(held) - self._soon_s(held, now)
+        backlog_s = decision.start_s - held.ahead_s
+        before_s = held.ahead_s + backlog_s * self._part_before(held, decision, now)
+        held.free_at = now + before_s - self._soon_s(held, now)
         return decision
 
-    def _part_before(self, held: HeldRequest) -> float:
-        """Of what its replica has queued, as much as goes before it: of other tenants' not all may."""
-        assert held.wants is not None, "it has just been weighed"
-        tokens, share = held.uncached_tokens, held.query.share
-        return self._sent.before(held.wants, held.tenant, tokens, share, self._queue.tag)
+    def _part_before(self, held: HeldRequest, decision: Decision, now: float) -> float:
+        """Of what its replica has queued, as much as goes before it: what others have there, or what is
+        longer, may stand back for it."""
+        best, query = decision.ranking.best, held.query
+        place = LAST
+        if best.num_requests < best.info.max_running:  # else it needs a place, which nobody gives up
+            place = self._sent.place(best.replica_id, query, decision.prefill_s, now)
+        return self._sent.before(
+            best.replica_id, query.tenant, held.uncached_tokens, query.share, self._queue.tag, place
+        )
 
     def _has_due(self, now: float) -> bool:
-        """Whether somebody may leave though no replica is free: only other tenants' prompts keep it busy."""
-        if not any(map(self._sent.is_of_others, self._queue.tenants)):
+        """Whether somebody may leave though no replica is free: what keeps it busy would stand back."""
+        if not self._sent.may_stand_back(self._queue.tenants):
             return False
-        due = [held for held in self._window(now) if held.wants and held.free_at <= now + ROUNDING_S]
-        return any([self._sent.is_of_others(held.tenant) for held in due])
+        return any([held.wants and held.free_at <= now + ROUNDING_S for held in self._window(now)])
 
     def _soon_s(self, held: HeldRequest, now: float) -> float:
         """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""

@@ -13,7 +13,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from cache.tenant_shares import TenantShares
@@ -66,7 +66,7 @@ class HeldQueue:
         return max(0.0, sum([line.engine_s for line in self._lines.values()]))  # each a sum of differences
 
     @property
-    def tenants(self) -> Collection[str]:
+    def tenants(self) -> Set[str]:
         """Of whom somebody is here."""
         return self._lines.keys()
 

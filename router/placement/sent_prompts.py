@@ -1,37 +1,54 @@
-"""Prompts that were sent to replicas and have no first token yet, by whose they are.
+"""Prompts that were sent to replicas and have no first token yet: what of them goes before a newcomer.
 
 An engine serves tenants by turns (`cache/tenant_shares.py`): what others have queued there is before a
 request only as far as it is their turn before it is computed. By start-time fair queueing's tags:
 
     of another tenant's tokens there, before it   min(those, (tag + own tokens / share - its tag) * its share)
 
-Knows replicas, tenants and tokens; knows neither blocks nor seconds. Other Routers' are taken to be alike.
+Of its own tenant's all is before it, or, where a prompt that has begun stands back for a shorter one
+(`cache/scheduling_order.py`), what has an earlier place in the engine's order.
+
+Knows replicas, tenants, tokens and places; knows no blocks. Other Routers' prompts are taken to be alike.
 Owner: the router's event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
+from cache.messages import ReplicaInfo
+from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.observer import SilentObserver
+from router.pricing.cost import prefill_s
+
+LAST = math.inf  # a place behind everybody's
 
 
 class _Sent(NamedTuple):
     replica_id: ReplicaId
     tenant: str
     tokens: int
+    place: float
 
 
 class _Queued:
     """A tenant's at one replica."""
 
-    __slots__ = ("share", "tokens")
+    __slots__ = ("prompts", "share", "tokens")
 
     def __init__(self) -> None:
         self.share, self.tokens = 1.0, 0
+        self.prompts: dict[RequestId, _Sent] = {}
+
+    def before(self, place: float) -> int:
+        """Tokens. O(prompts), or O(1) for the last place."""
+        if place == LAST:
+            return self.tokens
+        return sum([sent.tokens for sent in self.prompts.values() if sent.place <= place])
 
 
 class SentPrompts(SilentObserver):
@@ -40,29 +57,46 @@ class SentPrompts(SilentObserver):
     def __init__(self) -> None:
         self._by_id: dict[RequestId, _Sent] = {}
         self._queued: dict[ReplicaId, dict[str, _Queued]] = {}  # none without a token
+        self._preempting: dict[ReplicaId, SchedulingOrder] = {}  # of the engines where prompts stand back
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def is_of_others(self, tenant: str) -> bool:
-        """Whether any of them is another tenant's. O(replicas) while all are its own."""
-        return any([len(queued) > 1 or tenant not in queued for queued in self._queued.values()])
+    def may_stand_back(self, tenants: Set[str]) -> bool:
+        """Whether any of them might let a request of one of these tenants by. O(replicas)."""
+        if not self._preempting.keys().isdisjoint(self._queued):
+            return True
+        return any([len(queued) > 1 or queued.keys() != tenants for queued in self._queued.values()])
+
+    def place(self, replica_id: ReplicaId, query: RouteQuery, own_s: float, now: float) -> float:
+        """Of a request that comes to that replica now, among its tenant's. own_s: of its prefill there."""
+        order = self._preempting.get(replica_id)
+        if order is None:
+            return LAST
+        return order.place(own_s, arrival_s=now, now_s=now) + order.lag(query.priority)
 
     def before(
-        self, replica_id: ReplicaId, tenant: str, num_tokens: int, share: float, tag: Callable[[str], float]
+        self,
+        replica_id: ReplicaId,
+        tenant: str,
+        num_tokens: int,
+        share: float,
+        tag: Callable[[str], float],
+        place: float = LAST,
     ) -> float:
         """Of what is queued there, the part that is computed before so many tokens of that tenant; 0 to 1.
 
-        tag: what a tenant has had, for its share. O(tenants there).
+        tag: what a tenant has had, for its share. place: as `place` has it. O(tenants there, and prompts of
+        this one).
         """
         queued = self._queued.get(replica_id)
-        if queued is None or (tenant in queued and len(queued) == 1):
+        if queued is None or (place == LAST and tenant in queued and len(queued) == 1):
             return 1.0
         done_at = tag(tenant) + num_tokens / share
         total = before = 0.0
         for name, of in queued.items():
             total += of.tokens
-            turn = of.tokens if name == tenant else (done_at - tag(name)) * of.share
+            turn = of.before(place) if name == tenant else (done_at - tag(name)) * of.share
             before += min(max(0.0, turn), of.tokens)
         return before / total
 
@@ -70,11 +104,16 @@ class SentPrompts(SilentObserver):
 
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         self._drop(query.request_id)
-        num_tokens = record.shape.num_prompt_tokens - record.cached_tokens
-        self._by_id[query.request_id] = _Sent(record.replica_id, query.tenant, num_tokens)
-        of = self._queued.setdefault(record.replica_id, {}).setdefault(query.tenant, _Queued())
+        replica_id, price = record.replica_id, record.ranking.best.price
+        total, cached = record.shape.num_prompt_tokens, record.cached_tokens
+        own_s = 0.0 if price is None else prefill_s(price, total, cached)
+        place = self.place(replica_id, query, own_s, record.decided_at)
+        sent = _Sent(replica_id, query.tenant, total - cached, place)
+        self._by_id[query.request_id] = sent
+        of = self._queued.setdefault(replica_id, {}).setdefault(query.tenant, _Queued())
         of.share = query.share
-        of.tokens += num_tokens
+        of.tokens += sent.tokens
+        of.prompts[query.request_id] = sent
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         self._drop(request_id)
@@ -82,8 +121,13 @@ class SentPrompts(SilentObserver):
     def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
         self._drop(request_id)
 
+    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        if info.scheduling_order.preempts:
+            self._preempting[replica_id] = info.scheduling_order
+
     def replica_removed(self, replica_id: ReplicaId) -> None:
         self._queued.pop(replica_id, None)
+        self._preempting.pop(replica_id, None)
         for request_id in [name for name, sent in self._by_id.items() if sent.replica_id == replica_id]:
             del self._by_id[request_id]
 
@@ -92,8 +136,10 @@ class SentPrompts(SilentObserver):
         if sent is None:
             return
         queued = self._queued[sent.replica_id]
-        queued[sent.tenant].tokens -= sent.tokens
-        if not queued[sent.tenant].tokens:
+        of = queued[sent.tenant]
+        of.tokens -= sent.tokens
+        del of.prompts[request_id]
+        if not of.prompts:
             del queued[sent.tenant]
             if not queued:
                 del self._queued[sent.replica_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId
 from router.placement.held import HeldRequests
 from router.placement.hold_options import HoldOptions
@@ -22,11 +23,13 @@ class HoldingRouter:
 
     num_replicas: int = 1
     options: HoldOptions = OPTIONS
+    scheduling_order: SchedulingOrder = SchedulingOrder.FIRST_COME
     clock: FakeClock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
         self.routing = Routing(config(), clock=self.clock)
-        self.infos = {replica_id(i): info() for i in range(self.num_replicas)}
+        each = info(scheduling_order=self.scheduling_order)
+        self.infos = {replica_id(i): each for i in range(self.num_replicas)}
         self.routing.update_replicas(self.infos)
         for replica in self.infos:
             self.report(replica)

@@ -139,11 +139,11 @@ def test_what_goes_before_is_as_much_as_start_time_fair_queueing_serves(
         for name, n in left.items()
     )
     assert part == pytest.approx(before / left.total() if left else 1.0)
-    assert queue.is_of_others(tenant) == any(name != tenant for name in left)
+    assert queue.may_stand_back({tenant}) == any(name != tenant for name in left)
     for number in range(len(prompts)):
         router.routing.finish(RequestId(str(number)))
     assert len(queue) == 0
-    assert not queue.is_of_others(tenant)
+    assert not queue.may_stand_back({tenant})
     assert queue.before(A, tenant, num_tokens, share, lambda _: 0.0) == 1.0
 
 

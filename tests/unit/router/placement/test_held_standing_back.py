@@ -1,0 +1,112 @@
+"""Requests that wait at the router for engines in which longer prompts stand back for shorter ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.priority import LEVEL_S
+from cache.scheduling_order import AGING, SchedulingOrder
+from cache.types import RequestId
+from router.placement.sent_prompts import LAST, SentPrompts
+from tests.fakes.held import TOKEN_S, A, B, HoldingRouter
+from tests.fakes.router import BLOCK_SIZE, query
+
+LONG = 1000  # blocks
+
+
+def behind_a_long_prompt(order: SchedulingOrder, **engine: int) -> HoldingRouter:
+    """One replica, at work on a long prompt of this router's, as it says."""
+    router = HoldingRouter(scheduling_order=order)
+    router.submit("long", LONG)
+    assert router.poll() == ["long"]
+    router.report(A, backlog_s=LONG * BLOCK_SIZE * TOKEN_S, admitted=("long",), **engine)
+    return router
+
+
+@pytest.mark.parametrize("order", SchedulingOrder)
+def test_who_is_shorter_does_not_wait_for_what_stands_back(order: SchedulingOrder) -> None:
+    router = behind_a_long_prompt(order, num_running=1)
+    router.submit("short", 10)
+    assert router.poll() == (["short"] if order.preempts else [])
+    router.submit("longer", LONG + 1)
+    assert router.poll() == []
+
+
+def test_what_goes_before_it_holds_it_back_and_nothing_else() -> None:
+    """Two are there: it waits for the one whose place is earlier, and is sent when that one has its token."""
+    router = behind_a_long_prompt(SchedulingOrder.SHORTEST_PREEMPTING, num_running=1)
+    router.submit("short", 100)
+    assert router.poll() == ["short"]
+    router.submit("between", 300)
+    assert router.poll() == []
+    router.routing.first_token(RequestId("short"), A, 0)
+    router.report(A, backlog_s=LONG * BLOCK_SIZE * TOKEN_S, num_running=2)
+    router.clock.advance(0.1)  # first tokens are no report: it is weighed anew after a while
+    assert router.poll() == ["between"]
+
+
+def test_who_waits_here_for_the_same_replica_is_before_it_in_full() -> None:
+    """Though what is queued there would stand back for both."""
+    router = behind_a_long_prompt(SchedulingOrder.SHORTEST_PREEMPTING, num_running=1)
+    router.submit("first", 200)
+    router.submit("second", 201)
+    assert router.poll() == ["first"]
+    router.submit("third", 50)
+    assert router.poll() == ["third"]
+    assert router.poll() == [], "the engine computes the two others first"
+
+
+def test_waiting_outweighs_length_as_in_the_engine() -> None:
+    """A prompt of s seconds is overtaken for s / AGING seconds, and for LEVEL_S longer by a level."""
+    own_s = LONG * BLOCK_SIZE * TOKEN_S
+    router = behind_a_long_prompt(SchedulingOrder.SHORTEST_PREEMPTING, num_running=1)
+    router.clock.advance(0.95 * own_s / AGING)
+    router.report(A, backlog_s=own_s, num_running=1)
+    router.submit("in time", 1)
+    assert router.poll() == ["in time"]
+    router.clock.advance(0.1 * own_s / AGING)
+    router.report(A, backlog_s=own_s, num_running=1)
+    router.submit("late", 1)
+    assert router.poll() == []
+    router.held.withdraw(RequestId("late"))
+    router.held.submit(query("late and urgent", 1, priority=-1))
+    assert 0.1 * own_s / AGING < LEVEL_S
+    assert router.poll() == ["late and urgent"]
+
+
+def test_nobody_gives_up_a_place() -> None:
+    router = behind_a_long_prompt(SchedulingOrder.SHORTEST_PREEMPTING, num_running=64)
+    router.submit("short", 1)
+    assert router.poll() == []
+
+
+def test_an_idle_replica_is_taken_all_the_same() -> None:
+    router = HoldingRouter(num_replicas=2, scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
+    router.report(A, backlog_s=5.0, num_running=1)
+    router.submit("short", 10)
+    [departure] = router.held.poll()
+    assert departure.placement is not None
+    assert departure.placement.replica_id == B
+
+
+@given(st.lists(st.integers(1, 500), max_size=12), st.integers(1, 500))
+def test_of_ones_own_what_has_an_earlier_place_goes_before(lengths: list[int], own: int) -> None:
+    """All of it where nobody stands back; each prompt until its first token."""
+    router, sent = HoldingRouter(scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING), SentPrompts()
+    router.routing.watch(sent)
+    for number, num_blocks in enumerate(lengths):
+        router.routing.choose(query(str(number), num_blocks))
+    asked = query("own", own)
+    place = sent.place(A, asked, router.routing.weigh(asked).prefill_s, router.clock())
+    shorter = sum(BLOCK_SIZE * each + 1 for each in lengths if each <= own)
+    total = sum(BLOCK_SIZE * each + 1 for each in lengths)
+    part = sent.before(A, "", own, 1.0, lambda _: 0.0, place)
+    assert part == pytest.approx(shorter / total if lengths else 1.0)
+    assert sent.before(A, "", own, 1.0, lambda _: 0.0, LAST) == 1.0
+    assert sent.may_stand_back({""}) == bool(lengths)
+    for number in range(len(lengths)):
+        router.routing.first_token(RequestId(str(number)), A, 0)
+    assert len(sent) == 0
+    assert not sent.may_stand_back({""})
