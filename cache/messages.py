@@ -154,6 +154,7 @@ class GenerateRequest:
     tenant: str = ""
     share: float = 1.0  # its tenant's part of the engine, beside other tenants'; above 0
     priority: int = 0  # among its tenant's: `cache/priority.py`
+    waited_s: float = 0.0  # since it came to its Router, when sent: its place in a queue counts them
     attempt: int = 0
     excluded_replicas: frozenset[ReplicaId] = frozenset()
     ranks: tuple[ReplicaId, ...] = ()  # best first: where `Routing.choose` wants it

@@ -35,13 +35,13 @@ class SchedulingOrder(StrEnum):
         """Whether a prompt that is half computed waits, its blocks kept, for one that goes before it."""
         return self is SchedulingOrder.SHORTEST_PREEMPTING
 
-    def place(self, own_s: float, *, arrival_s: float, now_s: float) -> float:
+    def place(self, own_s: float, *, came_s: float, now_s: float) -> float:
         """Least goes first, and of equals whoever came first; of one priority.
 
         own_s: of prefill, for what is not cached; 0 while nobody has measured how long that takes, and until
-        then it is first come. now_s: when it was put here.
+        then it is first come. came_s: when it began to wait, at a Router or here. now_s: when it came here.
         """
-        return now_s if self is SchedulingOrder.FIRST_COME else own_s + AGING * arrival_s
+        return now_s if self is SchedulingOrder.FIRST_COME else own_s + AGING * came_s
 
     def lag(self, priority: int) -> float:
         """What its priority adds to a place."""

@@ -316,6 +316,7 @@ class Generation:
             tenant=job.tenant,
             share=job.share,
             priority=job.priority,
+            waited_s=now - self._began_at,
             attempt=attempt,
             excluded_replicas=self._excluded,
             ranks=placement.ranks,

@@ -291,6 +291,7 @@ class SimEngine:
                 sampling=_SAMPLING,
                 seed=0,
                 arrival_s=self._queue.now,
+                waited_s=self._queue.now - work.arrival_s,
                 expires_s=None,
                 blocks=self._cache.begin(tokens),
                 detokenizer=_NO_TEXT,

@@ -86,6 +86,7 @@ class RouterNode:
             excluded=excluded,
             max_tokens=turn.work.output_tokens - num_output,
             prompt=turn.prompt,
+            asked_at=turn.work.arrival_s,
         )
         try:
             if self._held is not None:

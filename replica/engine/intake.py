@@ -101,6 +101,7 @@ class Intake:
             sampling=drawn_by,
             seed=request.seed,
             arrival_s=arrival_s,
+            waited_s=request.waited_s,
             expires_s=None if request.deadline_s is None else arrival_s + request.deadline_s,
             blocks=self._cache.begin(
                 token_ids,

@@ -63,6 +63,7 @@ class Request:
     cached_tokens: int | None = None  # prompt tokens from the cache at first admission; None before
     expected_hit: int = 0  # cached tokens at submission: an estimate while waiting
     num_preemptions: int = 0
+    waited_s: float = 0.0  # at a Router, before it arrived: its place counts them
     finish_reason: FinishReason | None = None
     # Engine clock, None before: for metrics and traces, nothing is decided by them.
     admitted_s: float | None = None  # first taken into a step

@@ -154,7 +154,8 @@ class Scheduler:
         uncached, prefill_s = len(request.token_ids) - request.expected_hit, 0.0
         if pace is not None:
             prefill_s = pace.prefill_s(uncached, request.expected_hit, self._max_batched_tokens)
-        place = order.place(prefill_s, arrival_s=request.arrival_s, now_s=self._clock())
+        came_s = request.arrival_s - request.waited_s
+        place = order.place(prefill_s, came_s=came_s, now_s=self._clock())
         # What it is to find has to be computed first: before that it is not as short as it seems. Of whoever
         # is less urgent it need not wait for that.
         if (promiser := expected.promiser) is not None:

@@ -73,7 +73,8 @@ class SentPrompts(SilentObserver):
         order = self._preempting.get(replica_id)
         if order is None:
             return LAST
-        return order.place(own_s, arrival_s=now, now_s=now) + order.lag(query.priority)
+        came_s = now if query.asked_at is None else query.asked_at
+        return order.place(own_s, came_s=came_s, now_s=now) + order.lag(query.priority)
 
     def before(
         self,

@@ -38,6 +38,7 @@ class Job:
     share: float = 1.0
     priority: int = 0
     expires_s: float | None = None
+    waited_s: float = 0.0  # at a Router, before it arrived
 
 
 @dataclass
@@ -86,6 +87,7 @@ class Engine:
             sampling=params,
             seed=0,
             arrival_s=job.arrival_s,
+            waited_s=job.waited_s,
             expires_s=job.expires_s,
             blocks=self.cache.begin(tokens, block_hashes=sent),
             detokenizer=Detokenizer(NoText(), params, frozenset(), max_tokens=job.num_output, sent_chars=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +54,23 @@ def test_shortest_first_is_the_order_of_length(lengths: list[int]) -> None:
     engine = Engine(SchedulingOrder.SHORTEST, max_running=1)
     engine.run([Job(0.0, length) for length in lengths])
     assert [lengths[number] for number in engine.started] == sorted(lengths)
+
+
+@given(
+    st.integers(50, 300), st.lists(st.integers(1, 40), min_size=1, max_size=8), st.floats(0.0, 2.0), orders
+)
+def test_who_has_waited_at_a_router_has_its_age(
+    long: int, shorts: list[int], share: float, order: SchedulingOrder
+) -> None:
+    """A long prompt is overtaken by those that came within its own prefill / AGING, wherever it was then."""
+    engine, first = Engine(order, max_running=1), Job(0.0, long)
+    waited_s = share * own_s(first) / AGING
+    engine.run([replace(first, waited_s=waited_s), *(Job(0.0, length) for length in shorts)])
+    overtaken_by = engine.started[: engine.started.index(0)]
+    if order is SchedulingOrder.FIRST_COME or share > 1.001:
+        assert overtaken_by == []
+    elif share < 0.001:
+        assert len(overtaken_by) == len(shorts)
 
 
 def test_a_long_prompt_stands_back_and_keeps_its_blocks() -> None:

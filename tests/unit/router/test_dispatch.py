@@ -125,6 +125,20 @@ async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
         assert len(router.calls.requests) == 3
 
 
+async def test_a_replica_hears_how_long_a_request_has_waited(router: RouterUnderTest) -> None:
+    """Of all its attempts: its age counts in the next replica's queue."""
+
+    async def late_loss(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        await asyncio.sleep(0.05)
+        raise ReplicaLost("gone")
+        yield
+
+    _first_only(router, late_loss)
+    await _run(_generation(router))
+    first, second = [request.waited_s for _, request in router.calls.requests]
+    assert 0.0 <= first <= second - 0.05
+
+
 async def test_the_next_attempt_is_matched_on_prompt_and_tokens_so_far(router: RouterUnderTest) -> None:
     _first_only(router, _failing(ReplicaLost("gone"), 2))
     await _run(_generation(router))
