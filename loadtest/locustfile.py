@@ -11,10 +11,12 @@ docs/benchmarking.md says what that hides, and `python -m loadtest replay` does 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import gevent  # type: ignore[import-untyped]
+import psutil  # type: ignore[import-untyped]
 from locust import events
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
@@ -27,6 +29,7 @@ from loadtest.users.llm_user import COUNTS, LlmUser, Setting
 
 DEFAULT_HOST = "http://127.0.0.1:8000"
 _JOIN_LIMIT_S = 10.0  # for workers that are on their way while the master finds out that there is no server
+_LEAVE_LIMIT_S = 2.0  # for those that were told to go
 _REPORT_KEY = "llm_counts"
 _total = Counts()  # of all workers
 
@@ -123,11 +126,27 @@ def _find_server(environment: Environment, **_: Any) -> None:
 
 
 def _dismiss_workers(runner: MasterRunner, num_expected: int) -> None:
-    """A worker that has not joined cannot be told, and would look for its master for minutes."""
+    """A worker that has not joined cannot be told, and one that is told while it still joins goes on and
+    hears nothing any more: those that this process has started are ended if they stay."""
     with gevent.Timeout(_JOIN_LIMIT_S, False):
         while len(runner.clients.ready) < num_expected:
             gevent.sleep(0.1)
     runner.quit()
+    started = psutil.Process().children()
+    with gevent.Timeout(_LEAVE_LIMIT_S, False):
+        while any(map(_is_alive, started)):
+            gevent.sleep(0.1)
+    for worker in filter(_is_alive, started):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.terminate()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """One that has ended is locust's to wait for."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]

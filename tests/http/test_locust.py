@@ -33,15 +33,18 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-def locust(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def locust(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return run(*LOCUST, *arguments, folder=folder)
+
+
+def run(*command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*LOCUST, *arguments],
+        command,
         cwd=folder,  # the file finds what it imports from anywhere
         capture_output=True,
         text=True,
-        env={**os.environ, "OPENAI_API_KEY": ""},
+        env={**os.environ, "OPENAI_API_KEY": "", **variables},
         timeout=120,
-        **options,
     )
 
 
@@ -72,6 +75,23 @@ def test_a_server_that_is_not_there_is_one_line_and_no_table(processes: list[str
     assert ended.stderr.count("no OpenAI-compatible server answers at http://127.0.0.1:1") == 1
     assert "Traceback" not in ended.stderr
     assert "Aggregated" not in ended.stdout
+
+
+def test_without_a_server_a_worker_that_does_not_leave_is_ended(tmp_path: Path) -> None:
+    """Told to quit while it was still joining, it listened no more and stayed for ever."""
+    deaf = tmp_path / "deaf.py"
+    deaf.write_text(
+        "import gevent\n"
+        "from locust.runners import WorkerRunner\n"
+        "from loadtest.locustfile import *\n"
+        "WorkerRunner._send_stats = lambda self: gevent.sleep(1000)  # which it does when told\n"
+        "WorkerRunner.heartbeat_timeout_checker = lambda self: gevent.sleep(1000)\n"
+    )
+    command = (*LOCUST[:3], "-f", str(deaf), "--headless", "--processes", "2")
+    ended = run(*command, "--host", "http://127.0.0.1:1", folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert ended.returncode == 1
+    assert ended.stderr.count("no OpenAI-compatible server answers at http://127.0.0.1:1") == 1
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
