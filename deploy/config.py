@@ -15,7 +15,6 @@ import msgspec
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
-from cache.scheduling_order import SchedulingOrder
 from deploy.errors import UnknownKey
 from deploy.traces import check_exporter
 from replica.config import ReplicaConfig
@@ -42,9 +41,6 @@ class AppConfig:
         if _tenants(router).has_keys:
             # Hits compare tokens whatever the hash; this keeps one tenant from misleading others' placement.
             replica.setdefault("hash_algorithm", HashAlgorithm.SHA256)
-        if router.get("binding") == "at_once":
-            # The queue is in the engines then, and nobody else puts it in order (docs/design/019).
-            replica.setdefault("scheduling_order", SchedulingOrder.SHORTEST_PREEMPTING.value)
         config = cls(replica=_build("args.replica", ReplicaConfig, replica), router=router)
         check_exporter(config.router_sketch().traces, "args.router.traces")  # and its ranges, now
         return config

@@ -115,10 +115,9 @@ class ReplicaConfig:
     # the decodes' own tokens ends with the step all the same.
     max_batched_tokens: int = 512
     max_running: int = 64  # sequences in one step
-    # Who waits first: "first_come"; "shortest", least uncached prefill first, with aging; or
-    # "shortest_preempting", where one that has begun stands back for a shorter one. First come, since Routers
-    # hold requests in that order; where they do not (`binding: at_once`) deploy asks for the third.
-    scheduling_order: str = "first_come"
+    # Whose prompt is computed first: "first_come"; "shortest", least uncached prefill first, with aging; or
+    # "shortest_preempting", where one that has begun stands back for a shorter one, and Routers know that.
+    scheduling_order: str = SchedulingOrder.SHORTEST_PREEMPTING.value
     # Seconds between two tokens of an answer that prompts beside it may make of it. None: as it is without
     # them, and as much again for each prompt that is to be computed. inf: prompts take whole steps, since
     # Routers price them so.

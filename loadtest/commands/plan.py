@@ -10,7 +10,7 @@ from loadtest.commands.options import add_machine, add_output, add_trace, output
 from loadtest.placement import arguments as read
 from loadtest.placement.plan import PlanRequest
 from loadtest.placement.plan_report import run_plan
-from loadtest.placement.policy_choice import DEFAULT, parse_policy
+from loadtest.placement.policy_choice import SHIPPED, parse_policy
 
 SUMMARY = "how many replicas a trace needs"
 DESCRIPTION = """\
@@ -48,7 +48,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="length of the busiest stretch that is replayed (default: 4000)",
     )
     add("--max-replicas", type=read.count, default=256, metavar="N", help="give up beyond (default: 256)")
-    add("--policy", default=DEFAULT, metavar="NAME[:KNOB=VALUE,...]", help=f"(default: {DEFAULT})")
+    add(
+        "--policy",
+        default=SHIPPED.label,
+        metavar="NAME[:KNOB=VALUE,...]",
+        help=f"(default: as it ships, {SHIPPED.label})",
+    )
     add_machine(parser)
     add_output(parser, "plan")
 

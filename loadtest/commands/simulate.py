@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME[:KNOB=VALUE,...]",
         help="may be repeated; NAME+late binds late, NAME+shortest has engines compute short prompts first, "
-        "as ships with 'binding: at_once'; 'all' is every policy at its defaults, and the ideals; "
+        "as they ship; 'all' is every policy at its defaults, and the ideals; "
         f"an unknown name lists them (default: {DEFAULT})",
     )
     add(

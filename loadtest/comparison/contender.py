@@ -96,13 +96,13 @@ def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     router.update(settings)
     if choice.engine_order is not None:
         replica["scheduling_order"] = choice.engine_order.value
-    elif choice.name != DEFAULT:
+    elif choice.name != DEFAULT or choice.is_late:  # a form other than what ships says so
         _serve_as_they_come(replica)
     return changed
 
 
 def _serve_as_they_come(replica: dict[str, Any]) -> None:
-    """As rivals' own engines do, where `deploy` would have short prompts go first."""
+    """As rivals' own engines do, where ours would compute short prompts first."""
     replica.setdefault("scheduling_order", SchedulingOrder.FIRST_COME.value)
 
 

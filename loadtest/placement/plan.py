@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
-from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
+from loadtest.placement.policy_choice import SHIPPED, PolicyChoice
 from loadtest.placement.stack_distance import HitCurve, hit_curve
 from loadtest.placement.summary import CellSummary, summarize
 from loadtest.simulation.cell import CellSpec
@@ -36,7 +36,7 @@ class PlanRequest:
     )  # of one replica: what there is to choose from
     num_requests: int = 4_000
     max_replicas: int = 256
-    policy: PolicyChoice = field(default_factory=lambda: PolicyChoice(DEFAULT))
+    policy: PolicyChoice = SHIPPED
     machine: Machine = H100_8B
 
 
@@ -116,7 +116,7 @@ def _simulate(request: PlanRequest, workload: Workload, cache_tokens: int, num_r
         policy_options=request.policy.options,
         router_options=request.policy.router_settings,
         cache_tokens=cache_tokens,
-        machine=request.machine,
+        machine=request.policy.machine_of(request.machine),
     )
     return summarize(simulate(workload, spec), num_replicas)
 

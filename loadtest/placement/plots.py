@@ -192,9 +192,9 @@ def _colour(policy: PolicyChoice) -> str:
         return "black"
     if policy.name != DEFAULT:
         return "tab:blue"
-    if policy.is_shortest_first:
-        return "tab:pink"
-    return "tab:orange" if policy.is_late else "tab:red"
+    if policy.is_late:
+        return "tab:brown" if policy.is_shortest_first else "tab:orange"
+    return "tab:pink" if policy.is_shortest_first else "tab:red"
 
 
 def _save(*, figure_to: Path) -> None:

@@ -1,8 +1,9 @@
 """Which policies to compare: `expected_time+late:near_tie=0.1` on the command line, a value everywhere else.
 
-    name              dispatched at once; engines compute prompts in the order in which they come
-    name+late         held by the Router
-    name+shortest     at once; engines compute the shortest prompts first, and longer ones stand back
+    name                 dispatched at once; engines compute prompts in the order in which they come
+    name+late            held by the Router
+    name+shortest        at once; engines compute the shortest prompts first, and longer ones stand back
+    name+late+shortest   both: as the default policy ships
 
 Knows names and knobs, as production's registry and the Router's settings have them; knows no cells.
 """
@@ -10,7 +11,7 @@ Knows names and knobs, as production's registry and the Router's settings have t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,6 +19,7 @@ from cache.errors import ConfigError
 from cache.scheduling_order import SchedulingOrder
 from loadtest.placement.errors import BadRequest
 from loadtest.simulation.cell import IDEAL, IDEAL_APART, IDEAL_SHORTEST, IDEALS
+from loadtest.simulation.machine import Machine
 from loadtest.simulation.turns import fingerprint
 from router.config import RouterConfig
 from router.policies import POLICIES
@@ -46,7 +48,7 @@ class PolicyChoice:
     is_late: bool = False
     options: Options = ()  # the policy's
     router_options: Options = ()  # of `ROUTER_KNOBS`
-    is_shortest_first: bool = False  # on engines that compute short prompts first, as ships with `at_once`
+    is_shortest_first: bool = False  # on engines that compute short prompts first, as they ship
 
     @property
     def label(self) -> str:
@@ -65,6 +67,12 @@ class PolicyChoice:
         """What it asks of engines; None: what the comparison's machine has."""
         return SchedulingOrder.SHORTEST_PREEMPTING if self.is_shortest_first else None
 
+    def machine_of(self, machine: Machine) -> Machine:
+        """The comparison's machine, with engines in the order that it asks for."""
+        if self.engine_order is None:
+            return machine
+        return replace(machine, scheduling_order=self.engine_order)
+
     @property
     def router_settings(self) -> Options:
         """Fields of `RouterConfig`, sorted by name; none for an ideal, which has no router."""
@@ -73,18 +81,21 @@ class PolicyChoice:
         return tuple(sorted((("binding", LATE if self.is_late else AT_ONCE), *self.router_options)))
 
 
+SHIPPED = PolicyChoice(DEFAULT, is_late=True, is_shortest_first=True)
+
 OURS = (
     PolicyChoice(DEFAULT),
     PolicyChoice(DEFAULT, is_shortest_first=True),
     PolicyChoice(DEFAULT, is_late=True),
+    SHIPPED,
 )
-"""The forms of the default policy: to engines like everybody's, as it ships at once, and as it ships."""
+"""The forms of the default policy: at once and late, each to engines like everybody's and as they ship."""
 
 
 def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
     """`name`, `name+late`, `name+shortest` or `name:knob=value,...`, each.
 
-    `all` stands for every policy at its defaults, the default policy in its other two forms, and the ideals
+    `all` stands for every policy at its defaults, the default policy in its other three forms, and the ideals
     but `ideal_apart_shortest`, which takes minutes a cell on many replicas. The ideal is always among them,
     first, since all others are measured against it. No choice comes twice.
     `@file` stands for the choices in a file, one a line, blank lines and `#` comments left out. Raises

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -85,15 +85,10 @@ class GridSpec:
                     slowdowns=self.slowdowns,
                     failures=self.failures,
                     scalings=self.scalings,
-                    machine=self._machine_of(policy),
+                    machine=policy.machine_of(self.machine),
                 )
                 found.append((setting, policy, spec))
         return found
-
-    def _machine_of(self, policy: PolicyChoice) -> Machine:
-        if policy.engine_order is None:
-            return self.machine
-        return replace(self.machine, scheduling_order=policy.engine_order)
 
 
 def default_trace() -> Path:

@@ -12,7 +12,8 @@ from loadtest.placement.suites import Setting
 from loadtest.simulation.cell import IDEAL
 from loadtest.text_table import TextTable
 
-AT_ONCE, SHORTEST, LATE = OURS
+AT_ONCE = tuple(choice for choice in OURS if not choice.is_late)
+LATE = tuple(choice for choice in OURS if choice.is_late)
 THE_IDEAL = PolicyChoice(IDEAL)
 
 IDEAL_LIMIT = 1.07  # mean time to first token over the ideal's, dispatch at once
@@ -43,13 +44,14 @@ def targets_table(found: list[Target]) -> TextTable:
 
 def sharing_targets(comparison: Comparison) -> Iterator[Target]:
     """Of traffic with something to share: near the ideal, and ahead of every rival."""
-    for ours in _present(comparison, (AT_ONCE, SHORTEST)):
+    for ours in _present(comparison, AT_ONCE):
         what = f"mean over the ideal's, at once, {ours.label}"
         yield _at_most(what, comparison, ours, THE_IDEAL, mean_ttft_s, IDEAL_LIMIT)
     for load, limit in LATE_LIMITS.items():
         part = comparison.only(partial(_is_at_load, load))
-        if part.settings and LATE in part.policies:
-            yield _at_most(f"the same at load {load:g}, late", part, LATE, THE_IDEAL, mean_ttft_s, limit)
+        for ours in _present(part, LATE) if part.settings else ():
+            what = f"the same at load {load:g}, {ours.label}"
+            yield _at_most(what, part, ours, THE_IDEAL, mean_ttft_s, limit)
     yield from _rival_targets(comparison)
     yield from _overload_targets(comparison)
 
@@ -96,7 +98,7 @@ def _overload_targets(comparison: Comparison) -> Iterator[Target]:
             continue
         means = {policy: comparison.mean(setting, policy, mean_ttft_s) for policy in _rivals(comparison)}
         best = min(means, key=lambda policy: means[policy])
-        for ours in _present(comparison, (AT_ONCE, SHORTEST)):
+        for ours in _present(comparison, AT_ONCE):
             ratio = comparison.mean(setting, ours, mean_ttft_s) / means[best]
             yield Target(
                 f"{setting.workload}, {setting.num_replicas} replicas, load {setting.load:g}, small cache: "

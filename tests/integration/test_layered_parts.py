@@ -23,7 +23,7 @@ SLOW = StepTimeModel(base_s=0.1, per_token_s=0.01, per_attention_s=1e-5, per_seq
 SETTINGS = (
     Setting("blocks-of-4", block_size=4, itl_target_s=LEAST),
     Setting("blocks-of-16", itl_target_s=LEAST),
-    Setting("preempted", num_blocks=9, itl_target_s=LEAST),
+    Setting("preempted", num_blocks=8, itl_target_s=LEAST),
     Setting("swapped", num_blocks=9, host_cache_gib=0.01, preemption="swap", itl_target_s=LEAST),
     Setting("screened", block_size=4, greedy_screen="on", itl_target_s=LEAST),
     Setting("ahead", block_size=4, async_scheduling=True, itl_target_s=LEAST),

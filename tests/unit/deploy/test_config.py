@@ -117,10 +117,8 @@ def test_router_range_is_checked_at_once() -> None:
         AppConfig.from_args({"router": {"policy": "fastest"}})
 
 
-def test_engines_order_the_queue_where_the_router_holds_none() -> None:
-    at_once = {"router": {"binding": "at_once"}}
-    assert AppConfig.from_args(at_once).replica.scheduling_order == "shortest_preempting"
-    asked_for = {**at_once, "replica": {"scheduling_order": "first_come"}}
+def test_engines_compute_short_prompts_first_unless_the_file_says_otherwise() -> None:
+    for router in ({}, {"binding": "late"}, {"binding": "at_once"}):
+        assert AppConfig.from_args({"router": router}).replica.scheduling_order == "shortest_preempting"
+    asked_for = {"replica": {"scheduling_order": "first_come"}}
     assert AppConfig.from_args(asked_for).replica.scheduling_order == "first_come"
-    for router in ({}, {"binding": "late"}):
-        assert AppConfig.from_args({"router": router}).replica.scheduling_order == "first_come"

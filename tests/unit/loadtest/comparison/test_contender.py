@@ -39,12 +39,15 @@ def test_what_ships_keeps_its_binding_and_rivals_dispatch_at_once() -> None:
 
 
 def test_engines_take_turns_as_the_rivals_own_do_unless_asked_otherwise() -> None:
-    names = ["expected_time", "round_robin", "round_robin+shortest", "expected_time+shortest", RAY_ROUTER]
+    names = ["expected_time", "round_robin", "round_robin+shortest", "expected_time+shortest"]
+    names += ["expected_time+late", "expected_time+late+shortest", RAY_ROUTER]
     replicas = [parts(contender.content)[0] for contender in of_policies(DEPLOY, names, Changes())]
     assert [replica.get("scheduling_order") for replica in replicas] == [
-        None,  # by the binding: deploy's affair
+        None,  # as the engine ships
         "first_come",
         "shortest_preempting",
+        "shortest_preempting",
+        "first_come",
         "shortest_preempting",
         "first_come",
     ]

@@ -15,12 +15,13 @@ def parse(text: str) -> PolicyChoice:
     return parse_policies([text])[-1]
 
 
-def test_all_is_everybody_once_and_the_default_in_its_three_forms() -> None:
+def test_all_is_everybody_once_and_the_default_in_its_four_forms() -> None:
     chosen = parse_policies(["all", "round_robin"])
     labels = [choice.label for choice in chosen]
     assert labels[:3] == ["ideal", "ideal_shortest", "ideal_apart"]
-    assert labels[3:6] == ["expected_time", "expected_time+shortest", "expected_time+late"]
-    assert sorted(labels[3:]) == sorted([*POLICIES, "expected_time+shortest", "expected_time+late"])
+    forms = [f"expected_time{form}" for form in ("", "+shortest", "+late", "+late+shortest")]
+    assert labels[3:7] == forms
+    assert sorted(labels[3:]) == sorted([*POLICIES, *forms[1:]])
 
 
 def test_the_ideal_is_always_there() -> None:
