@@ -317,7 +317,8 @@ class HeldRequests:
         longer, may stand back for it."""
         best, query = decision.ranking.best, held.query
         place = LAST
-        if best.num_requests < best.info.max_running:  # else it needs a place, which nobody gives up
+        # Without a place there it would wait for one, which nobody gives up.
+        if best.num_requests < best.info.max_running and decision.is_bound:
             place = self._sent.place(best.replica_id, query, decision.prefill_s, now)
         return self._sent.before(
             best.replica_id, query.tenant, held.uncached_tokens, query.share, self._queue.tag, place

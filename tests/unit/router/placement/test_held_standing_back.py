@@ -82,6 +82,23 @@ def test_nobody_gives_up_a_place() -> None:
     assert router.poll() == []
 
 
+def test_who_would_go_to_another_that_falls_idle_waits_for_that() -> None:
+    """Two replicas at long prompts: who has nothing cached takes whichever is free first, and delays none."""
+    router = HoldingRouter(num_replicas=2, scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
+    router.held.submit(query("of A", LONG))
+    router.held.submit(query("of B", LONG + 10))
+    assert sorted(router.poll()) == ["of A", "of B"]
+    router.held.submit(query("cold", 10))
+    assert router.poll() == []
+    own = query("its next turn", LONG + 5)
+    own = own._replace(block_hashes=query("of B", LONG + 10).block_hashes[: LONG + 5])
+    router.held.submit(own)
+    [departure] = router.held.poll()
+    assert departure.request_id == "its next turn"
+    assert departure.placement is not None
+    assert departure.placement.replica_id == B
+
+
 def test_an_idle_replica_is_taken_all_the_same() -> None:
     router = HoldingRouter(num_replicas=2, scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
     router.report(A, backlog_s=5.0, num_running=1)
