@@ -60,6 +60,17 @@ def test_continuation_equals_the_uninterrupted_text_at_every_cut(stop: tuple[str
         assert rest[-1].finish_reason == deltas[-1].finish_reason
 
 
+def test_who_has_waited_at_its_router_goes_before_who_came_there_later() -> None:
+    core = sim_core(max_running=1)
+    requests = [make_request(name, range(number, 20 + number)) for number, name in enumerate("abc")]
+    for request, waited_s in zip(requests, (0.0, 1.0, 2.0), strict=True):
+        core.submit(replace(request, waited_s=waited_s))
+    began: list[str] = []
+    while len(began) < 3:
+        began += [p.request.request_id for p in core.step() if p.request.request_id not in began]
+    assert began == ["c", "b", "a"]
+
+
 def test_same_output_whatever_the_chunks_and_the_cache() -> None:
     prompt = list(range(50))
     request = make_request("r", prompt, max_tokens=20, temperature=1.0, seed=9)
