@@ -308,8 +308,9 @@ class HeldRequests:
             order=decision.prefill_s + self._options.aging * (held.since + held.lag_s),
         )
         backlog_s = decision.start_s - held.ahead_s
-        before_s = held.ahead_s + backlog_s * self._part_before(held, decision, now)
-        held.free_at = now + before_s - self._soon_s(held, now)
+        if backlog_s > 0.0:
+            backlog_s *= self._part_before(held, decision, now)
+        held.free_at = now + held.ahead_s + backlog_s - self._soon_s(held, now)
         return decision
 
     def _part_before(self, held: HeldRequest, decision: Decision, now: float) -> float:
