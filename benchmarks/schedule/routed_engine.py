@@ -50,6 +50,7 @@ def run_routed(
         device="virtual",
         attention_backend="none",
         has_prefix_cache=False,
+        scheduling_order=engine.scheduling_order,
     )
     routing.update_replicas({REPLICA: info})
     held = HeldRequests(routing, HoldOptions.of(config), clock)

@@ -16,6 +16,7 @@ from cache.events import Load, StepTimeModel
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
+from cache.scheduling_order import SchedulingOrder
 from cache.types import RequestId
 from replica.config import ReplicaConfig
 from replica.output.detokenizer import Detokenizer, NoText
@@ -60,6 +61,7 @@ class VirtualEngine:
         self._cache = KVCacheManager(
             num_blocks, BlockHasher(mark), block_size=config.block_size, prefix_caching=False
         )
+        self.scheduling_order = SchedulingOrder(config.scheduling_order)
         self._scheduler = Scheduler(
             self._cache,
             num_blocks=num_blocks,
@@ -70,6 +72,7 @@ class VirtualEngine:
             max_waiting=config.max_waiting,
             max_wait_s=math.inf if config.max_wait_s is None else config.max_wait_s,
             clock=lambda: self.now_s,
+            order=self.scheduling_order,
             itl_target_s=config.itl_target_s,
             pace=lambda: model,
         )
