@@ -57,6 +57,7 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
                 log_to_driver=verbose,
                 logging_level="INFO" if verbose else "ERROR",
             )
+        _stop_on_signals()  # anew: Ray takes SIGTERM for a crash, prints a stack and aborts
         check_gpus(file, ray.cluster_resources().get("GPU", 0.0))  # as Ray has counted them
         watch.start()
         # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
@@ -72,9 +73,12 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
 
 
 def _stop_on_signals() -> None:
-    """Ctrl-C and SIGTERM both stop cleanly, also when started in the background (SIGINT ignored there)."""
+    """Ctrl-C and SIGTERM both stop cleanly, also when started in the background (SIGINT ignored there). Those
+    that follow change nothing: what is being stopped has to be stopped."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -149,6 +150,10 @@ def test_two_deployments_side_by_side_and_the_simulated_runner() -> None:
         _assert_only_on_loopback(one)
         assert stop(two.process) == 0
         assert len(one.version()["replicas"]) == 1
+        # As a supervisor stops it; and somebody who does not wait is no reason to leave something behind.
+        one.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert stop(one.process) == 0
 
 
 def _assert_only_on_loopback(server: Server) -> None:
