@@ -139,6 +139,7 @@ def served_by_engine_core(work: Workload, num_blocks: int) -> tuple[list[float],
         max_batched_tokens=MACHINE.max_batched_tokens,
         max_running=MACHINE.max_running,
         itl_target_s=MACHINE.itl_target_s,
+        scheduling_order=MACHINE.scheduling_order.value,
     )
     first_s, last_s, cached = ([0.0] * len(work.requests) for _ in range(3))
     coming = list(enumerate(work.requests))
