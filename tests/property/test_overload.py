@@ -29,21 +29,24 @@ class Queue:
         self.overload = Overload()
         self.num_replicas = 4
         self.waiting: deque[tuple[float, float]] = deque()  # until when, and which part of a request
+        self.num_waiting = 0.0
 
     def came(self, now: float, part: float = 1.0) -> bool:
         """Somebody comes and is taken in; whether that is overload."""
         wait_s = max(0.0, self.free_at - now)
         while self.waiting and self.waiting[0][0] <= now:
-            self.waiting.popleft()
-        num_waiting = sum(each for _, each in self.waiting)
+            self.num_waiting -= self.waiting.popleft()[1]
+        num_waiting = self.num_waiting if self.waiting else 0.0  # and not what rounding has left
         self.free_at = max(now, self.free_at) + 1 / self.rate_per_s
         self.waiting.append((self.free_at, part))
+        self.num_waiting = num_waiting + part
         return self.look(now, num_waiting, wait_s, part)
 
     def stand(self, count: int, now: float) -> None:
         """So many wait, having done so for as long as there is a queue."""
         self.free_at = now + count / self.rate_per_s
         self.waiting.extend((now + (number + 1) / self.rate_per_s, 1.0) for number in range(count))
+        self.num_waiting = sum(part for _, part in self.waiting)
 
     def look(self, now: float, num_waiting: float, wait_s: float, part: float = 1.0) -> bool:
         return self.overload.look(
