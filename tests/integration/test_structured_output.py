@@ -106,20 +106,28 @@ def _tokens(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
 
-@pytest.mark.parametrize("sampling", [WARM, COLD], ids=["sampled", "greedy"])
+@pytest.fixture(scope="module", params=[WARM, COLD], ids=["sampled", "greedy"])
+def said_alone(
+    request: pytest.FixtureRequest, runners: Runners, structures: Structures
+) -> tuple[SamplingParams, list[tuple[int, ...]]]:
+    """A way to draw, and what each request says by it in an engine of its own."""
+    asked = [
+        _engine(runners, structures, ALONE).complete([request])[0].token_ids
+        for request in _requests(request.param)
+    ]
+    return request.param, asked
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_nothing_but_the_structure_changes_what_is_said(
     runners: Runners,
     structures: Structures,
     setting: Setting,
-    sampling: SamplingParams,
+    said_alone: tuple[SamplingParams, list[tuple[int, ...]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Batch, chunks, cache, preemption and the screen: each says what it says alone."""
-    alone = [
-        _engine(runners, structures, ALONE).complete([request])[0].token_ids
-        for request in _requests(sampling)
-    ]
+    sampling, alone = said_alone
     engine = _engine(runners, structures, setting)
     if not setting.is_roomy:  # let them in together, to be thrown out again
         monkeypatch.setattr(AnswerLengths, "expected", lambda _self, so_far, _at_most: so_far)
