@@ -23,35 +23,76 @@ from tests.model_families import FAMILIES, MORE_FAMILIES, Family
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A family's network on disk, with what it has to answer."""
+    """A family's network as the service loads it, with what it has to answer."""
 
     runners: Runners
     wanted: list[tuple[int, ...]]
 
 
-def _params() -> list[Any]:
-    usual = [pytest.param(family, id=family.name) for family in FAMILIES]
-    return usual + [pytest.param(f, id=f.name, marks=pytest.mark.long) for f in MORE_FAMILIES]
+class Shelf:
+    """Each family's network, saved and asked when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._saved: dict[str, Saved] = {}
+
+    def get(self, family: Family) -> Saved:
+        if family.name not in self._saved:
+            folder = families.save(family, self._folder / family.name)
+            wanted = families.expected(folder, torch.device("cpu"))
+            self._saved[family.name] = Saved(Runners(folder, "cpu"), wanted)
+        return self._saved[family.name]
+
+    def close(self) -> None:
+        for saved in self._saved.values():
+            saved.runners.close()
 
 
-@pytest.fixture(scope="module", params=_params())
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
-    family: Family = request.param
-    folder = families.save(family, tmp_path_factory.mktemp(family.name))
-    runners = Runners(folder, "cpu")
-    yield Saved(runners, families.expected(folder, torch.device("cpu")))
-    runners.close()
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    shelf = Shelf(tmp_path_factory.mktemp("families"))
+    yield shelf
+    shelf.close()
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_greedy_output_is_generates(saved: Saved, setting: Setting) -> None:
+# In the short suite every family meets the four settings that ask most of a network: whole prompts, chunks
+# over small blocks, blocks taken away and computed again, and the screen. The others differ in what scheduler
+# and pool do, which no family changes: three meet them, whose pages are alike, windowed, and latent.
+ASKS_MUCH = ("cache-on", "chunked-blocks-of-4", "preempted-blocks-of-4", "screened")
+IN_EVERY_SETTING = ("llama", "gemma3", "deepseek_v3")
+
+
+def _is_long(family: Family, setting: Setting) -> bool:
+    return family in MORE_FAMILIES or not (setting.name in ASKS_MUCH or family.name in IN_EVERY_SETTING)
+
+
+def _param(family: Family, *others: Any, name: str, is_long: bool) -> Any:
+    return pytest.param(family, *others, id=name, marks=pytest.mark.long if is_long else ())
+
+
+IN_SETTINGS = [
+    _param(family, setting, name=f"{family.name}-{setting.name}", is_long=_is_long(family, setting))
+    for family in (*FAMILIES, *MORE_FAMILIES)
+    for setting in SETTINGS
+]
+ONCE = [
+    _param(family, name=family.name, is_long=family in MORE_FAMILIES)
+    for family in (*FAMILIES, *MORE_FAMILIES)
+]
+
+
+@pytest.mark.parametrize(("family", "setting"), IN_SETTINGS)
+def test_greedy_output_is_generates(shelf: Shelf, family: Family, setting: Setting) -> None:
     """Cold, warm, with late arrivals; shared prefixes, twins, one token, whole blocks."""
+    saved = shelf.get(family)
     engines.check_variety(saved.wanted)
     engines.check_family(saved.runners, setting, saved.wanted)
 
 
-def test_merging_returns_what_was_computed_twice(saved: Saved) -> None:
+@pytest.mark.parametrize("family", ONCE)
+def test_merging_returns_what_was_computed_twice(shelf: Shelf, family: Family) -> None:
     """The same answers on fewer blocks: twins ran side by side, and whole blocks were computed again."""
+    saved = shelf.get(family)
     kept, merged = (
         saved.runners.engine(Setting(discipline, block_size=4, cache_discipline=discipline))
         for discipline in ("append_only", "merge_on_fill")
@@ -62,8 +103,9 @@ def test_merging_returns_what_was_computed_twice(saved: Saved) -> None:
     assert merged.stats().cache.cached < kept.stats().cache.cached
 
 
-def test_a_second_turn_reuses_the_first_answer(saved: Saved) -> None:
-    engines.check_conversation(saved.runners, Setting("conversation", block_size=4))
+@pytest.mark.parametrize("family", ONCE)
+def test_a_second_turn_reuses_the_first_answer(shelf: Shelf, family: Family) -> None:
+    engines.check_conversation(shelf.get(family).runners, Setting("conversation", block_size=4))
 
 
 def test_the_cases_need_neither_ray_nor_sockets() -> None:
