@@ -83,17 +83,8 @@ def test_whoever_ends_it_ends_the_server_and_has_the_report(
     launcher.write_text(LAUNCHER.format(python=sys.executable, folder=str(tmp_path)))
     launcher.chmod(0o755)
     command = [sys.executable, "-c", STARTING, str(launcher), "compare", "--policy", "round_robin"]
-    command += [
-        "--replicas",
-        "1",
-        "--rate",
-        "20",
-        "--seconds",
-        "20",
-        "--no-plots",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command += ["--replicas", "1", "--rate", "40", "--seconds", "10"]
+    command += ["--no-plots", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
         beginning(command, ignored=ignored),
         cwd=ROOT,
