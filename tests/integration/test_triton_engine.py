@@ -104,7 +104,7 @@ def test_recorded_decode_steps_say_what_steps_as_they_are_say(
     families.save(next(family for family in families.FAMILIES if family.name == name), tmp_path)
     monkeypatch.setattr(decode_graphs, "SHORTEST", 64)
     recorder = KernelRecorder()
-    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     answers = []
     for runner in (load(tmp_path, fused_layers=False), load(tmp_path, recorder)):
         if not answers:  # what is launched from here on may be recorded

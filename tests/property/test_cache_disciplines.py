@@ -175,7 +175,7 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_tokens", [5, 12, 24, 40])
 def test_blocks_of_one_token_are_the_tree_long(num_tokens: int) -> None:
-    @settings(max_examples=250)
+    @settings(max_examples=100)
     @given(acts=acts(STEADY))
     def play(acts: list[Act]) -> None:
         play_beside(acts, num_tokens)

@@ -31,7 +31,7 @@ def test_flash_attention_is_dense_attention(
 
 @pytest.mark.long
 @given(layer=layers().map(served), batch=batches(), seed=st.integers(0, 10**6))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_flash_attention_is_dense_attention_in_many_more_shapes(
     layer: Layer, batch: tuple[int, list[Sequence]], seed: int
 ) -> None:

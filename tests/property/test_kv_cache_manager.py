@@ -330,13 +330,21 @@ def test_laws(mask: str, num_blocks: int) -> None:
 @pytest.mark.parametrize("num_blocks", [3, 6, 14, 24])
 @pytest.mark.parametrize("mask", MASKS)
 def test_laws_long(mask: str, num_blocks: int) -> None:
-    count = _run(mask, num_blocks, max_examples=500)
-    if num_blocks >= 10:
-        for again in range(1, 9):  # what is stale is rare: a thousand examples may have none
-            if not count["stale"]:
-                count += _run(mask, num_blocks, max_examples=500, again=again)
-        assert all(count[name] > 0 for name in ("hit tokens", "removals", "stale", "awaited"))
-        assert mask == "constant hash" or count["duplicates"] > 0
+    count = _run(mask, num_blocks, max_examples=150)
+    assert count["hit tokens"] > 0
+    assert num_blocks < 10 or mask == "constant hash" or count["duplicates"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_laws_where_hits_go_stale_and_blocks_are_awaited() -> None:
+    """Both are rare: a thousand examples may have none."""
+    count: Counter[str] = Counter()
+    for again in range(9):
+        count += _run("honest", 24, max_examples=500, again=again)
+        if count["stale"] and count["awaited"]:
+            return
+    pytest.fail(f"{count} in thousands of examples")
 
 
 def test_the_hint_is_part_of_the_hash() -> None:

@@ -79,7 +79,7 @@ def test_kernels_compute_dense_attention(
     card=st.sampled_from(CARDS),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_kernels_compute_dense_attention_in_many_more_shapes(
     layer: Layer, batch: tuple[int, list[Sequence]], seed: int, card: Card, dtype: torch.dtype
 ) -> None:

@@ -60,7 +60,7 @@ def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = (), seed
 @BINDINGS
 def test_copies_do_not_push_out_what_is_as_hot(binding: str) -> None:
     hits, slowest_s = [], []
-    for seed in range(1, 6):
+    for seed in range(1, 4):
         result = run(2, binding, seed=seed)
         warm = result.arrival_s >= WARM_S
         hits.append(result.cached_tokens[warm].sum() / result.input_tokens[warm].sum())

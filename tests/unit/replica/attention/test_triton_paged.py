@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -240,17 +241,18 @@ def test_every_kind_of_layer_compiles_for_three_generations(tmp_path: Path) -> N
     gemma = {**LLAMA_8B, "group": 2, "key_dim": 256, "value_dim": 256, "window": 4096}
     gpt_oss = {**LLAMA_8B, "group": 8, "key_dim": 64, "value_dim": 64, "window": 128}
     latent = {**LLAMA_8B, "kv_heads": 16, "group": 1, "key_dim": 192}
+    layers: list[dict[str, Any]] = [
+        {"kind": gemma, "has_cap": True},  # the largest heads: what is short of memory is short of it here
+        {"kind": LLAMA_8B},
+        {"kind": gpt_oss, "has_sinks": True, "merges": True},
+        {"kind": latent},
+        {"kind": {**LLAMA_8B, "itemsize": 4}},
+    ]
     cases = [
-        {"arch": arch, "most_rows": rows, **case}
+        {"arch": arch, "most_rows": rows, **layer}
         for arch in MOST_SHARED
         for rows in (4, 128)
-        for case in (
-            {"kind": LLAMA_8B},
-            {"kind": gemma, "has_cap": True},
-            {"kind": gpt_oss, "has_sinks": True, "merges": True},
-            {"kind": latent},
-            {"kind": {**LLAMA_8B, "itemsize": 4}},
-        )
+        for layer in (layers if arch == 90 else layers[:2])
     ]
     for case, answer in zip(cases, compiled(tmp_path, *cases), strict=True):
         arch = case["arch"]
