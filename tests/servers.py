@@ -38,6 +38,20 @@ class Server:
         answer: dict[str, Any] = httpx.get(f"{self.url}/version", timeout=10).json()
         return answer
 
+    def wait_until_whole(self, replicas: int = 2) -> None:
+        """Until somebody stands in for whatever part of it was killed."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._has(replicas):
+            assert time.monotonic() < deadline, f"it is not whole again: {self.log.read_text()[-4000:]}"
+            time.sleep(0.2)
+
+    def _has(self, replicas: int) -> bool:
+        try:
+            health = httpx.get(f"{self.url}/health", timeout=10)
+        except httpx.HTTPError:
+            return False
+        return health.status_code == 200 and health.json()["replicas"] >= replicas
+
     def metric(self, name: str) -> float:
         """Sum over labels of one metric on /metrics; 0 when it has no sample."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).text

@@ -24,19 +24,12 @@ import httpx
 import openai
 import pytest
 
-from deploy.environment import fast_proxy_installed
 from replica.models import tiny_model
-from tests.servers import ROOT, Server, processes_below, running_server
+from tests.e2e.deployments import FAST_PROXY, USUAL, deployed
+from tests.servers import ROOT, Server, processes_below
 
 ENVIRONMENTS = ROOT / ".clients"
-PROXY = os.environ.get("WARMPATH_PROXY", "auto")
-FAST_PROXY = PROXY == "fast" or (PROXY == "auto" and fast_proxy_installed())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running_server(proxy=PROXY) as running:
-        yield running
+pytestmark = deployed(USUAL)
 
 
 @pytest.fixture(scope="module")
@@ -234,15 +227,6 @@ def test_a_router_that_dies_under_a_request_loses_it_or_comes_back_in_time_for_i
             assert answer.status_code == 500
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
             assert answer.headers["x-request-id"]
-    deadline = time.monotonic() + 60
-    while not _is_ready(server) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    server.wait_until_whole()
     body["max_tokens"] = 2
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
-
-
-def _is_ready(server: Server) -> bool:
-    try:
-        return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False

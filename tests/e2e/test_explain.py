@@ -6,34 +6,17 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from loadtest.workloads.recording import read_recording
-from tests.servers import ROOT, Server, running_server
+from tests.e2e.deployments import BY_PYTHON, TOKEN, deployed
+from tests.servers import ROOT, Server
 
-TOKEN = "an end-to-end token"
 BLOCK = 16
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("traces")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    settings = {
-        "expose_debug": True,
-        "debug_token": TOKEN,
-        "shadow_policy": "round_robin",
-        "record": {"folder": str(folder)},
-    }
-    with running_server(proxy="python", router=settings) as running:
-        yield running
+pytestmark = deployed(BY_PYTHON)  # and the first to ask it: some of what is told here counts from its start
 
 
 def complete(server: Server, prompt: list[int], **headers: str) -> str:
@@ -60,7 +43,7 @@ def a_prompt(seed: int, num_tokens: int) -> list[int]:
     return [rng.randrange(10, 900) for _ in range(num_tokens)]
 
 
-def test_a_request_is_explained_advised_on_and_recorded(server: Server, folder: Path) -> None:
+def test_a_request_is_explained_advised_on_and_recorded(server: Server, shared_folder: Path) -> None:
     body = a_prompt(1, 40 * BLOCK)
     cold = complete(server, [*body, 5])
     complete(server, [*body, 5], **{"x-request-id": "mine"})
@@ -96,7 +79,7 @@ def test_a_request_is_explained_advised_on_and_recorded(server: Server, folder: 
     assert server.metric("warmpath_match_within_one_block_ratio") == 1.0
     assert server.metric("warmpath_shadow_decisions_total") == 8
 
-    [trace] = folder.glob("traffic-*.jsonl")
+    [trace] = shared_folder.glob("traffic-*.jsonl")
     requests = read_recording(trace).requests
     assert len(requests) == 8
     assert requests[0].block_ids[:40] == requests[1].block_ids[:40]

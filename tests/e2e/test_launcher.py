@@ -131,7 +131,7 @@ def test_check_accepts_the_projects_own_file(tmp_path: Path) -> None:
 
 def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
     """A setting that only a replica can judge: the KV pages cannot be allocated on this machine."""
-    file = deploy_file(short_folder, replica={"num_blocks": 1 << 30})
+    file = deploy_file(short_folder, replicas=1, replica={"num_blocks": 1 << 30})
     done = deploy("serve", file, "--port", str(free_base()), temp=short_folder)
     assert done.returncode == 2
     assert "NotEnoughMemory" in done.stderr

@@ -13,20 +13,16 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from tests.e2e.deployments import WITH_TWO_ROUTERS, deployed
 from tests.fakes.routers import Values, counted, parsed
-from tests.servers import Server, processes_below, running_server
+from tests.servers import Server, processes_below
 
 CANARY = "xylophone-quartz-7731"
 NUM_SCRAPES = 100
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.long  # a cluster of its own
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running_server(routers=2, replica={"runner": "simulated"}) as running:
-        yield running
+# And the first to ask it: its Routers are counted.
+pytestmark = [pytest.mark.long, deployed(WITH_TWO_ROUTERS)]
 
 
 def scrape(server: Server) -> Values:

@@ -9,25 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.e2e.deployments import WITH_TWO_ROUTERS, deployed
 from tests.e2e.faults.processes import ROUTER, descendants
-from tests.servers import Server, running_server
+from tests.servers import Server
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), deployed(WITH_TWO_ROUTERS)]
 
 SYSTEM = {"role": "system", "content": "You answer sailors' questions, briefly and in verse. " * 12}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    replica = {"runner": "simulated", "max_model_len": 4096}
-    with running_server(routers=2, replicas=3, replica=replica) as running:
-        yield running
 
 
 def ask(server: Server, method: str, path: str = "", body: dict[str, Any] | None = None) -> Any:
@@ -125,3 +119,4 @@ def test_it_outlives_the_routers_that_knew_of_it(server: Server) -> None:
     assert min(found) >= held["tokens"]  # earlier questions may have begun alike
     ask(server, "DELETE", f"/{held['id']}")
     eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)
+    server.wait_until_whole(3)

