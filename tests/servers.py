@@ -119,6 +119,7 @@ def running_server(
     try:
         _wait_until_ready(server, start_limit_s)
         yield server
+        assert stop(process) == 0
     finally:
         stop(process)
         assert_nothing_left(temp)

@@ -20,6 +20,7 @@ import yaml
 
 from deploy import __main__ as command
 from deploy.ports import free_base
+from tests.e2e.deployments import USUAL, deployed
 from tests.model_families import FAMILIES, save
 from tests.servers import (
     ROOT,
@@ -139,21 +140,20 @@ def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
     assert_nothing_left(short_folder)
 
 
-def test_two_deployments_side_by_side_and_the_simulated_runner() -> None:
-    """Neither meets the other's ports, cluster or proxy; both answer; each stops alone. Router and four
+@deployed(USUAL)
+def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -> None:
+    """Neither meets the other's ports, cluster or proxy; both answer; one stops alone. Router and four
     replicas start on two cores."""
-    settings = {"replica": {"runner": "simulated"}}
-    with running_server(replicas=1, **settings) as one, running_server(replicas=4, **settings) as two:
-        assert len(one.version()["replicas"]) == 1
-        assert len(two.version()["replicas"]) == 4
-        assert one.version()["replicas"][0]["device"] == "simulated"
-        _assert_only_on_loopback(one)
-        assert stop(two.process) == 0
-        assert len(one.version()["replicas"]) == 1
+    with running_server(replicas=4, replica={"runner": "simulated"}) as other:
+        assert len(server.version()["replicas"]) == 2
+        assert len(other.version()["replicas"]) == 4
+        assert other.version()["replicas"][0]["device"] == "simulated"
+        _assert_only_on_loopback(other)
         # As a supervisor stops it; and somebody who does not wait is no reason to leave something behind.
-        one.process.send_signal(signal.SIGTERM)
+        other.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
-        assert stop(one.process) == 0
+        assert stop(other.process) == 0
+        assert len(server.version()["replicas"]) == 2
 
 
 def _assert_only_on_loopback(server: Server) -> None:
