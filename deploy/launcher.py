@@ -26,12 +26,14 @@ from ray.serve.scripts import cli as serve_cli
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from cache.errors import ConfigError
 from deploy.errors import DeployFailed
 from deploy.ports import Ports
 from deploy.preflight import check_gpus, check_keys, check_memory, check_models
 from deploy.serve_file import ServeFile
 
 POLL_S = 0.25
+FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
 
 
 def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verbose: bool) -> int:
@@ -132,12 +134,14 @@ class _Watch:
         return False
 
     def _describe(self) -> str:
-        """Where the start is. Raises DeployFailed when Serve has given up."""
+        """Where the start is. Raises DeployFailed when Serve has given up, or will."""
         application = serve.status().applications.get(self._file.app_name)
         if application is None:
             return "Starting Ray Serve"
         if application.status == ApplicationStatus.DEPLOY_FAILED:
             raise DeployFailed(_root_cause(application))
+        if (setting := _wrong_setting(application)) is not None:
+            raise DeployFailed(setting)
         running = {
             name: deployment.replica_states.get("RUNNING", 0)
             for name, deployment in application.deployments.items()
@@ -198,10 +202,31 @@ def _curl(url: str, model: str, *, chat: bool, key: bool) -> str:
 def _root_cause(application: Any) -> str:
     """The innermost error of the first failing deployment's message: Serve prints whole tracebacks."""
     messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
-    text = (messages or [application.message])[0].strip()
-    # A traceback ends with its error, unindented: "replica.models.model_source.NotEnoughMemory: model = ...".
+    return _innermost((messages or [application.message])[0].strip())
+
+
+def _wrong_setting(application: Any) -> str | None:
+    """What the first one to start said of its settings, if that is why it failed. Serve starts it again, and
+    again, to hear the same."""
+    settings = _names(ConfigError)
+    for deployment in application.deployments.values():
+        if FAILED_TO_START in deployment.message:
+            cause = _innermost(deployment.message)
+            if cause.partition(":")[0] in settings:
+                return cause
+    return None
+
+
+def _names(error: type[Exception]) -> set[str]:
+    """Its own, and those of all that are one."""
+    return {error.__name__}.union(*[_names(each) for each in error.__subclasses__()])
+
+
+def _innermost(text: str) -> str:
+    """The error that a traceback ends with, unindented, as "cache.errors.ConfigError: num_blocks = ..."; all
+    of a text that has none."""
     causes: list[str] = re.findall(r"^(?:\w+\.)*([A-Z]\w*: (?!Traceback).+)$", text, flags=re.MULTILINE)
-    return causes[-1] if causes else str(text)
+    return causes[-1] if causes else text
 
 
 def _get_json(url: str) -> dict[str, Any] | None:

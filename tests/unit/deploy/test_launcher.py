@@ -1,10 +1,12 @@
-"""What the launcher says of a service that is ready."""
+"""What the launcher says of a service that is ready, and of one that will never be."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from deploy.launcher import _replica_line
+from deploy.launcher import _replica_line, _wrong_setting
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,34 @@ def test_a_replica_is_shown_with_its_ranks_where_it_has_several(num_ranks: int, 
         "block_size": 16,
     }
     assert _replica_line(replica) == f"r1  {where}gather_sdpa attention, 1024 blocks of 16 tokens"
+
+
+TRACEBACK = """\
+A replica failed to start with exception. Retrying 2 more time(s). Error:
+Traceback (most recent call last):
+  File "replica/server.py", line 61, in __init__
+    raise error
+{error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            TRACEBACK.format(error="replica.models.model_source.NotEnoughMemory: model = 'x': needs 9 GiB"),
+            "NotEnoughMemory: model = 'x': needs 9 GiB",
+        ),
+        (
+            TRACEBACK.format(error="cache.errors.ConfigError: num_blocks = 0: must be at least 1"),
+            "ConfigError: num_blocks = 0: must be at least 1",
+        ),
+        (TRACEBACK.format(error="OSError: the hub does not answer"), None),  # it may the next time
+        ("", None),
+    ],
+)
+def test_what_a_setting_makes_impossible_is_not_tried_again(message: str, told: str | None) -> None:
+    deployments = {
+        name: SimpleNamespace(message=text) for name, text in (("Router", ""), ("Replica", message))
+    }
+    assert _wrong_setting(SimpleNamespace(deployments=deployments)) == told
