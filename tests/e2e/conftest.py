@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.deployments import Deployment
-from tests.servers import Server
+from tests.servers import Server, running_server
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +21,5 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[Server]:
     """What the module says is `deployed`."""
     deployment: Deployment = request.param
-    with deployment.running(shared_folder) as running:
+    with running_server(**deployment.settings(shared_folder)) as running:
         yield running

@@ -7,8 +7,7 @@ until it is whole again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from deploy.environment import fast_proxy_installed
-from tests.servers import Server, running_server
 
 TOKEN = "an end-to-end token"
 FAST_PROXY = fast_proxy_installed()
@@ -28,11 +26,6 @@ class Deployment:
 
     name: str
     settings: Callable[[Path], dict[str, Any]]
-
-    @contextmanager
-    def running(self, folder: Path) -> Iterator[Server]:
-        with running_server(**self.settings(folder)) as server:
-            yield server
 
 
 def _by_haproxy(_: Path) -> dict[str, Any]:
