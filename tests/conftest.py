@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, and nothing about the law it checks.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples in every run, and half as many: a change is judged by what it changes. `make explore` looks
-# for new ones.
+# The same examples in every run, and half as many: a change is judged by what it changes.
+# `make explore` looks for new ones.
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repeat")
