@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -97,7 +98,7 @@ class _Pool:
     def __init__(self, run_cell: RunCell, num_workers: int, specs: Sequence[CellSpec]) -> None:
         self._run_cell = run_cell
         self._num_workers = num_workers
-        self._waiting = iter(specs)
+        self._waiting = deque(specs)
         self._executor = _executor(num_workers)
         self._running: dict[Future[CellResult | str], CellSpec] = {}
         self.is_stopped = False
@@ -114,11 +115,7 @@ class _Pool:
                 self.is_stopped = True
                 observer.stopping(len(self._running))
                 continue
-            ended = [(self._running.pop(future), _outcome(future)) for future in done]
-            if any(outcome is _PROCESS_DIED for _, outcome in ended):
-                self._executor.shutdown(wait=False)
-                self._executor = _executor(self._num_workers)
-            yield from ended
+            yield from [(self._running.pop(future), _outcome(future)) for future in done]
             if not self.is_stopped:
                 self._hand_out()
 
@@ -131,11 +128,16 @@ class _Pool:
 
     def _hand_out(self) -> None:
         """One more than there are workers: a worker that ends finds its next cell at once."""
-        while len(self._running) <= self._num_workers:
-            spec = next(self._waiting, None)
-            if spec is None:
-                return
-            self._running[self._executor.submit(_run_safely, self._run_cell, spec)] = spec
+        while self._waiting and len(self._running) <= self._num_workers:
+            try:
+                future = self._executor.submit(_run_safely, self._run_cell, self._waiting[0])
+            except BrokenProcessPool:  # one has died, and all others of this executor with it
+                if self._running:  # each is about to say so
+                    return
+                self._executor.shutdown(wait=False)
+                self._executor = _executor(self._num_workers)
+            else:
+                self._running[future] = self._waiting.popleft()
 
 
 def describe(spec: CellSpec) -> str:

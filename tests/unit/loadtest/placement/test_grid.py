@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from loadtest.placement import grid
 from loadtest.placement.errors import CellsFailed, Stopped
 from loadtest.placement.grid import Grid, RunCell
 from loadtest.placement.store import ResultStore
@@ -94,6 +99,36 @@ def test_a_process_that_dies_ends_neither_the_grid_nor_finished_cells(tmp_path: 
         run(tmp_path, run_but_die_for_seed_1, [*SPECS[:1], *SPECS[2:], SPECS[1]])
     assert caught.value.num_finished >= 2
     assert run(tmp_path, run_fake).num_kept >= 2
+
+
+class DiesBetween(ThreadPoolExecutor):
+    """A pool whose process dies after so many cells, before it is given another."""
+
+    def __init__(self, num_cells: int, is_computed: bool) -> None:
+        super().__init__(1)
+        self.left, self.is_computed = num_cells, is_computed
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not self.left:
+            raise BrokenProcessPool
+        self.left -= 1
+        return super().submit(fn if self.is_computed else die, *args, **kwargs)
+
+
+def die(*_: object) -> None:
+    raise BrokenProcessPool
+
+
+@pytest.mark.parametrize(("is_computed", "num_finished"), [(False, 2), (True, 4)])
+def test_a_process_that_dies_before_it_is_given_a_cell_takes_only_those_it_had(
+    is_computed: bool, num_finished: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = iter([DiesBetween(2, is_computed), DiesBetween(9, is_computed=True)])
+    monkeypatch.setattr(grid, "_executor", lambda num_workers: next(pools))
+    watcher = Watcher()
+    with nullcontext() if is_computed else pytest.raises(CellsFailed, match="process died"):
+        Grid(run_fake, ResultStore(tmp_path), num_workers=2).run(SPECS, watcher)
+    assert len(watcher.results) == num_finished
 
 
 def test_ctrl_c_keeps_what_is_finished_and_begins_nothing_new(tmp_path: Path) -> None:
