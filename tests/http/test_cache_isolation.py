@@ -24,7 +24,7 @@ from tests.fakes.keys import entry, key_file
 from tests.http_server import MODEL, engine_server
 
 WORDS = 20  # of a prompt: about 110 tokens, 6 full blocks
-MANY_WORDS = 60  # so that computing them shows above the noise of a busy machine
+MANY_WORDS = 120  # so that computing them shows above the noise of a busy machine
 WARM_UP = 5
 PROBES = 400  # a side
 NEAR = 0.02
