@@ -24,8 +24,9 @@ class Deciding(Protocol):
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken."""
 
-    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
-        """How many replicas may be chosen, now or in time; and those that would start so soon on new work."""
+    def free_replicas(self, within_s: float, within_steps: float = 0.0) -> tuple[int, list[ReplicaState]]:
+        """How many replicas may be chosen, now or in time; and those that would start so soon on new work, in
+        seconds or in what so many steps take there without a prompt."""
 
     def wait_s(self, held_s: float) -> float:
         """Until somebody could start on a newcomer, when so much work goes before it; 0: at once."""

@@ -17,10 +17,13 @@ For the first `window` in that order the decision is taken (`Routing.weigh`), wi
 for the same replica counted as that replica's backlog; whoever's best replica would start on it soon leaves,
 booked. The others keep their place and are bound to nothing. How soon follows from the order, too:
 
-    2 * max_backlog_s * exp(-order / mean own prefill)        a request of mean length: 0.74 * max_backlog_s
+    2 * backlog_s * exp(-order / mean own prefill)        a request of mean length: 0.74 * backlog_s
+
+    backlog_s = max_backlog_s, or two steps of the replica's without a prompt, if that is longer
 
 so that the order holds between routers that do not know each other's requests: whoever holds the shorter one
-may send it earlier, and the others hear of it from the replica before their own turn has come.
+may send it earlier, and the others hear of it from the replica before their own turn has come. Where many
+sequences decode, a step takes long whatever prompts are in it: it is to find enough of them.
 This is also the router's bounded queue: who may wait in it, and who no longer, is said in `entrance.py`.
 
 Pure and clock-driven: it neither waits nor calls back. Whoever drives it (an event loop, a simulation) calls
@@ -52,7 +55,8 @@ from router.pricing.replica_load import ReplicaState
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
 FRESH_S = 0.001  # a decision no older than this need not be taken again
-EARLIEST = 2.0  # times `max_backlog_s`: the backlog behind which the very first in the order is sent
+EARLIEST = 2.0  # times a short backlog: the one behind which the very first in the order is sent
+STEPS = 2.0  # without a prompt, that a short backlog may take: fewer, and steps are long for little
 # Where all that are left are leaving, others are about to come: a rolling update stops the last old one when
 # new ones are ready, and is heard of from that one first. So long a request waits for them; one that was
 # handed over waits also where nobody else is listed, since whoever had it may be off the list already.
@@ -143,8 +147,9 @@ class HeldRequests:
         now = self._clock()
         departures = self._overdue(now) + self._too_late(now)
         if self._queue:
-            within_s = EARLIEST * self._options.max_backlog_s + ROUNDING_S
-            num_replicas, free = self._routing.free_replicas(within_s)
+            within_s = EARLIEST * self._options.max_backlog_s
+            within_steps = EARLIEST * STEPS + ROUNDING_S if within_s else 0.0
+            num_replicas, free = self._routing.free_replicas(within_s + ROUNDING_S, within_steps)
             news = [state for state in free if state is not self._known_free.get(state.replica_id)]
             self._known_free = {state.replica_id: state for state in free}
             is_given_up = self._forsaken_until <= now
@@ -310,7 +315,7 @@ class HeldRequests:
         backlog_s = decision.start_s - held.ahead_s
         if backlog_s > 0.0:
             backlog_s *= self._part_before(held, decision, now)
-        held.free_at = now + held.ahead_s + backlog_s - self._soon_s(held, now)
+        held.free_at = now + held.ahead_s + backlog_s - self._soon_s(held, decision.ranking.best, now)
         return decision
 
     def _part_before(self, held: HeldRequest, decision: Decision, now: float) -> float:
@@ -331,9 +336,12 @@ class HeldRequests:
             return False
         return any([held.wants and held.free_at <= now + ROUNDING_S for held in self._window(now)])
 
-    def _soon_s(self, held: HeldRequest, now: float) -> float:
-        """Behind so much backlog it is sent: more for who comes before, so that the order is kept."""
-        most_s = EARLIEST * self._options.max_backlog_s
+    def _soon_s(self, held: HeldRequest, replica: ReplicaState, now: float) -> float:
+        """Behind so much backlog it is sent there: more for who comes before, so that the order is kept."""
+        short_s = self._options.max_backlog_s
+        if not short_s:  # it is to be idle
+            return 0.0
+        most_s = EARLIEST * max(short_s, STEPS * replica.decode_step_s)
         order_s = held.order - self._options.aging * now
         has_aged = now - held.since - held.lag_s >= self._age_floor_s
         if order_s <= 0 or not self._mean_prefill_s or has_aged:

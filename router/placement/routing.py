@@ -191,12 +191,13 @@ class Routing:
         """Act on a decision just taken: reserve, and expect its blocks there."""
         return self._bookings.book(decision)
 
-    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
-        """How many replicas may be chosen, now or in time; and those that would start so soon on new work.
+    def free_replicas(self, within_s: float, within_steps: float = 0.0) -> tuple[int, list[ReplicaState]]:
+        """How many replicas may be chosen, now or in time; and those that would start so soon on new work, in
+        seconds or in what so many steps take there without a prompt.
 
         Draining ones are neither, full ones may be chosen in time. O(replicas).
         """
-        return self._weighing.free_replicas(within_s)
+        return self._weighing.free_replicas(within_s, within_steps)
 
     def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
         """Whether weighing it anew might choose one of these. O(these). ahead: as `weigh` is to have it.

@@ -108,14 +108,22 @@ class Weighing:
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
         return Decision(query, request, policy, ranking, available, own_s, copy_s)
 
-    def free_replicas(self, within_s: float) -> tuple[int, list[ReplicaState]]:
-        """How many replicas may be chosen, now or in time; and those that would start so soon on new work.
+    def free_replicas(self, within_s: float, within_steps: float = 0.0) -> tuple[int, list[ReplicaState]]:
+        """As `Deciding.free_replicas`.
 
         Draining ones are neither, full ones may be chosen in time. O(replicas).
         """
-        states, limit = self._loads.states(), self._clock() + within_s
+        states, now = self._loads.states(), self._clock()
         num_open = sum([not state.load.is_draining for state in states])
-        return num_open, [s for s in states if s.busy_until <= limit and not s.is_shut]
+        limit = now + within_s
+        if not within_steps:
+            return num_open, [s for s in states if s.busy_until <= limit and not s.is_shut]
+        return num_open, [
+            s
+            for s in states
+            if (s.busy_until <= limit or s.busy_until <= now + within_steps * s.decode_step_s)
+            and not s.is_shut
+        ]
 
     def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
         """Whether weighing it anew might choose one of these. O(these). ahead: as `weigh` is to have it.

@@ -61,6 +61,11 @@ class ReplicaState(NamedTuple):
     def backlog_s(self, now: float) -> float:
         return max(0.0, self.busy_until - now)
 
+    @property
+    def decode_step_s(self) -> float:
+        """What a step takes there without any prompt; 0 while nobody runs, or its speed is unknown."""
+        return 2.0 * self.price.step_left_s if self.price is not None else 0.0
+
     def num_requests_at(self, now: float) -> int:
         # A silent one's report is stale: what this router has there now is the better guess.
         return self.num_requests if now <= self.silent_at else self.num_in_flight

@@ -56,6 +56,21 @@ def test_a_request_waits_until_its_replica_has_nearly_caught_up(router: HoldingR
     assert waited == pytest.approx(0.5 + 0.001 - 0.1, abs=0.002)
 
 
+@pytest.mark.parametrize(
+    ("num_running", "max_backlog_s", "leaves"), [(60, 0.03, True), (0, 0.03, False), (60, 0.0, False)]
+)
+def test_a_long_step_finds_more_than_a_short_backlog(
+    num_running: int, max_backlog_s: float, leaves: bool
+) -> None:
+    """Whatever prompts are in a step, what decodes makes it long; and 0 wants a replica idle all the same."""
+    router = HoldingRouter(options=replace(OPTIONS, max_backlog_s=max_backlog_s))
+    router.report(A, 0.03, num_running=num_running)
+    _, [state] = router.routing.free_replicas(1.0)
+    assert state.decode_step_s == (pytest.approx(0.076) if num_running else 0.0)
+    router.submit("q")
+    assert router.poll() == ["q"] * leaves
+
+
 def test_a_slower_replica_is_not_left_idle_while_others_wait() -> None:
     """Half as slow again, empty, and a crowd of cold prompts: what computing them costs the fleet is no
     reason to wait for the faster one, however long the queue."""
