@@ -56,7 +56,6 @@ ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
 FRESH_S = 0.001  # a decision no older than this need not be taken again
 EARLIEST = 2.0  # times a short backlog: the one behind which the very first in the order is sent
-STEPS = 2.0  # without a prompt, that a short backlog may take: fewer, and steps are long for little
 # Where all that are left are leaving, others are about to come: a rolling update stops the last old one when
 # new ones are ready, and is heard of from that one first. So long a request waits for them; one that was
 # handed over waits also where nobody else is listed, since whoever had it may be off the list already.
@@ -147,9 +146,9 @@ class HeldRequests:
         now = self._clock()
         departures = self._overdue(now) + self._too_late(now)
         if self._queue:
-            within_s = EARLIEST * self._options.max_backlog_s
-            within_steps = EARLIEST * STEPS + ROUNDING_S if within_s else 0.0
-            num_replicas, free = self._routing.free_replicas(within_s + ROUNDING_S, within_steps)
+            within_s = EARLIEST * self._options.max_backlog_s + ROUNDING_S
+            within_steps = EARLIEST * self._options.max_backlog_steps + ROUNDING_S
+            num_replicas, free = self._routing.free_replicas(within_s, within_steps)
             news = [state for state in free if state is not self._known_free.get(state.replica_id)]
             self._known_free = {state.replica_id: state for state in free}
             is_given_up = self._forsaken_until <= now
@@ -338,10 +337,8 @@ class HeldRequests:
 
     def _soon_s(self, held: HeldRequest, replica: ReplicaState, now: float) -> float:
         """Behind so much backlog it is sent there: more for who comes before, so that the order is kept."""
-        short_s = self._options.max_backlog_s
-        if not short_s:  # it is to be idle
-            return 0.0
-        most_s = EARLIEST * max(short_s, STEPS * replica.decode_step_s)
+        steps_s = self._options.max_backlog_steps * replica.decode_step_s
+        most_s = EARLIEST * max(self._options.max_backlog_s, steps_s)
         order_s = held.order - self._options.aging * now
         has_aged = now - held.since - held.lag_s >= self._age_floor_s
         if order_s <= 0 or not self._mean_prefill_s or has_aged:

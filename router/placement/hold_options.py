@@ -9,6 +9,7 @@ from router.config import RouterConfig
 from router.placement.admission import max_wait_of
 
 AGED = 0.5  # of the longest wait: who has waited so long is past the age floor
+STEPS = 2.0  # without a prompt, that a short backlog may take: with less, steps are long for few prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class HoldOptions:
     max_held_per_replica: int
     max_wait_s: float = math.inf  # inf: whoever comes may wait
     overload_wait_s: float | None = None  # while more keeps coming than is served; None: found out
+
+    @property
+    def max_backlog_steps(self) -> float:
+        """What so many steps take without a prompt is short, too; 0 where a replica is to be idle."""
+        return STEPS if self.max_backlog_s else 0.0
 
     @classmethod
     def of(cls, config: RouterConfig) -> HoldOptions:

@@ -115,15 +115,8 @@ class Weighing:
         """
         states, now = self._loads.states(), self._clock()
         num_open = sum([not state.load.is_draining for state in states])
-        limit = now + within_s
-        if not within_steps:
-            return num_open, [s for s in states if s.busy_until <= limit and not s.is_shut]
-        return num_open, [
-            s
-            for s in states
-            if (s.busy_until <= limit or s.busy_until <= now + within_steps * s.decode_step_s)
-            and not s.is_shut
-        ]
+        soon = [s for s in states if s.busy_until <= now + max(within_s, within_steps * s.decode_step_s)]
+        return num_open, [s for s in soon if not s.is_shut]
 
     def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
         """Whether weighing it anew might choose one of these. O(these). ahead: as `weigh` is to have it.
