@@ -12,13 +12,13 @@ from loadtest.comparison.contender import RAY_ROUTER
 from loadtest.comparison.results import read
 
 ROOT = Path(__file__).parents[2]
-POLICIES = ("round_robin", RAY_ROUTER)  # one of ours, and the one that is not: a start takes 40 s
+POLICIES = ("expected_time", "round_robin", RAY_ROUTER)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_policies_beside_each_other_on_simulated_replicas(tmp_path: Path) -> None:
-    """Round robin cannot have a prefix-aware router's hits."""
+    """Round robin cannot have prefix-aware routing's hits, Ray's own router can."""
     command = [sys.executable, "-m", "loadtest", "compare", "--policy", ",".join(POLICIES), "--simulated"]
     command += ["--replicas", "2", "--rate", "6", "--seconds", "20", "--repeats", "1", "--ttft", "5"]
     command += [
@@ -41,6 +41,7 @@ def test_policies_beside_each_other_on_simulated_replicas(tmp_path: Path) -> Non
         assert run.tally.late.count == run.tally.due == run.tally.answers
         assert run.tally.hit_ratio is not None
         hits[run.contender] = run.tally.hit_ratio
+    assert hits["expected_time"] > hits["round_robin"] + 0.1
     assert hits[RAY_ROUTER] > hits["round_robin"] + 0.1
     assert (tmp_path / "out" / "report.html").read_text().rstrip().endswith("</html>")
     for policy in POLICIES:
