@@ -7,11 +7,12 @@ from array import array
 import pytest
 
 from cache.block_hash import BlockHasher, ExtraKeys, hints
-from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, PinsFull, StaleHit
+from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
 from cache.events import EventLog, Load
-from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
-from cache.types import BlockHash, PinId, pack_tokens
+from cache.kv_cache_manager import KVCacheManager, PrefixHit
+from cache.types import BlockHash
 from tests.fakes.cache import ForgedHasher, ForgingHasher, a_fingerprint, check_pool
+from tests.fakes.kv_cache import a_manager, letters, start
 
 
 class CountingHasher(BlockHasher):
@@ -29,22 +30,6 @@ class CountingHasher(BlockHasher):
     ) -> list[BlockHash]:
         self.hashed += max(last_block - first_block, 0)
         return super().extend(parent, token_ids, first_block, last_block, extra_keys)
-
-
-def a_manager(num_blocks: int = 10, hasher: BlockHasher | None = None) -> KVCacheManager:
-    return KVCacheManager(num_blocks, hasher or BlockHasher(a_fingerprint()), block_size=4)
-
-
-def letters(text: str) -> array[int]:
-    return pack_tokens(map(ord, text))
-
-
-def start(manager: KVCacheManager, text: str, **begin: str) -> tuple[SequenceBlocks, PrefixHit]:
-    """Begin, match and admit the whole prompt, within the step."""
-    sequence = manager.begin(letters(text), **begin)  # type: ignore[arg-type]
-    hit = manager.match(sequence)
-    manager.admit(sequence, hit, len(text) - hit.num_tokens)
-    return sequence, hit
 
 
 class TestHashesFromTheRouter:
@@ -322,145 +307,3 @@ class TestWholeCache:
     def test_the_hasher_shares_the_block_size(self) -> None:
         with pytest.raises(ConfigError, match="block_size = 8"):
             KVCacheManager(10, BlockHasher(a_fingerprint()), block_size=8)
-
-
-class TestPins:
-    """Blocks A to D of "AAAABBBBCCCCDDDD…", four tokens each, in a pool of 10 of which 4 may be pinned."""
-
-    def manager(self, **settings: object) -> KVCacheManager:
-        hasher = BlockHasher(a_fingerprint())
-        return KVCacheManager(10, hasher, block_size=4, max_pinned=4, **settings)  # type: ignore[arg-type]
-
-    def cached(self, manager: KVCacheManager, text: str) -> SequenceBlocks:
-        """Computed, committed and given back."""
-        sequence, _ = start(manager, text)
-        manager.commit_step()
-        manager.release(sequence)
-        return sequence
-
-    def test_what_is_pinned_outlives_everything_else(self) -> None:
-        manager = self.manager()
-        sequence = self.cached(manager, "AAAABBBBCCCCx")
-        assert manager.pin(PinId("p"), sequence, 2)
-        assert manager.stats().pinned == manager.stats().used == 2
-        self.cached(manager, "y" * 32)  # eight blocks: all that is left
-        hit = manager.match(manager.begin(letters("AAAABBBBCCCCx")))
-        assert hit.num_tokens == 8
-        assert manager.unpin(PinId("p"))
-        assert not manager.unpin(PinId("p"))
-        assert manager.num_free == 10
-        check_pool(manager.pool, [])
-
-    def test_what_is_not_cached_is_not_pinned(self) -> None:
-        manager = self.manager()
-        sequence = self.cached(manager, "AAAABBBBx")
-        longer = manager.begin(letters("AAAABBBBCCCCx"))
-        assert not manager.pin(PinId("p"), longer, 3)
-        assert manager.pin(PinId("p"), sequence, 2)
-
-    def test_a_shared_block_counts_once(self) -> None:
-        manager = self.manager()
-        sequence = self.cached(manager, "AAAABBBBCCCCDDDDx")
-        assert manager.pin(PinId("p"), sequence, 3)
-        assert manager.pin(PinId("q"), sequence, 4)
-        assert manager.stats().pinned == 4
-        manager.unpin(PinId("q"))
-        assert manager.stats().pinned == 3
-        assert manager.stats().free == 7
-
-    def test_pins_keep_their_bound_and_say_both_numbers(self) -> None:
-        manager = self.manager()
-        first, second = self.cached(manager, "AAAABBBBCCCCx"), self.cached(manager, "DDDDEEEEx")
-        assert manager.pin(PinId("p"), first, 3)
-        with pytest.raises(PinsFull) as caught:
-            manager.pin(PinId("q"), second, 2)
-        assert (caught.value.needed, caught.value.left) == (2, 1)
-        assert manager.pin(PinId("q"), second, 1)
-
-    def test_a_promise_is_room_that_nobody_else_gets(self) -> None:
-        manager = self.manager()
-        cached, wanted = self.cached(manager, "AAAABBBBx"), manager.begin(letters("DDDDEEEEFFFFx"))
-        manager.promise_pin(PinId("p"), wanted, 3)
-        with pytest.raises(PinsFull) as caught:
-            manager.pin(PinId("q"), cached, 2)
-        assert (caught.value.needed, caught.value.left) == (2, 1)
-        manager.unpin(PinId("p"))
-        assert manager.pin(PinId("q"), cached, 2)
-
-    def test_nothing_is_pinned_without_prefix_caching(self) -> None:
-        manager = self.manager(prefix_caching=False)
-        sequence = self.cached(manager, "AAAABBBBx")
-        with pytest.raises(PinsFull) as caught:
-            manager.promise_pin(PinId("p"), sequence, 2)
-        assert caught.value.left == 0
-        assert not manager.pin(PinId("p"), sequence, 2)
-
-    def test_a_cache_with_pins_is_not_cleared(self) -> None:
-        manager = self.manager()
-        assert manager.pin(PinId("p"), self.cached(manager, "AAAAx"), 1)
-        with pytest.raises(BlocksInUse):
-            manager.clear()
-
-    def test_a_pool_smaller_than_its_pins(self) -> None:
-        with pytest.raises(ConfigError):
-            KVCacheManager(3, BlockHasher(a_fingerprint()), block_size=4, max_pinned=4)
-
-
-class TestForks:
-    """Blocks of four. The parent's prompt is ABCDEFGHIJ: two full blocks and half of a third."""
-
-    def forked(
-        self, manager: KVCacheManager, text: str, num_tokens: int
-    ) -> tuple[SequenceBlocks, SequenceBlocks]:
-        """A parent that has computed `text`, and a child that begins with so many tokens of it."""
-        parent, _ = start(manager, text)
-        manager.commit_step()
-        child = manager.begin(letters(text))
-        manager.fork(parent, child, num_tokens)
-        return parent, child
-
-    def test_full_blocks_are_shared_and_the_last_one_is_copied(self) -> None:
-        manager = a_manager()
-        parent, child = self.forked(manager, "ABCDEFGHIJ", 9)
-        assert (parent.block_table, child.block_table) == ([0, 1, 2], [0, 1, 3])
-        assert child.copy_source == 2
-        assert [manager.pool.blocks[i].ref_count for i in range(4)] == [2, 2, 2, 1]
-        manager.grow(child, 10)
-        manager.commit_step()  # copied: the source is the parent's alone again
-        assert child.copy_source is None
-        assert [manager.pool.blocks[i].ref_count for i in range(4)] == [2, 2, 1, 1]
-
-    def test_at_a_blocks_end_nothing_is_copied(self) -> None:
-        _, child = self.forked(a_manager(), "ABCDEFGHI", 8)
-        assert (child.block_table, child.copy_source) == ([0, 1, 3], None)
-
-    def test_without_a_prefix_cache_blocks_are_shared_all_the_same(self) -> None:
-        manager = KVCacheManager(10, BlockHasher(a_fingerprint()), block_size=4, prefix_caching=False)
-        parent, child = self.forked(manager, "ABCDEFGHIJ", 9)
-        assert child.block_table[:2] == parent.block_table[:2]
-        manager.release(parent)
-        manager.release(child)
-        assert manager.num_free == 10
-
-    def test_without_a_block_nothing_changes(self) -> None:
-        manager = a_manager(num_blocks=3)
-        parent, _ = start(manager, "ABCDEFGHIJ")
-        manager.commit_step()
-        child = manager.begin(letters("ABCDEFGHIJ"))
-        with pytest.raises(NoFreeBlocks):
-            manager.fork(parent, child, 9)
-        assert (child.block_table, child.copy_source) == ([], None)
-        assert [block.ref_count for block in manager.pool.blocks] == [1, 1, 1]
-
-    def test_a_source_that_only_a_fork_still_holds_goes_before_its_parents(self) -> None:
-        """Given back after them, it would outlive them in the cache, where nobody could reach it."""
-        manager = a_manager()
-        parent, _ = start(manager, "ABCDEFGHIJKL")
-        manager.commit_step()
-        child = manager.begin(letters("ABCDEFGHIJKL"))
-        manager.fork(parent, child, 11)
-        manager.release(parent)
-        manager.release(child)
-        check_pool(manager.pool, [])
-        queue = [block.block_id for block in manager.pool.free_queue]
-        assert queue[-4:] == [2, 3, 1, 0]

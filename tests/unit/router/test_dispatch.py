@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cache.block_hash import BlockHasher, hints
+from cache.block_hash import hints
 from cache.errors import (
     DeadlineExceeded,
     DeltasLost,
@@ -20,45 +20,26 @@ from cache.errors import (
     RequestRefused,
 )
 from cache.events import FORMAT_VERSION, EventBatch, Load, digest_of
-from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, PinLease, SamplingParams
-from cache.types import PinId, ReplicaId, RequestId
-from router.dispatch import Generation, Job
+from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
+from cache.types import ReplicaId, RequestId
+from router.dispatch import Job
 from router.errors import NoReplica, ReplicaLost, TooManyDeaths
-from router.placement import held
-from tests.fakes.http import BLOCK_SIZE, FINGERPRINT, RouterUnderTest, a_replica_info, counting, text_of
-
-PROMPT = array("i", range(1, 14))
-HASHER = BlockHasher(FINGERPRINT)
+from tests.fakes.generations import (
+    EXPECTED,
+    HASHER,
+    PROMPT,
+    a_generation,
+    assert_nothing_in_flight,
+    failing,
+    run,
+)
+from tests.fakes.http import BLOCK_SIZE, RouterUnderTest, counting, text_of
 
 
 @pytest.fixture
 async def router() -> AsyncIterator[RouterUnderTest]:
     async with RouterUnderTest(num_replicas=3, max_attempts=4, max_deaths=3) as under_test:
         yield under_test
-
-
-def _generation(router: RouterUnderTest, sampling: SamplingParams | None = None, **fields: Any) -> Generation:
-    hashes = tuple(HASHER.chain(HASHER.root(), PROMPT))
-    job = Job(RequestId("r"), PROMPT, hashes, sampling or SamplingParams(max_tokens=8), seed=1, **fields)
-    return router.parts.service._dispatcher.start(job)
-
-
-async def _run(generation: Generation) -> str:
-    return "".join([delta.text async for delta in generation.deltas()])
-
-
-def _failing(error: Exception, after_deltas: int = 0) -> Any:
-    """Counts for a while, then raises."""
-
-    async def script(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-        sent = 0
-        async for delta in counting(request, replica_id):
-            if sent == after_deltas:
-                raise error
-            yield delta
-            sent += 1
-
-    return script
 
 
 def _first_only(router: RouterUnderTest, script: Any) -> None:
@@ -76,9 +57,6 @@ def _always(router: RouterUnderTest, script: Any) -> None:
     router.follow(script)
 
 
-EXPECTED = "".join(map(text_of, range(8)))
-
-
 @pytest.mark.parametrize(
     ("error", "why"),
     [
@@ -93,8 +71,8 @@ EXPECTED = "".join(map(text_of, range(8)))
 async def test_it_continues_elsewhere_with_the_same_text(
     router: RouterUnderTest, error: Exception, why: str, after: int, phase: str
 ) -> None:
-    _first_only(router, _failing(error, after))
-    assert await _run(_generation(router)) == EXPECTED
+    _first_only(router, failing(error, after))
+    assert await run(a_generation(router)) == EXPECTED
     (first, _), (second, request) = router.calls.requests
     assert first != second
     assert request.excluded_replicas == {first}
@@ -107,8 +85,8 @@ async def test_it_continues_elsewhere_with_the_same_text(
 @pytest.mark.parametrize("after", [0, 2])
 async def test_lost_deltas_are_nobodys_failure_and_go_on_where_they_are_cached(after: int) -> None:
     async with RouterUnderTest(num_replicas=1, max_attempts=2, max_deaths=1) as router:
-        _first_only(router, _failing(DeltasLost(), after))
-        assert await _run(_generation(router)) == EXPECTED
+        _first_only(router, failing(DeltasLost(), after))
+        assert await run(a_generation(router)) == EXPECTED
         (first, _), (second, request) = router.calls.requests
         assert first == second
         assert request.excluded_replicas == frozenset()
@@ -119,9 +97,9 @@ async def test_lost_deltas_are_nobodys_failure_and_go_on_where_they_are_cached(a
 
 async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
     async with RouterUnderTest(num_replicas=2, max_attempts=3) as router:
-        _always(router, _failing(DeltasLost()))
+        _always(router, failing(DeltasLost()))
         with pytest.raises(DeltasLost):
-            await _run(_generation(router))
+            await run(a_generation(router))
         assert len(router.calls.requests) == 3
 
 
@@ -134,14 +112,14 @@ async def test_a_replica_hears_how_long_a_request_has_waited(router: RouterUnder
         yield
 
     _first_only(router, late_loss)
-    await _run(_generation(router))
+    await run(a_generation(router))
     first, second = [request.waited_s for _, request in router.calls.requests]
     assert 0.0 <= first <= second - 0.05
 
 
 async def test_the_next_attempt_is_matched_on_prompt_and_tokens_so_far(router: RouterUnderTest) -> None:
-    _first_only(router, _failing(ReplicaLost("gone"), 2))
-    await _run(_generation(router))
+    _first_only(router, failing(ReplicaLost("gone"), 2))
+    await run(a_generation(router))
     _, request = router.calls.requests[1]
     assert list(request.block_hashes) == HASHER.chain(HASHER.root(), request.token_ids)
     assert len(request.block_hashes) == (len(PROMPT) + 4) // BLOCK_SIZE
@@ -155,11 +133,11 @@ async def test_a_prompt_that_is_scored_is_not_priced_by_hits_it_does_not_take(
     holder = sorted(routing.replicas)[-1]
     stored = tuple(hints(HASHER.chain(HASHER.root(), PROMPT)))
     routing.on_events(holder, EventBatch(FORMAT_VERSION, 1, 1, stored, (), digest_of(stored), Load()))
-    plain = _generation(router)
-    await _run(plain)
+    plain = a_generation(router)
+    await run(plain)
     assert (plain.replica_id, plain.overlap_blocks) == (holder, len(PROMPT) // BLOCK_SIZE)
-    scored = _generation(router, sampling=SamplingParams(max_tokens=8, logprobs=1, prompt_logprobs=1))
-    await _run(scored)
+    scored = a_generation(router, sampling=SamplingParams(max_tokens=8, logprobs=1, prompt_logprobs=1))
+    await run(scored)
     assert scored.overlap_blocks == 0
     assert router.metric("warmpath_decisions_total", policy="expected_time", reason="cold") == 1
 
@@ -169,13 +147,13 @@ async def test_a_stream_that_ends_without_finish_reason_is_a_lost_replica(router
         yield Delta(text_of(0), (100,), 0)
 
     _first_only(router, short)
-    assert await _run(_generation(router)) == EXPECTED
+    assert await run(a_generation(router)) == EXPECTED
 
 
 async def test_a_request_under_which_too_many_replicas_die_is_refused(router: RouterUnderTest) -> None:
-    _always(router, _failing(ReplicaLost("gone")))
+    _always(router, failing(ReplicaLost("gone")))
     with pytest.raises(TooManyDeaths):
-        await _run(_generation(router))
+        await run(a_generation(router))
     assert len(router.calls.requests) == 3
 
 
@@ -185,13 +163,13 @@ async def test_what_kills_at_a_certain_token_is_refused_where_it_gets_no_further
 
     async def poison(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
         left = num_deltas if request.attempt == 0 else 0
-        async for delta in _failing(ReplicaLost("gone"), left)(request, replica_id):
+        async for delta in failing(ReplicaLost("gone"), left)(request, replica_id):
             yield delta
 
     async with RouterUnderTest(num_replicas=4, max_attempts=4, max_deaths=2) as fleet:
         fleet.follow(poison)
         with pytest.raises(TooManyDeaths, match="on 2 replicas"):
-            await _run(_generation(fleet))
+            await run(a_generation(fleet))
         assert len(fleet.calls.requests) == 2
 
 
@@ -200,28 +178,28 @@ async def test_a_stream_that_goes_on_between_deaths_has_all_its_attempts() -> No
     async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
 
         async def dies(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-            script = _failing(ReplicaLost("gone"), 1) if request.attempt < 2 else counting
+            script = failing(ReplicaLost("gone"), 1) if request.attempt < 2 else counting
             async for delta in script(request, replica_id):
                 yield delta
 
         fleet.follow(dies)
-        assert await _run(_generation(fleet)) == EXPECTED
+        assert await run(a_generation(fleet)) == EXPECTED
         assert len(fleet.calls.requests) == 3
 
 
 async def test_a_stream_whose_attempts_have_all_died_is_told_of_the_deaths() -> None:
     async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
-        _always(fleet, _failing(ReplicaLost("gone"), 1))
+        _always(fleet, failing(ReplicaLost("gone"), 1))
         with pytest.raises(TooManyDeaths, match="on 3 replicas"):
-            await _run(_generation(fleet))
+            await run(a_generation(fleet))
         assert len(fleet.calls.requests) == 3
 
 
 async def test_attempts_are_bounded(router: RouterUnderTest) -> None:
     async with RouterUnderTest(num_replicas=5, max_attempts=2, max_deaths=5) as small:
-        _always(small, _failing(ReplicaLost("gone")))
+        _always(small, failing(ReplicaLost("gone")))
         with pytest.raises(NoReplica):
-            await _run(_generation(small))
+            await run(a_generation(small))
         assert len(small.calls.requests) == 2
 
 
@@ -230,121 +208,29 @@ async def test_a_stream_outlives_more_replicas_that_leave_than_it_has_attempts()
     async with RouterUnderTest(num_replicas=6, max_attempts=2, max_deaths=2) as fleet:
 
         async def leave(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-            script = _failing(HandedOver(), 1) if request.attempt < 5 else counting
+            script = failing(HandedOver(), 1) if request.attempt < 5 else counting
             async for delta in script(request, replica_id):
                 yield delta
 
         fleet.follow(leave)
         job = Job(RequestId("r"), PROMPT, (), SamplingParams(max_tokens=20), seed=1)
         generation = fleet.parts.service._dispatcher.start(job)
-        assert await _run(generation) == "".join(map(text_of, range(20)))
+        assert await run(generation) == "".join(map(text_of, range(20)))
         assert len({replica_id for replica_id, _ in fleet.calls.requests}) == 6
         assert fleet.metric("warmpath_retries_total", why="handed_over", phase="mid_stream") == 5
 
 
-def _leaving(router: RouterUnderTest) -> None:
-    """Who is asked first leaves after one delta, and is off the list when it hands its stream over."""
-
-    async def leave(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-        router.parts.routing.update_replicas({})
-        async for delta in _failing(HandedOver(), 1)(request, replica_id):
-            yield delta
-
-    router.follow(leave)
-
-
-async def _until_handed_over(router: RouterUnderTest) -> None:
-    async with asyncio.timeout(5):
-        while not router.parts.service._dispatcher.placer.num_held:  # noqa: ASYNC110  # it has no event
-            await asyncio.sleep(0)
-
-
-async def test_a_stream_of_the_only_replica_goes_on_at_its_successor() -> None:
-    async with RouterUnderTest(num_replicas=1, max_attempts=1, max_deaths=1) as alone:
-        _leaving(alone)
-        running = asyncio.create_task(_run(_generation(alone)))
-        await _until_handed_over(alone)
-        alone.parts.routing.update_replicas({ReplicaId("successor"): a_replica_info()})
-        assert await running == EXPECTED
-        assert [replica_id for replica_id, _ in alone.calls.requests] == [*alone.replicas, "successor"]
-        assert alone.metric("warmpath_retries_total", why="handed_over", phase="mid_stream") == 1
-        _assert_nothing_in_flight(alone)
-
-
-async def test_a_stream_whose_successor_does_not_come_ends_in_no_replica(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(held, "SUCCESSION_S", 0.05)
-    async with RouterUnderTest(num_replicas=1) as alone:
-        _leaving(alone)
-        with pytest.raises(NoReplica):
-            await _run(_generation(alone))
-        assert len(alone.calls.requests) == 1
-        _assert_nothing_in_flight(alone)
-
-
-async def test_bound_at_once_a_stream_of_the_only_replica_waits_for_nobody() -> None:
-    async with RouterUnderTest(num_replicas=1, binding="at_once") as alone:
-        _leaving(alone)
-        with pytest.raises(NoReplica):
-            await _run(_generation(alone))
-        assert len(alone.calls.requests) == 1
-        _assert_nothing_in_flight(alone)
-
-
-async def test_a_successor_is_waited_for_no_longer_than_the_request_may_take() -> None:
-    async with RouterUnderTest(num_replicas=1) as alone:
-        _leaving(alone)
-        with pytest.raises(DeadlineExceeded):
-            await _run(_generation(alone, timeout_s=0.2))
-        _assert_nothing_in_flight(alone)
-
-
-async def test_a_client_that_goes_while_a_successor_is_waited_for_leaves_nothing() -> None:
-    async with RouterUnderTest(num_replicas=1) as alone:
-        _leaving(alone)
-        running = asyncio.create_task(_run(_generation(alone)))
-        await _until_handed_over(alone)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert alone.parts.service._dispatcher.placer.num_held == 0
-        _assert_nothing_in_flight(alone)
-
-
-async def test_a_successor_that_dies_counts_as_any_death_does() -> None:
-    """Its predecessor left in peace: one death is one, and nobody is waited for any more."""
-    async with RouterUnderTest(num_replicas=1, max_attempts=3, max_deaths=2) as alone:
-        _leaving(alone)
-        running = asyncio.create_task(_run(_generation(alone)))
-        await _until_handed_over(alone)
-        successor = ReplicaId("successor")
-        alone.calls.scripts[successor] = _failing(ReplicaLost("gone"))
-        alone.parts.routing.update_replicas({successor: a_replica_info()})
-        with pytest.raises(NoReplica):
-            await running
-        assert len(alone.calls.requests) == 2
-
-
-async def test_a_copy_of_a_pin_that_is_handed_over_waits_for_no_successor() -> None:
-    """It was for that replica; whoever wants it chooses another."""
-    async with RouterUnderTest(num_replicas=1) as alone:
-        _leaving(alone)
-        lease = PinLease(PinId("p"), "owner", 60.0, 1, 0.0, 60.0, "router", "")
-        with pytest.raises(HandedOver):
-            await _run(_generation(alone, pin=lease))
-
-
 async def test_when_all_are_busy_the_client_hears_busy(router: RouterUnderTest) -> None:
-    _always(router, _failing(QueueFull(1, 1)))
+    _always(router, failing(QueueFull(1, 1)))
     with pytest.raises(QueueFull):
-        await _run(_generation(router))
+        await run(a_generation(router))
     assert len({replica_id for replica_id, _ in router.calls.requests}) == 3
 
 
 async def test_a_failing_forward_is_tried_once_more(router: RouterUnderTest) -> None:
-    _always(router, _failing(ForwardFailed("x")))
+    _always(router, failing(ForwardFailed("x")))
     with pytest.raises(ForwardFailed):
-        await _run(_generation(router))
+        await run(a_generation(router))
     assert len(router.calls.requests) == 2
 
 
@@ -352,17 +238,17 @@ async def test_a_failing_forward_is_tried_once_more(router: RouterUnderTest) -> 
 async def test_what_no_replica_would_do_better_is_not_retried(
     router: RouterUnderTest, error: RequestRefused
 ) -> None:
-    _always(router, _failing(error))
+    _always(router, failing(error))
     with pytest.raises(type(error)):
-        await _run(_generation(router))
+        await run(a_generation(router))
     assert len(router.calls.requests) == 1
 
 
 async def test_without_another_replica_a_lost_one_means_no_replica() -> None:
     async with RouterUnderTest(num_replicas=1) as alone:
-        _always(alone, _failing(ReplicaLost("gone")))
+        _always(alone, failing(ReplicaLost("gone")))
         with pytest.raises(NoReplica):
-            await _run(_generation(alone))
+            await run(a_generation(alone))
 
 
 async def test_who_accepted_is_excluded_even_if_it_was_not_the_first_rank(router: RouterUnderTest) -> None:
@@ -373,7 +259,7 @@ async def test_who_accepted_is_excluded_even_if_it_was_not_the_first_rank(router
         yield
 
     _first_only(router, accepted_by_the_last)
-    assert await _run(_generation(router)) == EXPECTED
+    assert await run(a_generation(router)) == EXPECTED
     (_, first), (_, second) = router.calls.requests
     assert second.excluded_replicas == {first.ranks[-1]}
 
@@ -382,13 +268,13 @@ async def test_who_accepted_is_excluded_even_if_it_was_not_the_first_rank(router
 async def test_closing_it_cancels_the_call_and_releases_the_booking(
     router: RouterUnderTest, deltas_taken: int
 ) -> None:
-    deltas = _generation(router).deltas()
+    deltas = a_generation(router).deltas()
     for _ in range(deltas_taken):
         await anext(deltas)
     await deltas.aclose()
     assert router.calls.running == 0
     assert router.calls.cancelled == (1 if deltas_taken else 0)
-    _assert_nothing_in_flight(router)
+    assert_nothing_in_flight(router)
 
 
 @pytest.mark.parametrize(
@@ -403,17 +289,10 @@ async def test_closing_it_cancels_the_call_and_releases_the_booking(
 async def test_whatever_happens_nothing_stays_booked(
     router: RouterUnderTest, error: Exception, seen: type[Exception]
 ) -> None:
-    _always(router, _failing(error, 1))
+    _always(router, failing(error, 1))
     with pytest.raises(seen):
-        await _run(_generation(router))
-    _assert_nothing_in_flight(router)
-
-
-def _assert_nothing_in_flight(router: RouterUnderTest) -> None:
-    statistics = router.parts.routing.statistics()
-    assert statistics.in_flight == 0
-    assert [replica.in_flight for replica in statistics.replicas] == [0] * len(statistics.replicas)
-    assert router.metric("warmpath_requests_in_flight") == 0
+        await run(a_generation(router))
+    assert_nothing_in_flight(router)
 
 
 async def test_expected_and_actual_hits_are_counted(router: RouterUnderTest) -> None:
@@ -422,9 +301,9 @@ async def test_expected_and_actual_hits_are_counted(router: RouterUnderTest) -> 
             yield Delta(delta.text, delta.token_ids, 8, delta.finish_reason)
 
     _always(router, cached)
-    first, second = _generation(router), _generation(router)
-    await _run(first)
-    await _run(second)
+    first, second = a_generation(router), a_generation(router)
+    await run(first)
+    await run(second)
     assert first.overlap_blocks == 0
     assert second.overlap_blocks == 3  # predicted when the first was routed
     assert second.cached_tokens == 8
@@ -457,7 +336,7 @@ async def test_several_answers_go_on_elsewhere_each_from_where_it_was(router: Ro
 
     router.follow(lost)
     texts = {0: "", 1: "", 2: ""}
-    async for delta in _generation(router, n=3).deltas():
+    async for delta in a_generation(router, n=3).deltas():
         texts[delta.choice] += delta.text
     assert texts == {0: "00 01 02 ", 1: "10 11 12 13 ", 2: "20 21 22 "}
     (_, first), (_, second) = router.calls.requests
@@ -484,6 +363,6 @@ async def test_a_stream_that_ends_before_the_last_answer_has_is_a_lost_replica(
                 yield delta
 
     router.follow(first_answer_only)
-    finished = [d.choice async for d in _generation(router, n=2).deltas() if d.finish_reason is not None]
+    finished = [d.choice async for d in a_generation(router, n=2).deltas() if d.finish_reason is not None]
     assert sorted(finished) == [0, 1]
     assert len(router.calls.requests) == 2

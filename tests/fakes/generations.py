@@ -1,0 +1,50 @@
+"""Generations whose prompt is thirteen numbers, and what their replicas do."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from cache.block_hash import BlockHasher
+from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.types import ReplicaId, RequestId
+from router.dispatch import Generation, Job
+from tests.fakes.http import FINGERPRINT, RouterUnderTest, counting, text_of
+
+PROMPT = array("i", range(1, 14))
+HASHER = BlockHasher(FINGERPRINT)
+EXPECTED = "".join(map(text_of, range(8)))
+
+
+def a_generation(
+    router: RouterUnderTest, sampling: SamplingParams | None = None, **fields: Any
+) -> Generation:
+    hashes = tuple(HASHER.chain(HASHER.root(), PROMPT))
+    job = Job(RequestId("r"), PROMPT, hashes, sampling or SamplingParams(max_tokens=8), seed=1, **fields)
+    return router.parts.service._dispatcher.start(job)
+
+
+async def run(generation: Generation) -> str:
+    return "".join([delta.text async for delta in generation.deltas()])
+
+
+def failing(error: Exception, after_deltas: int = 0) -> Any:
+    """Counts for a while, then raises."""
+
+    async def script(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        sent = 0
+        async for delta in counting(request, replica_id):
+            if sent == after_deltas:
+                raise error
+            yield delta
+            sent += 1
+
+    return script
+
+
+def assert_nothing_in_flight(router: RouterUnderTest) -> None:
+    statistics = router.parts.routing.statistics()
+    assert statistics.in_flight == 0
+    assert [replica.in_flight for replica in statistics.replicas] == [0] * len(statistics.replicas)
+    assert router.metric("warmpath_requests_in_flight") == 0
