@@ -226,6 +226,7 @@ class ReplicaInfo:
     machine: str = ""  # equal for those that share their cores or their card; "" = shared with nobody
     machine_engines: float = 1.0  # such as this one that the machine computes at once, none slowing another
     scheduling_order: SchedulingOrder = SchedulingOrder.FIRST_COME  # whose prompt is computed next
+    num_host_blocks: int = 0  # that it can keep in host memory, beside `num_blocks` in its pool
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -317,6 +317,7 @@ class SubscriberGroup:
 
 
 def _check_capacity(num_hashes: int, info: ReplicaInfo) -> None:
-    """What bounds the index: a replica cannot cache more hashes than it has blocks."""
-    if num_hashes > info.num_blocks:
-        raise WireError(f"{num_hashes} hashes from a cache of {info.num_blocks} blocks")
+    """What bounds the index: a replica caches no more hashes than it has blocks, in pool and host memory."""
+    num_blocks = info.num_blocks + info.num_host_blocks
+    if num_hashes > num_blocks:
+        raise WireError(f"{num_hashes} hashes from a cache of {num_blocks} blocks")

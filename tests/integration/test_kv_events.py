@@ -29,10 +29,13 @@ from cache.events import (
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId
 from deploy.ports import free_base
+from replica.config import SimConfig
+from replica.node import running_node
 from replica.publisher import Publisher
 from router.events.subscriber import SubscriberGroup, SubscriberSettings
 from router.index.snapshot_slices import SLICE_BLOCKS
 from router.placement.routing import Routing
+from tests.fakes.engine import sim_config
 from tests.fakes.router import chain, config, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
@@ -42,9 +45,13 @@ FAST = SubscriberSettings(snapshot_timeout_s=0.3, resync_interval_s=0.02, max_re
 class Engine:
     """A cache's event log behind a real publisher."""
 
-    def __init__(self, epoch: int, port: int = 0, *, tells_blocks: bool = True) -> None:
+    def __init__(
+        self, epoch: int, port: int = 0, *, tells_blocks: bool = True, num_blocks: int = 10_000, **has: int
+    ) -> None:
+        """has: what else it tells of itself."""
         self.log = EventLog(epoch)
         self.tells_blocks = tells_blocks
+        self.has = {"num_blocks": num_blocks, **has}
         self.publisher = Publisher(host="127.0.0.1", port=port, epoch=epoch, tells_blocks=tells_blocks)
         self.publisher.start()
 
@@ -54,6 +61,7 @@ class Engine:
             event_endpoint=self.publisher.event_endpoint,
             snapshot_endpoint=self.publisher.snapshot_endpoint,
             has_kv_events=self.tells_blocks,
+            **self.has,
         )
 
     def store(self, hashes: list[BlockHash]) -> None:
@@ -149,6 +157,40 @@ async def test_a_cache_that_is_not_told_of_is_imitated(routing: Routing, group: 
         assert routing.statistics().resyncs == {"join": 1}
     finally:
         engine.publisher.close()
+
+
+async def test_a_cache_with_host_memory_is_larger_than_its_pool(
+    routing: Routing, group: SubscriberGroup
+) -> None:
+    """Batches count what both hold, and so does the snapshot that who comes later begins with."""
+    engine = Engine(epoch=4, num_blocks=4, num_host_blocks=8)
+    try:
+        follow(routing, group, {A: engine.info})
+        await until(lambda: group.is_synced(A) and digest(routing) == engine.log.digest, engine.beat)
+        early, late = chain("early", 4), chain("late", 4)
+        engine.store(early)
+        engine.beat()
+        for block_hash in reversed(early):
+            engine.log.demoted(block_hash)
+        engine.store(late)
+        await until(lambda: digest(routing) == engine.log.digest, engine.beat)
+        assert digest(routing).count == 8
+        other = Routing(config())
+        async with SubscriberGroup(other, FAST) as newcomers:
+            follow(other, newcomers, {A: engine.info})
+            await until(lambda: newcomers.is_synced(A), engine.beat)
+            assert digest(other) == engine.log.digest
+            assert other.statistics().malformed_events == 0
+        assert routing.statistics().malformed_events == 0
+    finally:
+        engine.publisher.close()
+
+
+def test_a_replica_tells_how_much_host_memory_keeps() -> None:
+    """Or Routers would take what it says of a cache larger than its pool for nonsense."""
+    settings = sim_config(64, sim=SimConfig(), host_cache_gib=2**-20, event_host="127.0.0.1")
+    with running_node(settings) as node:
+        assert node.info.num_host_blocks == node.assembly.runner.info.num_host_blocks > 0
 
 
 async def test_a_restarted_engine_is_followed_on_the_same_address(
