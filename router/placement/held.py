@@ -118,6 +118,7 @@ class HeldRequests:
             deadline=float("inf") if deadline is None else deadline,
             order=0.0,
         )
+        held.order = self._options.aging * (held.since + held.lag_s)  # while its own prefill is unknown
         try:
             self._take_in(held, now)
         except (AllBusy, NoReplica) as error:

@@ -170,6 +170,29 @@ def test_full_replicas_are_waited_for(router: HoldingRouter) -> None:
     assert router.poll() == ["q"]
 
 
+def test_who_comes_while_all_are_full_overtakes_nobody_for_that(router: HoldingRouter) -> None:
+    """Nobody can say where it would go, and it has its place all the same: as the shortest of its time."""
+    router.report(A, backlog_s=5.0)
+    router.submit("short", 5)
+    assert router.poll() == []
+    router.report(A, num_waiting=256)
+    router.clock.advance(0.5)
+    router.submit("long", 400)
+    assert router.poll() == []
+    router.report(A, num_waiting=255)
+    assert router.poll() == ["short", "long"]
+
+
+def test_who_stands_back_does_so_while_all_are_full_too(router: HoldingRouter) -> None:
+    router.report(A, num_waiting=256)
+    router.held.submit(query("stands back")._replace(priority=1))
+    router.clock.advance(1.0)
+    router.submit("urgent")
+    assert router.poll() == []
+    router.report(A, num_waiting=255)
+    assert router.poll()[0] == "urgent"
+
+
 def test_who_has_gone_is_placed_nowhere(router: HoldingRouter) -> None:
     router.report(A, backlog_s=1.0)
     router.submit("q")
