@@ -13,7 +13,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from cache.tenant_shares import TenantShares
@@ -145,21 +145,25 @@ class HeldQueue:
     def in_turn(self, oldest_first_before: float) -> Iterator[HeldRequest]:
         """Everybody held, by whose turn it is; of a tenant, whoever came by then by age, then in order.
 
-        A copy: who leaves or moves meanwhile does not disturb it.
+        A copy: who has had its turn may leave or move. A tenant's is made when its first turn comes: of a
+        thousand that wait, a window looks at the requests of a few.
         """
-        turns = {tenant: _in_turn(line, oldest_first_before) for tenant, line in self._lines.items()}
-        if len(turns) < 2:
-            return next(iter(turns.values())) if turns else iter(())
+        if len(self._lines) < 2:
+            lines = list(self._lines.values())
+            return _in_turn(lines[0], oldest_first_before) if lines else iter(())
         self._shares.contend(self._lines.keys())
-        return self._fairly(turns)
+        return self._fairly(dict(self._lines), oldest_first_before)
 
-    def _fairly(self, turns: dict[str, Iterator[HeldRequest]]) -> Iterator[HeldRequest]:
+    def _fairly(self, lines: Mapping[str, _Line], oldest_first_before: float) -> Iterator[HeldRequest]:
         """As if each were charged when it is its turn."""
-        heap = [(*self._shares.turn(tenant), tenant) for tenant in turns]
+        heap = [(*self._shares.turn(tenant), tenant) for tenant in lines]
         heapq.heapify(heap)
         number = itertools.count(max(last for _, last, _ in heap) + 1)
+        turns: dict[str, Iterator[HeldRequest]] = {}
         while heap:
             charged, _, tenant = heap[0]
+            if tenant not in turns:
+                turns[tenant] = _in_turn(lines[tenant], oldest_first_before)
             held = next(turns[tenant], None)
             if held is None:
                 heapq.heappop(heap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from cache.priority import LEVEL_S, MAX_PRIORITY, MIN_PRIORITY
 from cache.types import RequestId
 from router.errors import AllBusy
+from router.placement import held_queue
 from router.placement.held_queue import CREDIT_TOKENS, HeldQueue
 from router.placement.held_request import HeldRequest
 from router.placement.sent_prompts import SentPrompts
@@ -227,6 +229,24 @@ def test_every_order_has_everybody_once(
         assert queue.seconds_before(held, in_order=False) == 0.0
         queue.remove(held)
     assert len(queue) == queue.num_tenants == len(queue._shares) == 0
+
+
+def test_a_window_of_many_tenants_looks_at_the_requests_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for with each report that comes in; and who has had its turn may leave meanwhile."""
+    queue, looked_at = HeldQueue(), list[str]()
+    for number in range(200):
+        asks = query(str(number))._replace(tenant=str(number % 100))
+        queue.add(HeldRequest(asks, float(number), number, float("inf"), order=float(number)))
+    in_turn = held_queue._in_turn
+
+    def noted(line: Any, floor: float) -> Any:
+        looked_at.append(line.in_order[0].tenant)
+        return in_turn(line, floor)
+
+    monkeypatch.setattr(held_queue, "_in_turn", noted)
+    for held in islice(queue.in_turn(0.0), 8):
+        queue.remove(held)
+    assert len(looked_at) == len(set(looked_at)) == 8
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5000)), min_size=2, max_size=60))
