@@ -151,8 +151,12 @@ class CopyMaker:
         full = [error for error in refusals if isinstance(error, PinsFull)]
         if len(full) < len(refusals):
             return next(error for error in refusals if not isinstance(error, PinsFull))
-        self.num_refused += not pin.is_established
         fitting = [*pin.held, *(name for name in candidates if self._has_room(pin, name))]
+        roomy = [name for name in members if name not in fitting and self._has_room(pin, name)]
+        if not full and len(fitting) + len(roomy) >= pin.copies:
+            # There is room, on replicas that leave, are silent, or cannot be read: nobody asked for too much.
+            return NoReplica(len(members), len(roomy))
+        self.num_refused += not pin.is_established
         needed, left = max(
             [(error.needed, error.left) for error in full], key=lambda each: each[1], default=(0, 0)
         )

@@ -69,11 +69,24 @@ class TestMaking:
     async def test_who_leaves_or_is_silent_is_not_asked(self, fleet: PaperFleet, router: PaperRouter) -> None:
         router.routing.on_load(ReplicaId("r0"), load(is_draining=True))
         assert sorted(fleet.holders(await router.hold(copies=2))) == names(1, 2)
-        with pytest.raises(PrefixDoesNotFit):
+        with pytest.raises(NoReplica):
             await router.hold(copies=3)
         fleet.clock.advance(100.0)  # nobody was heard for so long
-        with pytest.raises(PrefixDoesNotFit):
+        with pytest.raises(NoReplica):
             await router.hold(copies=1)
+
+    async def test_where_those_with_room_cannot_be_asked_it_is_not_too_much(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        """To delete some, or ask for less, would not help: to ask again will."""
+        for name in names(0, 1, 2):
+            router.routing.on_load(name, load(is_draining=True))
+        with pytest.raises(NoReplica) as caught:
+            await router.hold(copies=1)
+        assert (caught.value.num_known, caught.value.num_excluded) == (3, 3)
+        with pytest.raises(PrefixDoesNotFit):
+            await router.hold(MAX_PINNED + 1, copies=1)
+        assert router.keeper.statistics().num_refused == 1
 
     async def test_another_is_asked_where_one_refuses_or_dies(
         self, fleet: PaperFleet, router: PaperRouter
