@@ -40,6 +40,11 @@ class LateReplicas:
         if self._lateness.over(request_id) in self._late:
             self._look()
 
+    def gone(self, replica_id: ReplicaId) -> None:
+        """It has left, whatever becomes of what it has."""
+        self._lateness.gone(replica_id)
+        self._late.discard(replica_id)
+
     def look(self) -> None:
         """Look at everybody, if the last look is some time ago."""
         if self._clock() >= self._lateness.look_at:

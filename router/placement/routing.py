@@ -382,6 +382,7 @@ class Routing:
         self._fleet.remove(replica_id)
         self._loads.remove_replica(replica_id)
         self._index.remove_replica(replica_id)
+        self._late.gone(replica_id)
         self._policies.replica_removed(replica_id)
         for observer in self._observers:
             observer.replica_removed(replica_id)

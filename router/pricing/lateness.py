@@ -62,6 +62,11 @@ class Lateness:
             del self._waiting[sent.replica_id]
         return sent.replica_id
 
+    def gone(self, replica_id: ReplicaId) -> None:
+        """It has left: what its requests wait for says nothing of the others. O(those)."""
+        for request_id in self._waiting.pop(replica_id, ()):
+            del self._sent[request_id]
+
     def late(self, now: float, num_replicas: int) -> dict[ReplicaId, float]:
         """Who is late, and by how much: its oldest request's seconds. O(replicas).
 

@@ -86,3 +86,19 @@ def test_a_stream_continued_elsewhere_is_no_late_first_token() -> None:
     bench.say(B)
     _, free = bench.routing.free_replicas(0.1)
     assert where in {state.replica_id for state in free}
+
+
+def test_a_hung_replica_is_late_although_one_that_left_owes_first_tokens_too() -> None:
+    """What that one still computes says nothing of those that are left: one of two is late, and not all."""
+    bench = RoutingBench(3)
+    only = {name: frozenset(bench.infos) - {name} for name in bench.infos}
+    bench.routing.choose(query("left", 1, excluded=only[C]))
+    bench.routing.update_replicas({name: bench.infos[name] for name in (A, B)})
+    bench.routing.choose(query("hung", 1, excluded=only[A]))
+    bench.clock.advance(5.0)
+    bench.say(A, admitted=("hung",))
+    bench.say(B)
+    for number in range(4):
+        asked = query(f"q{number}", 1)
+        assert bench.routing.choose(asked).replica_id == B
+        bench.routing.finish(asked.request_id)

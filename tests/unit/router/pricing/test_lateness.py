@@ -41,6 +41,20 @@ def test_who_took_it_instead_has_as_long_as_the_first_had() -> None:
     assert lateness.late(4.0, 3) == {B: 1.0}
 
 
+def test_who_has_gone_is_none_of_all() -> None:
+    """Or one that hangs would be taken for as late as all are, while another one that left is later."""
+    lateness = Lateness()
+    lateness.sent(R, A, 0.0, 0.0)
+    lateness.sent(S, B, 2.0, 0.0)
+    lateness.gone(A)
+    lateness.gone(A)
+    assert lateness.late(9.0, 2) == {B: 7.0}
+    assert lateness.over(R) is None
+    lateness.moved(R, B, 9.0)
+    assert lateness.over(S) == B
+    assert lateness.late(20.0, 2) == {}
+
+
 def test_where_all_are_late_it_is_the_estimate_that_was_wrong() -> None:
     lateness = Lateness()
     lateness.sent(R, A, 0.0, 0.0)
