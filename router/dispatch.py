@@ -236,7 +236,7 @@ class Generation:
             None,
         )
         try:
-            placement = await self._place()
+            placement = await self._place(attempt)
         except BaseException as error:
             why = type(error).__name__
             raise
@@ -256,7 +256,7 @@ class Generation:
         finally:
             span.end(why)
 
-    async def _place(self) -> Placement:
+    async def _place(self, attempt: int) -> Placement:
         """Match, cost, pick, reserve; waiting for a replica, if that is how they are bound.
 
         Raises RoutingError or DeadlineExceeded.
@@ -282,6 +282,7 @@ class Generation:
                 prompt=job.text,
                 asked_at=self._began_at,
                 is_handed_over=self._is_handed_over,
+                is_again=attempt > 0,
             ),
             since=self._began_at,
             deadline=self._deadline,

@@ -106,7 +106,7 @@ class Bookings:
             self._index.expect(query.request_id, best_id, hints, now)
         else:
             self._index.drop(query.request_id)
-        if not query.excluded:  # those of a replica that was lost are not evicted
+        if query.is_new:  # those of a replica that was lost are not evicted
             self._note_missed(hints, decision.available_tokens)
         self._shaper.routed(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)

@@ -80,12 +80,12 @@ class Entrance:
     def too_late(self, now: float) -> Iterator[tuple[HeldRequest, AllBusy]]:
         """In overload: whoever was taken in before it was known to be one, and has waited too long for it.
 
-        Not who was lost by a replica: it may have begun to answer. Each has to leave before the next is asked
+        Not who had a replica before: it may have begun to answer. Each has to leave before the next is asked
         for.
         """
         latest = now - (1.0 + AGED) * self._admission.bound_s
         for held in self._queue.came_before(latest):
-            if held.query.excluded or self._is_within_share(held, now):
+            if not held.query.is_new or self._is_within_share(held, now):
                 continue
             num_replicas = max(1, self._routing.free_replicas(0.0)[0])
             room_in_s = self._routing.wait_s(self._queue.engine_s) - self._admission.bound_s

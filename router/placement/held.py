@@ -177,8 +177,7 @@ class HeldRequests:
     def _take_in(self, held: HeldRequest, now: float) -> None:
         """Raises why it is not."""
         num_replicas, _ = self._routing.free_replicas(0.0)
-        # Whose replica was lost has waited, and may have begun to answer.
-        is_new = not held.query.excluded
+        is_new = held.query.is_new
         if is_new:
             self._entrance.check_places(held, num_replicas)
         try:

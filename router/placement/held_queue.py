@@ -56,8 +56,8 @@ class HeldQueue:
 
     @property
     def num_bodies(self) -> float:
-        """HTTP requests that are new here: one with n prompts, of which k wait, is k/n. Not whose replica was
-        lost."""
+        """HTTP requests that are new here: one with n prompts, of which k wait, is k/n. Not who had a replica
+        before."""
         return self._num_bodies
 
     @property
@@ -224,7 +224,7 @@ def _in_turn(line: _Line, oldest_first_before: float) -> Iterator[HeldRequest]:
 
 
 def _bodies(held: HeldRequest) -> float:
-    return 0.0 if held.query.excluded else held.query.part
+    return held.query.part if held.query.is_new else 0.0
 
 
 def _place(held: HeldRequest) -> tuple[float, int]:

@@ -75,8 +75,7 @@ class PromptPlacer:
         """`place` without waiting, which it never does."""
         try:
             decision = self._routing.weigh(query)
-            # Whose replica was lost has waited, and may have begun to answer.
-            if not query.excluded:
+            if query.is_new:
                 wait_s = 0.0 if decision.starts_now else self._routing.wait_s()
                 num_waiting = sum([state.num_waiting for state in decision.ranking.states])
                 self._admission.came(
@@ -86,7 +85,7 @@ class PromptPlacer:
                     num_replicas=self._routing.free_replicas(0.0)[0],
                     part=query.part,
                 )
-            if not (query.excluded or decision.starts_now):
+            if query.is_new and not decision.starts_now:
                 self._admission.check(
                     wait_s=wait_s,
                     ahead_s=min(wait_s, decision.start_s),

@@ -21,7 +21,14 @@ def a_generation(
     router: RouterUnderTest, sampling: SamplingParams | None = None, **fields: Any
 ) -> Generation:
     hashes = tuple(HASHER.chain(HASHER.root(), PROMPT))
-    job = Job(RequestId("r"), PROMPT, hashes, sampling or SamplingParams(max_tokens=8), seed=1, **fields)
+    fields = {"request_id": RequestId("r"), **fields}
+    job = Job(
+        prompt=PROMPT,
+        block_hashes=hashes,
+        sampling=sampling or SamplingParams(max_tokens=8),
+        seed=1,
+        **fields,
+    )
     return router.parts.service._dispatcher.start(job)
 
 

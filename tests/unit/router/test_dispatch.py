@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from cache.block_hash import hints
@@ -19,11 +20,11 @@ from cache.errors import (
     QueueFull,
     RequestRefused,
 )
-from cache.events import FORMAT_VERSION, EventBatch, Load, digest_of
+from cache.events import FORMAT_VERSION, EventBatch, Load, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Job
-from router.errors import NoReplica, ReplicaLost, TooManyDeaths
+from router.errors import AllBusy, NoReplica, ReplicaLost, TooManyDeaths
 from tests.fakes.generations import (
     EXPECTED,
     HASHER,
@@ -93,6 +94,34 @@ async def test_lost_deltas_are_nobodys_failure_and_go_on_where_they_are_cached(a
         assert len(request.token_ids) == len(PROMPT) + 2 * after
         phase = "mid_stream" if after else "before_first_token"
         assert router.metric("warmpath_retries_total", why="deltas_lost", phase=phase) == 1
+
+
+@pytest.mark.parametrize("binding", ["late", "at_once"])
+async def test_an_answer_whose_deltas_were_lost_is_not_refused_while_others_wait_too_long(
+    binding: str,
+) -> None:
+    """It was let in once, and its client has a part of it: it is no newcomer, though it excludes nobody."""
+    async with RouterUnderTest(num_replicas=2, binding=binding, max_wait_s=1.0) as router:
+        step_time = StepTimeModel(base_s=0.01, per_token_s=0.001, per_attention_s=0.0, per_sequence_s=0.001)
+        idle = Load(free_blocks=1000, total_blocks=1000, step_time=step_time)
+
+        def report(load: Load) -> None:
+            for name in router.replicas:
+                router.parts.routing.on_load(name, load)
+
+        async def lose_in_a_crowd(request: GenerateRequest, name: ReplicaId) -> AsyncGenerator[Delta, None]:
+            async for delta in counting(request, name):
+                yield delta
+                report(msgspec.structs.replace(idle, queued_uncached_tokens=20_000, num_waiting=3))
+                with pytest.raises(AllBusy):
+                    await run(a_generation(router, request_id=RequestId("newcomer")))
+                asyncio.get_running_loop().call_later(0.01, report, idle)
+                raise DeltasLost
+
+        report(idle)
+        _first_only(router, lose_in_a_crowd)
+        assert await run(a_generation(router)) == EXPECTED
+        assert_nothing_in_flight(router)
 
 
 async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
