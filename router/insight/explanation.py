@@ -64,7 +64,7 @@ def _what_came(request: RequestView) -> Iterator[str]:
     if request.held_s > _ENOUGH_S:
         yield f"It waited {seconds(request.held_s)} at the router until a replica was nearly free."
     if request.num_attempts > 1:
-        yield f"This is attempt {request.num_attempts}; {_listed(request.excluded)} had refused or lost it."
+        yield f"This is attempt {request.num_attempts}; {_before(request.excluded)}."
 
 
 def _where_it_went(request: RequestView) -> Iterator[str]:
@@ -241,5 +241,8 @@ def _total_s(candidate: CandidateView) -> float:
     return candidate.terms.total_s
 
 
-def _listed(names: list[str]) -> str:
-    return " and ".join(names) if names else "nobody"
+def _before(excluded: list[str]) -> str:
+    """Why there is another attempt."""
+    if not excluded:  # nothing is wrong with a replica whose connection was lost
+        return "what was answered before was lost on its way"
+    return f"{' and '.join(excluded)} had refused or lost it"

@@ -119,6 +119,7 @@ def test_what_has_not_happened_is_not_told() -> None:
 def test_waiting_and_retries_come_first() -> None:
     assert "It waited 250 ms at the router" in text(held_s=0.25)
     assert "This is attempt 3; C and D had refused or lost it." in text(num_attempts=3, excluded=["C", "D"])
+    assert "This is attempt 2; what was answered before was lost on its way." in text(num_attempts=2)
 
 
 def test_the_shadow_speaks_last() -> None:
