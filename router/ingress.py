@@ -32,7 +32,7 @@ from ray.serve.exceptions import (
 )
 
 from cache import heap
-from cache.errors import ConfigError, ServingError
+from cache.errors import ConfigError, DeltasLost, ServingError
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
@@ -219,8 +219,10 @@ class HandleCalls:
                     return  # the call ends by itself
             has_ended = True
         except Exception as error:
-            has_ended = True
-            raise translate(error) from error
+            ours = translate(error)
+            # Where only the connection has ended the call goes on, and would refuse its own next attempt.
+            has_ended = not isinstance(ours, DeltasLost)
+            raise ours from error
         finally:
             if channels is not None and reader is not None:
                 channels.close(reader)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 
-from cache.errors import ConfigError, QueueFull
+from cache.delta_frames import Piece, ReplyTo
+from cache.errors import ConfigError, DeltasLost, QueueFull
+from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.types import RequestId
+from router.deltas import delta_calls
+from router.deltas.delta_reader import DeltaReader
 from router.errors import AllBusy, NoReplica, ReplicaLost
-from router.ingress import check_one_loop, place_among_routers, translate
+from router.ingress import HandleCalls, check_one_loop, place_among_routers, translate
 
 
 @pytest.mark.parametrize(
@@ -51,6 +59,42 @@ def test_rays_errors_become_ours(error: Exception, kind: type[Exception]) -> Non
 def test_what_a_replica_raised_is_unwrapped(cause: Exception) -> None:
     wrapped = RayTaskError("generate", "trace", cause).as_instanceof_cause()
     assert translate(wrapped) is cause
+
+
+class HangingCall:
+    """Says nothing, and does not end by itself."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def __aiter__(self) -> HangingCall:
+        return self
+
+    async def __anext__(self) -> Delta:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+async def test_a_call_whose_deltas_are_lost_is_ended_before_another_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would go on until its replica has something to send, and refuse the next attempt as its double."""
+    monkeypatch.setattr(delta_calls, "LAST_WORDS_LIMIT_S", 0.01)
+    call, reader, connection = HangingCall(), DeltaReader(ReplyTo(bytes(16), 0)), mock.Mock()
+    handle = mock.Mock()
+    handle.options.return_value.remote.return_value = call
+    channels = mock.Mock(open=lambda _request: reader)
+    request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=9), 1)
+    reader.receive(Piece(0, 0, "a", (1,), 0, None, 0), connection)
+    deltas = HandleCalls(handle, channels).generate(request)
+    assert (await anext(deltas)).text == "a"
+    reader.lose()
+    with pytest.raises(DeltasLost):
+        await anext(deltas)
+    assert call.is_cancelled
 
 
 def test_a_router_outside_serve_has_no_peers() -> None:
