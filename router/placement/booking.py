@@ -201,6 +201,7 @@ class Bookings:
         num_exact = 0
         if ranking.best_cached:
             num_exact = self._index.num_exact(ranking.best.replica_id, decision.request.hints)
+        exact_tokens = usable_tokens(num_exact, query.num_prompt_tokens, self._block_size)
         record = DecisionRecord(
             query.request_id,
             ranking.decided_at,
@@ -210,7 +211,7 @@ class Bookings:
             query.excluded,
             reason,
             decision.available_tokens,
-            usable_tokens(num_exact, query.num_prompt_tokens, self._block_size) if num_exact else 0,
+            min(exact_tokens, ranking.best_cached),  # without what is not worth copying from host memory
         )
         self._records.append(record)
         return record

@@ -8,7 +8,9 @@ import pytest
 
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch, digest_of
-from cache.types import BlockHash, ReplicaId
+from cache.types import BlockHash, ReplicaId, RequestId
+from router.insight.accounting import Accounting
+from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
 from tests.fakes.router import BLOCK_SIZE, chain, load, query, replica_id
 from tests.fakes.routing import RoutingBench
@@ -77,6 +79,24 @@ def test_only_what_lies_behind_the_pool_is_copied(bench: RoutingBench) -> None:
     [record] = bench.routing.records()
     held = {ranked.candidate.replica_id: ranked.candidate.cached_tokens for ranked in record.ranked}
     assert held == {A: 0, B: 6 * BLOCK_SIZE}
+
+
+def test_a_replica_is_not_doubted_for_what_nobody_had_it_copy(bench: RoutingBench) -> None:
+    """It holds two blocks more than are expected to be found: it keeps its word by computing them."""
+    doubted: list[ReplicaId] = []
+    accounting = Accounting(BLOCK_SIZE)
+    accounting.listen(ClosedLoop(BLOCK_SIZE, clock=bench.clock, doubt=doubted.append).heard)
+    bench.routing.watch(accounting)
+    prompt = chain("q", 8)
+    bench.say(B, stored=prompt)
+    tell(bench, B, prompt[6:], SLOW_S, digest_of(to_hints(prompt[6:])))
+    for number in range(2 * DOUBT_MISSES):
+        asked = query("q", request_id=RequestId(str(number)), excluded=frozenset({A}))
+        bench.routing.choose(asked)
+        bench.routing.first_token(asked.request_id, B, 6 * BLOCK_SIZE)
+        bench.routing.finish(asked.request_id)
+    assert {record.exact_tokens for record in bench.routing.records()} == {6 * BLOCK_SIZE}
+    assert doubted == []
 
 
 def test_tiers_that_have_drifted_are_not_believed(bench: RoutingBench) -> None:
