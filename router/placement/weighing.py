@@ -87,7 +87,8 @@ class Weighing:
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
         copy_s: Mapping[ReplicaId, float] = NO_COPIES
-        if pools := self._index.match_pools(hints):
+        pools = self._index.match_pools(hints)
+        if pools:
             counted = with_copies(states, cached, pools, block_size=self._block_size, now=now)
             states, cached, copy_s = counted
         is_settling = self._inheritance.is_open(now)
@@ -103,7 +104,9 @@ class Weighing:
         heir_id = self._heir(hints, query, states, cached) if is_settling else None
         request = PolicyRequest(query.request_id, shape, hints, query.prompt, heir_id)
         ranking = self._rank(policy, states, cached, request, now)
-        available = max(cached) if everybody else self._most_available(held, query.num_prompt_tokens)
+        available = max(cached)
+        if not everybody:
+            available = max(available, self._most_available(held, pools, query.num_prompt_tokens))
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
         return Decision(query, request, policy, ranking, available, own_s, copy_s)
@@ -239,11 +242,13 @@ class Weighing:
         readable = [s.replica_id for s in states if s.replica_id in self._index]
         return heir(last, readable) if readable else None
 
-    def _most_available(self, held: Mapping[ReplicaId, int], num_prompt_tokens: int) -> int:
-        """Usable tokens of the prompt that some replica holds, also one that may not be chosen now."""
+    def _most_available(
+        self, held: Mapping[ReplicaId, int], pools: Mapping[ReplicaId, int], num_prompt_tokens: int
+    ) -> int:
+        """Usable tokens of the prompt that some replica's pool holds, also one that may not be chosen now."""
         # A snapshot on its way in is in the index under a name that is no replica's.
         members = self._fleet.members
-        most_held = max([held[name] for name in held if name in members], default=0)
+        most_held = max([pools.get(name, held[name]) for name in held if name in members], default=0)
         return usable_tokens(most_held, num_prompt_tokens, self._block_size)
 
     def _rank(

@@ -9,7 +9,7 @@ import pytest
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch, digest_of
 from cache.types import BlockHash, ReplicaId, RequestId
-from router.insight.accounting import Accounting
+from router.insight.accounting import Accounting, UncachedReason
 from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
 from tests.fakes.router import BLOCK_SIZE, chain, load, query, replica_id
@@ -97,6 +97,21 @@ def test_a_replica_is_not_doubted_for_what_nobody_had_it_copy(bench: RoutingBenc
         bench.routing.finish(asked.request_id)
     assert {record.exact_tokens for record in bench.routing.records()} == {6 * BLOCK_SIZE}
     assert doubted == []
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_what_is_not_worth_copying_is_evicted_and_not_elsewhere(is_draining: bool) -> None:
+    """Also while not everybody can be chosen: nobody else holds it."""
+    bench = RoutingBench()
+    accounting = Accounting(BLOCK_SIZE)
+    bench.routing.watch(accounting)
+    tell(bench, B, chain("q", 8), SLOW_S)
+    bench.say(A, is_draining=is_draining)
+    asked = query("q", excluded=frozenset() if is_draining else frozenset({A}))
+    assert bench.routing.choose(asked).replica_id == B
+    bench.routing.first_token(asked.request_id, B, 0)
+    uncached = accounting.totals.uncached
+    assert (uncached[UncachedReason.EVICTED], uncached[UncachedReason.ELSEWHERE]) == (8 * BLOCK_SIZE, 0)
 
 
 def test_tiers_that_have_drifted_are_not_believed(bench: RoutingBench) -> None:
