@@ -41,13 +41,13 @@ class EventSink(Protocol):
     """Where events go: `Routing`. Called on the router's event loop; must not block."""
 
     def on_events(self, replica_id: ReplicaId, events: EventBatch) -> Digest | None:
-        """Apply a whole batch. The digest after it; None if the replica is not indexed."""
+        """Apply a whole batch. The digest after it; None if it is unknown, or the replica not indexed."""
 
     def on_snapshot(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, Digest | None]:
         """Replace all that is known by a snapshot's hashes, a slice with each step; other calls may come
         between.
 
-        Returns the digest after it; None if the replica is not indexed (any more).
+        Returns the digest after it; None if it is unknown, or the replica not indexed (any more).
         """
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:

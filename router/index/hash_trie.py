@@ -72,7 +72,7 @@ class _Replica:
         # Of what lies in its pool: number and digest. None: all of it does.
         self.pool_member: int | None = None
         self.pool_digest = Digest()
-        self.is_sure = True  # that the digest is right: nobody knows in which tier a refused block lies
+        self.is_sure = True  # that both digests are right: nobody knows in which tier a refused block lies
 
     @property
     def members(self) -> int:
@@ -341,10 +341,19 @@ class HashTrie:
             groups = self._table.depths(hints, member)
         return next((depth for depth, members in groups if members & member), 0)
 
-    def digest(self, replica_id: ReplicaId) -> Digest:
-        """Of what the replica has announced, to compare with what it says of its cache. O(1)."""
+    def digest(self, replica_id: ReplicaId) -> Digest | None:
+        """Of what the replica has announced, to compare with what it says of its cache; None: the index had
+        no room for some blocks, and cannot tell those that come from those that change tiers. O(1)."""
         replica = self._replicas[replica_id]
-        return Digest(replica.count, replica.xor)
+        is_sure = replica.pool_member is None or replica.is_sure
+        return Digest(replica.count, replica.xor) if is_sure else None
+
+    def believe(self, replica_id: ReplicaId, told: Digest) -> None:
+        """It holds so much, by its own count; what of that is not here was refused. O(1)."""
+        replica = self._replicas[replica_id]
+        num_here = replica.count - replica.num_refused
+        replica.count, replica.xor = told.count, told.xor
+        replica.num_refused = max(0, told.count - num_here)
 
     def host_digest(self, replica_id: ReplicaId) -> Digest | None:
         """Of what the replica has told to be in host memory alone; None: the index had no room for some

@@ -87,8 +87,8 @@ class PrefixIndex:
 
     # --- what replicas say --------------------------------------------------------------------
 
-    def apply(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest:
-        """Follow a replica's cache. The digest of what is now indexed of what it has told.
+    def apply(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
+        """Follow a replica's cache. The digest of what is now indexed of what it has told; None: unknown.
 
         Raises KeyError for a replica not in the index.
         """
@@ -105,6 +105,8 @@ class PrefixIndex:
                     self._exact.store(replica_id, events.stored)
                 self._exact.sweep()
                 self._check_host(replica_id, events.host_digest)
+                if self._exact.digest(replica_id) is None:
+                    self._exact.believe(replica_id, events.digest)
         return self.digest(replica_id)
 
     def apply_in_slices(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, None]:
@@ -150,8 +152,8 @@ class PrefixIndex:
             return self._exact.num_blocks(replica_id)
         return self._approximate.num_blocks(replica_id) if replica_id in self._approximate else 0
 
-    def digest(self, replica_id: ReplicaId) -> Digest:
-        """Of what the replica has announced. O(1). Raises KeyError for one not in the index."""
+    def digest(self, replica_id: ReplicaId) -> Digest | None:
+        """Of what the replica has announced; None: unknown. O(1). Raises KeyError for one not indexed."""
         return Digest() if replica_id in self._approximate else self._exact.digest(replica_id)
 
     @property

@@ -275,7 +275,7 @@ class Routing:
     # --- what replicas say (EventSink) --------------------------------------------------------
 
     def on_events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
-        """Apply a batch or a snapshot. The digest of what is now indexed; None if it is not indexed."""
+        """Apply a batch or a snapshot. The digest of what is indexed then; None if unknown, or nothing is."""
         if replica_id not in self._fleet:
             return None
         self._report(replica_id, events.load)

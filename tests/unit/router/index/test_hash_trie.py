@@ -248,6 +248,23 @@ def test_the_cap_holds_and_the_digest_is_still_the_replicas() -> None:
     assert trie.num_entries == 100
 
 
+def test_beyond_the_cap_nothing_is_told_of_tiers() -> None:
+    """Who has no room for a block cannot tell whether it comes or only changes tiers: no digest is better
+    than one that differs for ever."""
+    trie = HashTrie(max_blocks=100)
+    trie.add_replica(A)
+    trie.store(A, hint_chain("p", 160))
+    assert trie.digest(A) == digest_of(hint_chain("p", 160))
+    trie.host(A, hint_chain("p", 160)[150:])
+    assert trie.digest(A) is None
+    assert trie.host_digest(A) is None
+    trie.believe(A, digest_of(hint_chain("p", 160)))
+    assert (trie.num_blocks(A), trie.num_refused) == (100, 60)
+    trie.replace(A, hint_chain("p", 80), hint_chain("p", 80)[70:])
+    assert trie.digest(A) == digest_of(hint_chain("p", 80))
+    assert trie.host_digest(A) == digest_of(hint_chain("p", 80)[70:])
+
+
 def test_unique_prompts_leave_memory_flat() -> None:
     """Ghosts of evicted blocks must not pile up: an engine's whole life is blocks it has never seen."""
     trie = a_trie()

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from cache.block_hash import hints as to_hints
-from cache.events import FORMAT_VERSION, Digest, EventBatch, digest_of
+from cache.events import FORMAT_VERSION, Digest, EventBatch, EventLog, digest_of
 from cache.types import BlockHash, ReplicaId, RequestId
+from router.events.event_stream import EventStream
+from router.index.hash_trie import HashTrie
 from router.insight.accounting import Accounting, UncachedReason
 from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
@@ -97,6 +99,24 @@ def test_a_replica_is_not_doubted_for_what_nobody_had_it_copy(bench: RoutingBenc
         bench.routing.finish(asked.request_id)
     assert {record.exact_tokens for record in bench.routing.records()} == {6 * BLOCK_SIZE}
     assert doubted == []
+
+
+def test_a_full_index_asks_for_no_snapshot_because_blocks_change_tiers(bench: RoutingBench) -> None:
+    """Of those that it had no room for it does not know which it has counted."""
+    bench.routing._index._exact = trie = HashTrie(max_blocks=64)
+    trie.add_replica(A)
+    log, stream = EventLog(epoch=1), EventStream(A, bench.routing, clock=bench.clock)
+    stream.feed_snapshot(log.snapshot(load()))
+    blocks = chain("q", 100)
+    for block in blocks:
+        log.stored(block)
+    stream.feed_batch(log.flush(load()))
+    for tell_of in (log.demoted, log.promoted, log.demoted):
+        for block in reversed(blocks[20:]):
+            tell_of(block)
+        stream.feed_batch(log.flush(load()))
+        assert not stream.needs_snapshot
+        assert (trie.num_blocks(A), trie.num_refused) == (64, 36)
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
