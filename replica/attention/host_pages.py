@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,9 @@ from replica.transfer import to_device
 _cuda: Any = torch.cuda  # whose streams and events have no annotations
 
 STAGING_BYTES = 32 << 20  # of each of two buffers: a row of an 8-billion-parameter model's blocks is 2 MiB
+# Of rows in one allocation. Torch rounds whatever is to be page-locked up to a power of two: of 20 GiB in one
+# piece that is 32, more than was looked for, and in a container the end of the process.
+LARGEST_PIECE = 1 << 30
 
 
 class HostPages:
@@ -41,11 +45,14 @@ class HostPages:
         first = self._tensors[0]
         self._device, self._clock = first.device, clock
         is_cuda = self._device.type == "cuda"
-        self._rows = torch.empty(num_slots, sum(widths), dtype=first.dtype, pin_memory=is_cuda)
+        width, row_bytes = sum(widths), sum(widths) * first.element_size()
+        sizes = piece_sizes(num_slots, row_bytes)
+        self._firsts = [0, *itertools.accumulate(sizes)]  # the slot that each piece begins with
+        self._rows = [torch.empty(size, width, dtype=first.dtype, pin_memory=is_cuda) for size in sizes]
         ends = list(itertools.accumulate(widths))
         self._columns = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
-        rows = max(1, min(num_slots, STAGING_BYTES // (sum(widths) * first.element_size())))
-        self._out, self._in = (first.new_empty(rows, sum(widths)) for _ in range(2))
+        rows = max(1, min(num_slots, STAGING_BYTES // row_bytes))
+        self._out, self._in = (first.new_empty(rows, width) for _ in range(2))
         self._stream = _cuda.Stream(self._device) if is_cuda else None
         self._timing: deque[tuple[bool, int, Any, Any]] = deque()
 
@@ -62,7 +69,8 @@ class HostPages:
             self._stream.synchronize()
         self._timing.clear()
         self._tensors = []
-        self._rows = self._out = self._in = torch.empty(0)
+        self._rows = []
+        self._out = self._in = torch.empty(0)
 
     # -- parts ------------------------------------------------------------------------------------
 
@@ -73,17 +81,21 @@ class HostPages:
             staged = self._out[: len(blocks)]
             for tensor, columns in zip(self._tensors, self._columns, strict=True):
                 staged[:, columns] = tensor.index_select(0, index).view(len(blocks), -1)
-            self._copy_rows([(self._rows[slot], staged[row]) for row, slot in enumerate(slots)])
+            self._copy_rows([(self._row(slot), staged[row]) for row, slot in enumerate(slots)])
 
     def _load(self, loads: Sequence[tuple[int, int]]) -> None:
         for slots, blocks in self._pieces(loads):
             staged = self._in[: len(slots)]
-            self._copy_rows([(staged[row], self._rows[slot]) for row, slot in enumerate(slots)])
+            self._copy_rows([(staged[row], self._row(slot)) for row, slot in enumerate(slots)])
             self._wait_for_copies()
             index = to_device(np.array(blocks, dtype=np.int64), self._device)
             for tensor, columns in zip(self._tensors, self._columns, strict=True):
                 part = staged[:, columns]
                 tensor.index_copy_(0, index, part.reshape(len(blocks), *tensor.shape[1:]))
+
+    def _row(self, slot: int) -> torch.Tensor:
+        piece = bisect_right(self._firsts, slot) - 1
+        return self._rows[piece][slot - self._firsts[piece]]
 
     def _pieces(self, moves: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
         size = len(self._out)
@@ -134,3 +146,13 @@ class HostPages:
             is_load, num_blocks, began, ended = self._timing.popleft()
             found.append(CopyTime(is_load, num_blocks, began.elapsed_time(ended) / 1000))
         return found
+
+
+def piece_sizes(num_rows: int, row_bytes: int) -> list[int]:
+    """Rows of each allocation: as many as a power of two holds, the largest ones first."""
+    sizes = []
+    while num_rows:
+        power = 1 << (num_rows * row_bytes).bit_length() - 1
+        sizes.append(max(1, min(power, LARGEST_PIECE) // row_bytes))
+        num_rows -= sizes[-1]
+    return sizes
