@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from replica.layers.fused_norm import InPlaceNorm, fuse_norms
+from replica.layers.fused_norm import InPlaceNorm, fuse_norms, is_same
 
 
 class LateRMSNorm(Qwen3RMSNorm):  # type: ignore[misc]
@@ -55,6 +57,24 @@ def test_in_half_precision_one_rounding_takes_the_place_of_two(dtype: torch.dtyp
     assert (
         (ours - exact).abs() <= 0.51 * torch.finfo(dtype).eps * exact.abs() + torch.finfo(dtype).tiny
     ).all()
+
+
+@pytest.mark.parametrize("width", [96, 4096])
+def test_on_a_card_sums_in_another_order_are_the_same_in_float32(width: int) -> None:
+    """Torch's norm is one kernel there; to the bit no layer in float32 would have a norm in one call."""
+    torch.manual_seed(0)
+    rows, weight = torch.randn(8, width), torch.randn(width)
+    squares = rows.pow(2)
+
+    def normed(sums: torch.Tensor) -> torch.Tensor:
+        return rows * (sums[:, None] / width + 1e-6).rsqrt() * weight
+
+    one_by_one = reduce(torch.add, squares.unbind(-1))  # no kernel adds up as badly
+    own, ours = normed(squares.sum(-1)), normed(one_by_one)
+    assert not torch.equal(own, ours)
+    assert is_same(own, ours, is_card=True)
+    assert not is_same(own, ours, is_card=False)
+    assert not is_same(own, normed(squares.sum(-1) + 1e-5 * width), is_card=True), "another epsilon"
 
 
 def test_the_rows_are_left_as_they_were() -> None:
