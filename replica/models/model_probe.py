@@ -102,10 +102,13 @@ def shapes_without_weights(config: Any, dtype: torch.dtype) -> list[LayerShape]:
     return [shape for _, shape in probe_layers(without_weights(config, dtype))]
 
 
-def run_without_pages(model: Any, num_tokens: int, num_rows: int) -> None:
-    """A forward of a full step; its attention answers zeros. num_rows: of logits, if the model can choose."""
+def run_without_pages(model: Any, num_tokens: int, num_rows: int, max_model_len: int) -> None:
+    """A forward of a full step, of sequences as long as they may be; its attention answers zeros.
+
+    num_rows: of logits, if the model can choose.
+    """
     options = {"logits_to_keep": num_rows} if model._supports_logits_to_keep() else {}
-    _probing_run(model, range(num_tokens), **options)
+    _probing_run(model, [place % max_model_len for place in range(num_tokens)], **options)
 
 
 def replay_logits(model: Any, logits: torch.Tensor) -> torch.Tensor:

@@ -158,15 +158,23 @@ def choose_num_host_blocks(config: ReplicaConfig, source: str, block_bytes: int)
 def choose_num_blocks(
     config: ReplicaConfig, source: str, model: Any, shapes: list[LayerShape], max_model_len: int
 ) -> int:
-    """Blocks asked for, or as many as the allowed share of free memory holds. Raises NotEnoughMemory.
+    """Blocks asked for, or as many as the allowed share of free memory holds.
+
+    Raises NotEnoughMemory, and ConfigError for steps that do not fit even without blocks.
 
     Free is what neither the model holds nor a full step takes for a while, which a card is asked for.
     """
     device, dtype = model.device, model.dtype
     block_bytes = kv_pages.bytes_per_block(shapes, config.block_size, dtype)
     step_tokens = min(config.max_batched_tokens, max_model_len)
-    with_decodes = min(config.max_batched_tokens + config.max_running, max_model_len)
-    needed_by_steps = step_bytes(model, with_decodes, min(config.max_running, step_tokens))
+    # Of as many sequences as there may be: several short ones fill a step, too.
+    with_decodes = min(config.max_batched_tokens + config.max_running, config.max_running * max_model_len)
+    num_rows = min(config.max_running, with_decodes)
+    try:
+        needed_by_steps = step_bytes(model, with_decodes, num_rows, max_model_len)
+    except torch.OutOfMemoryError as error:
+        accepted = f"must be less: {with_decodes} tokens in a step do not fit beside the weights on {device}"
+        raise ConfigError("max_batched_tokens", config.max_batched_tokens, accepted) from error
     free = max(0, kv_pages.free_share_bytes(device, config.device_share) - needed_by_steps)
     if config.num_blocks is not None:
         needed = config.num_blocks * block_bytes
@@ -187,7 +195,7 @@ def choose_num_blocks(
     return num_blocks
 
 
-def step_bytes(model: Any, num_tokens: int, num_rows: int) -> int:
+def step_bytes(model: Any, num_tokens: int, num_rows: int, max_model_len: int) -> int:
     """Memory that a step of so many tokens and drawn rows takes for a while on the card, with headroom.
 
     Measured by a forward whose attention has no pages. 0 on a CPU: the system's own estimate of free memory
@@ -198,7 +206,7 @@ def step_bytes(model: Any, num_tokens: int, num_rows: int) -> int:
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    model_probe.run_without_pages(model, num_tokens, num_rows)
+    model_probe.run_without_pages(model, num_tokens, num_rows, max_model_len)
     taken = torch.cuda.max_memory_allocated(model.device) - held
     torch.cuda.empty_cache()
     return int(taken * STEP_HEADROOM)
