@@ -58,17 +58,41 @@ class CudaRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._is_known_not_to_wait = False
 
     def record(self, work: Callable[[], None]) -> Replay:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             work()  # compiles and loads whatever is not there yet, which must not happen while recording
+            if not self._is_known_not_to_wait:
+                self._look_whether_it_waits(work)
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            work()
+        try:
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream),
+            ):
+                work()
+        finally:
+            # Where recording fails torch leaves its stream the thread's current one.
+            torch.cuda.set_stream(current)
         return graph.replay
+
+    def _look_whether_it_waits(self, work: Callable[[], None]) -> None:
+        """Raises RuntimeError where `work` waits for the card, or copies what it would have to wait for.
+
+        Recording finds that out, too, and leaves torch's allocator in the middle of it: for the rest of the
+        process what is cached would not be given back where memory runs out.
+        """
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        self._is_known_not_to_wait = True
 
 
 @dataclass(frozen=True, slots=True)
