@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 
 from cache.messages import SamplingParams
+from replica.transfer import to_device
 
 # Places beyond what a table needs when it is made: so many steps later, at the earliest, it is made anew.
 SPARE_PLACES = 64
@@ -53,13 +54,13 @@ class PenaltyTable:
         self._num_counted = [len(row.token_ids) for row in rows]
 
         def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+            return to_device(np.array(values, dtype=np.float32), device)[:, None]
 
         self._repetition = column([row.sampling.repetition_penalty for row in rows])
         self._frequency = column([row.sampling.frequency_penalty for row in rows])
         self._presence = column([row.sampling.presence_penalty for row in rows])
-        starts = [row.row * vocabulary for row in rows]
-        self._row_starts = torch.tensor(starts, dtype=torch.int64, device=device)[:, None]
+        starts = np.array([row.row * vocabulary for row in rows], dtype=np.int64)
+        self._row_starts = to_device(starts, device)[:, None]
         self._fill([earlier.counted(row) if earlier else None for row in rows])
 
     def counted(self, row: PenalisedRow) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
@@ -83,9 +84,8 @@ class PenaltyTable:
         for place, (own_ids, own_counts) in enumerate(tables):
             ids[place, : len(own_ids)], ids[place, len(own_ids) :] = own_ids, own_ids[0]
             counts[place, : len(own_ids)], counts[place, len(own_ids) :] = own_counts, own_counts[0]
-        self._ids = torch.from_numpy(ids).to(self._device)
-        self._counts = torch.from_numpy(counts).to(self._device)
-        self._lengths = torch.tensor(lengths, dtype=torch.int64, device=self._device)
+        self._ids, self._counts = to_device(ids, self._device), to_device(counts, self._device)
+        self._lengths = to_device(np.array(lengths, dtype=np.int64), self._device)
 
     def follow(self) -> None:
         """Count what the rows' arrays have got since the last time: mostly one token each."""
@@ -94,8 +94,8 @@ class PenaltyTable:
         if grown == {0}:
             return
         if grown == {1} and self._longest < self._room:
-            newest = torch.tensor([row.token_ids[-1] for row in self._rows], dtype=torch.int64)
-            self._add(newest.to(self._device)[:, None])
+            newest = np.array([row.token_ids[-1] for row in self._rows], dtype=np.int64)
+            self._add(to_device(newest, self._device)[:, None])
         else:
             self._fill([self.counted(row) for row in self._rows])
         self._num_counted = lengths

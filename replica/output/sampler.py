@@ -110,7 +110,7 @@ class Sampler:
         A row that is None draws nothing and is only checked: the chunk it ends is about to be cached.
         masks: by row, the only tokens it may draw, as bits: ((vocabulary + 31) // 32,) int32, lowest first.
         logits must stay as they are until the tokens are taken where somebody asks for log probabilities.
-        Waits for a card only to look how flat a row with `top_p` is.
+        Waits for a card only where rows with penalties join others or leave them, or outgrow their table.
         """
         assert logits.shape[0] == len(rows)
         if not rows:
@@ -220,7 +220,7 @@ class _Plan:
 
     def _mask_(self, logits: torch.Tensor, masks: Mapping[int, torch.Tensor]) -> None:
         """Take out what the masks do not allow: one transfer and one pass for all of them."""
-        packed = torch.stack(list(masks.values())).to(self._device)
+        packed = to_device(torch.stack(list(masks.values())).numpy(), self._device)
         forbidden = _unpacked(packed, self.vocabulary).logical_not_()
         rows = self._tensor(list(masks), torch.int64)
         logits[rows] = logits[rows].masked_fill_(forbidden, float("-inf"))

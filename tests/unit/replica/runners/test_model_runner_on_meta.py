@@ -7,9 +7,11 @@ comes back at the end of a step is made up.
 
 from __future__ import annotations
 
+import traceback
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,9 +66,10 @@ SHAPED = SamplingParams(
 
 
 class AsOnACard(TorchDispatchMode):
-    """Refuses what `meta` lets pass and a card does not: an index on the host, products of two types."""
+    """Refuses what `meta` lets pass and a card does not: an index on the host, products of two types; and
+    what a card lets pass after waiting for all it has been given: numbers from memory that is not locked."""
 
-    ACROSS_DEVICES = ("_to_copy", "copy_")
+    ACROSS_DEVICES = ("_to_copy", "to", "copy_")
     OF_ONE_TYPE = ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "index_copy", "index_copy_")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +81,11 @@ class AsOnACard(TorchDispatchMode):
         dtypes = {str(each.dtype) for each in given if each.is_floating_point()}
         if len(dtypes) > 1 and name in self.OF_ONE_TYPE:
             raise RuntimeError(f"{name} of {' and '.join(sorted(dtypes))}")
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        is_brought = name in self.ACROSS_DEVICES and made.device.type != "cpu" and "cpu" in devices
+        if is_brought and not any(each.name == "to_device" for each in traceback.extract_stack()):
+            raise RuntimeError(f"{name} from the host, which a card's program waits for")
+        return made
 
 
 class Arriving:
@@ -161,6 +168,21 @@ def test_a_step_stays_on_its_device(
     assert [token is not None for token in tokens] == [item.samples for item in step]
 
 
+def test_penalties_follow_tokens_there(runner: ModelRunner) -> None:
+    own = array("i", range(100, 118))
+    sequence = replace(
+        scheduled("a", list(range(8)), 17, 1), token_ids=own, num_prompt_tokens=17, sampling=SHAPED
+    )
+    for start in range(17, 20):
+        assert launch(runner, replace(sequence, start=start)).result().next_tokens == (0,)
+        own.append(0)
+
+
+def test_what_a_structure_allows_is_brought_there(runner: ModelRunner) -> None:
+    structure: Any = SimpleNamespace(num_words=512 // 32, fill=lambda words: words.fill(-1))
+    assert launch(runner, replace(DECODES[0], structure=structure)).result().next_tokens == (0,)
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_step_is_begun_before_the_tokens_of_the_one_before_are_there(
     runner: ModelRunner, sampling: SamplingParams
@@ -201,7 +223,7 @@ def in_float32(pages: LayerPages, batch: StepBatch, key: torch.Tensor, value: to
 @pytest.mark.parametrize(
     ("place", "name", "wrong", "told"),
     [
-        (step_batch, "to_device", on_the_host, "cpu and meta"),
+        (step_batch, "to_device", on_the_host, "to from the host"),
         (sampler, "_largest", read, r"item\(\) cannot be called on meta"),
         (LayerPages, "write", in_float32, "index_copy_ of torch.bfloat16 and torch.float32"),
     ],
