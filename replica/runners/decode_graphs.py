@@ -28,6 +28,7 @@ from cache.messages import SamplingParams
 from cache.types import RequestId
 from replica.attention.backend import HeldStep, HoldingBackend
 from replica.attention.step_batch import PlacedSequence, StepBatch
+from replica.runners.out_of_memory import is_out_of_memory
 from replica.scheduling.runner import ScheduledSequence
 from replica.transfer import to_device
 
@@ -143,7 +144,9 @@ class DecodeGraphs:
             try:
                 if self._recording_of(shape) is None:
                     return
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 logger.warning(
                     "no memory to record all decode steps ahead", extra={"recorded": len(self._recordings)}
                 )
@@ -189,15 +192,15 @@ class DecodeGraphs:
     # -- parts of the above -----------------------------------------------------------------------
 
     def _recording_of(self, shape: tuple[int, int]) -> _Recording | None:
-        """Made now, where there is none. None as `logits`; raises OutOfMemoryError."""
+        """Made now, where there is none. None as `logits`; raises whatever says that memory ran out."""
         recording = self._recordings.get(shape)
         if recording is not None or self._refusal is not None:
             return recording
         try:
             return self._record(shape)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             self._refusal = f"{type(error).__name__}: {error}"
             self._let_go()
             logger.warning("decode steps cannot be recorded; they run as they are", exc_info=error)

@@ -23,6 +23,7 @@ from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
 from replica.memory import free_host_bytes
 from replica.models import model_probe
 from replica.models.model_source import NotEnoughMemory, ResolvedModel, weight_bytes
+from replica.runners.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,9 @@ def choose_num_blocks(
     num_rows = min(config.max_running, with_decodes)
     try:
         needed_by_steps = step_bytes(model, with_decodes, num_rows, max_model_len)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         accepted = f"must be less: {with_decodes} tokens in a step do not fit beside the weights on {device}"
         raise ConfigError("max_batched_tokens", config.max_batched_tokens, accepted) from error
     free = max(0, kv_pages.free_share_bytes(device, config.device_share) - needed_by_steps)

@@ -36,6 +36,7 @@ from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
 from replica.runners.draw_rows import draw_row, masks_of, rows_asked, structures_of
+from replica.runners.out_of_memory import is_out_of_memory
 from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn_tokens
 from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult
@@ -264,7 +265,7 @@ class ModelRunner:
         try:
             return compute()
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             cause = type(error).__name__
         # Here, since the error's traceback held the step's tensors until now.
@@ -422,13 +423,6 @@ class ModelRunner:
         if self._torch_threads is not None and thread_id != self._thread_id:
             torch.set_num_threads(self._torch_threads)
             self._thread_id = thread_id
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """torch has a type for devices' allocators; on the CPU it is a RuntimeError like any other."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return "DefaultCPUAllocator: " in str(error)
 
 
 def _takes_parts_by_layers(backend: AttentionBackend, layers: Sequence[tuple[nn.Module, LayerShape]]) -> bool:

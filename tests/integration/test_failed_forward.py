@@ -223,6 +223,11 @@ def _device_error() -> Exception:
     return torch.OutOfMemoryError("CUDA out of memory.")
 
 
+def _driver_error() -> Exception:
+    """Of what torch's allocator does not hand out: graphs, kernels' code, locked memory."""
+    return torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+
+
 def _host_error() -> Exception:
     """As torch's allocator of the CPU has it: no type of its own."""
     try:
@@ -232,7 +237,9 @@ def _host_error() -> Exception:
     raise AssertionError("a petabyte was allocated")
 
 
-@pytest.mark.parametrize("make_error", [_device_error, _host_error], ids=["device", "host"])
+@pytest.mark.parametrize(
+    "make_error", [_device_error, _driver_error, _host_error], ids=["device", "driver", "host"]
+)
 @pytest.mark.parametrize("after_calls", [1, 2, 9])
 def test_out_of_memory_fails_nobody(
     runners: Runners,

@@ -159,8 +159,9 @@ def test_of_more_shapes_than_are_kept_the_short_ones_are_recorded_ahead(
     [
         (None, "decode steps cannot be recorded; they run as they are"),
         (torch.OutOfMemoryError("of memory"), "no memory to record all decode steps ahead"),
+        (torch.AcceleratorError("CUDA error: out of memory"), "no memory to record all decode steps ahead"),
     ],
-    ids=["no forward to record", "no memory"],
+    ids=["no forward to record", "no memory", "no memory for a graph"],
 )
 def test_a_warm_up_that_cannot_record_all_is_one_all_the_same(
     error: RuntimeError | None, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
