@@ -72,7 +72,10 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Integers of any size are numbers: of those beyond floats' range `isfinite` makes an OverflowError."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _BOOLEAN = _one_of(bool, "true or false")

@@ -25,7 +25,7 @@ scalars = (
     | st.integers(-3, 300)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=20)
-    | st.sampled_from([10**30, -(10**30), 1e308, "", "\u2028", MODEL])
+    | st.sampled_from([10**30, -(10**30), 10**400, 1e308, "", "\u2028", MODEL])
 )
 values = st.recursive(
     scalars,

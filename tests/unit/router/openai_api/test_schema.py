@@ -290,6 +290,16 @@ def test_a_refused_fields_value_that_the_api_does_not_define_is_invalid(
 REFUSED = [field for field in FIELDS if field.use is Use.REFUSED]
 
 
+@pytest.mark.parametrize("huge", [10**400, -(10**400)])
+@pytest.mark.parametrize("field", REFUSED, ids=lambda field: field.name)
+def test_a_number_that_no_float_holds_is_refused_like_any_other(field: Field, huge: int) -> None:
+    """Whether it is finite cannot be asked of it: that was an OverflowError, and a 500 for the client."""
+    for endpoint in field.endpoints:
+        for value in (huge, [huge]):
+            with pytest.raises((InvalidField, UnsupportedParameter)):
+                refuse_unsupported(endpoint, {field.name: value})
+
+
 @pytest.mark.parametrize("field", REFUSED, ids=lambda field: field.name)
 def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Field) -> None:
     for endpoint in field.endpoints:
