@@ -222,7 +222,7 @@ class Service:
         visit: Visit,
         begin: Callable[[int], Choice],
     ) -> Answer:
-        """begin: a new choice of the job at this index. Raises RateLimitExceeded."""
+        """begin: a new choice of the job at this index. Raises what `Visit.charge` raises."""
         visit.charge(len(jobs), sum(len(job.prompt) for job in jobs))
         first_token_s = self.metrics.first_token_s.labels(endpoint.value)
         return Answer(

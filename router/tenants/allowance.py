@@ -78,7 +78,8 @@ class Allowance:
         self.running += 1
 
     def charge(self, more_prompts: int, num_tokens: int) -> None:
-        """Room for so many prompts more, and tokens. Raises as `enter` does."""
+        """Room for so many prompts more, and tokens. Raises as `enter` does, or InvalidField."""
+        self._check_batch(1 + more_prompts)
         self._check_running(more_prompts)
         if self._tokens is not None:
             now = self._clock()
@@ -105,6 +106,17 @@ class Allowance:
                 headers[f"x-ratelimit-remaining-{name}"] = str(min(limit, left))
                 headers[f"x-ratelimit-reset-{name}"] = duration(bucket.full_in_s(now))
         return headers
+
+    def _check_batch(self, num_prompts: int) -> None:
+        """A batch for which there is never room is no matter of trying again."""
+        most = self.max_running
+        if most is not None and num_prompts > most:
+            shared = f" ({self._limits.max_concurrent}, shared by {self._num_routers} Routers)"
+            raise InvalidField(
+                "prompt",
+                f"'prompt' must have at most {most} prompts with this API key, which may have so many "
+                f"answered at a time{shared if self._num_routers > 1 else ''}; this one has {num_prompts}.",
+            )
 
     def _check_running(self, more: int) -> None:
         if self.max_running is not None and self.running + more > self.max_running and more:
@@ -172,7 +184,7 @@ class Visit:
         return asked
 
     def charge(self, num_prompts: int, num_tokens: int) -> None:
-        """What it is about to have computed. Call once. Raises RateLimitExceeded."""
+        """What it is about to have computed. Call once. Raises RateLimitExceeded or InvalidField."""
         if self._allowance is not None:
             self._allowance.charge(num_prompts - 1, num_tokens)
             self._running += num_prompts - 1

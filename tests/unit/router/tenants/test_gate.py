@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.errors import InvalidApiKey, NotPermitted, RateLimitExceeded
+from router.errors import InvalidApiKey, InvalidField, NotPermitted, RateLimitExceeded
 from router.tenants.gate import Gate
 from router.tenants.key_ring import KeyFile, KeyRing
 from tests.fakes.keys import entry, key_file
@@ -140,6 +140,25 @@ def test_prompts_at_a_time(path: Path) -> None:
     for _ in range(3):
         setting.enter()
     assert setting.refusals("concurrency_limit") == 2
+
+
+def test_a_batch_for_which_there_is_never_room_is_not_told_to_try_again(path: Path) -> None:
+    """It was a 429 with `retry-after: 1`, for ever: clients' libraries tried it again and again."""
+    setting = Setting(path, entry("a", limits={"max_concurrent": 4, "tokens_per_minute": 600}))
+    visit = setting.enter()
+    with pytest.raises(InvalidField, match=r"at most 4 prompts with this API key.*this one has 5") as caught:
+        visit.charge(5, 10)
+    assert (caught.value.param, caught.value.code) == ("prompt", "invalid_value")
+    assert visit.headers()["x-ratelimit-remaining-tokens"] == "600"
+    visit.close()
+    setting.num_routers = 2
+    setting.now += 1.5
+    with pytest.raises(InvalidField, match=r"at most 2 prompts .*\(4, shared by 2 Routers\)"):
+        setting.enter().charge(3, 10)
+    setting.enter()
+    with pytest.raises(RateLimitExceeded):
+        setting.enter()
+    assert setting.refusals("concurrency_limit") == 1
 
 
 def test_tokens_per_minute_count_prompts_before_and_answers_after(path: Path) -> None:
