@@ -5,6 +5,8 @@ Knows the API's shape of messages and what chat templates read; knows neither te
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo
@@ -138,12 +140,30 @@ def _to_arguments(value: object, at: str) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     try:
-        arguments = from_json(value, allow_inf_nan=False) if isinstance(value, str) else None
-    except ValueError:
+        arguments = _parsed(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidField(at, f"'{at}' must be a string that holds a JSON object.")
     return arguments
+
+
+def _parsed(text: str) -> object:
+    """What the JSON says, half surrogate pairs as "?". Raises ValueError, RecursionError.
+
+    A model may write half a pair, and calls are passed on as they are written: a conversation in which one
+    was made has to go on.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        if _HALF_PAIR.search(text) is None:
+            raise
+        whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        return from_json(whole, allow_inf_nan=False)
+
+
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _to_text(value: object, at: str) -> str:

@@ -241,6 +241,23 @@ async def test_what_is_forced_or_strict_becomes_a_structure_and_nothing_else_doe
         assert router.metric("warmpath_structured_requests_total", kind="calls") == 5
 
 
+async def test_a_call_with_half_a_surrogate_pair_can_be_sent_back() -> None:
+    """JSON can spell it, so models write it; it was a 400 for every turn after the call."""
+    call = '<tool_call>{"name": "weather", "arguments": {"place": "Ulm\\ud83d, \\ud83c\\udf0a"}}</tool_call>'
+    async with a_router(call) as router:
+        first = (await router.chat(tools=[WEATHER])).json()["choices"][0]["message"]
+        (made,) = first["tool_calls"]
+        assert made["function"]["arguments"] == '{"place": "Ulm\\ud83d, \\ud83c\\udf0a"}'
+        messages = [
+            {"role": "user", "content": "Weather?"},
+            first,
+            {"role": "tool", "tool_call_id": made["id"], "content": "sunny"},
+        ]
+        body = {"model": MODEL, "messages": messages, "tools": [WEATHER]}
+        assert (await router.client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert '{"place": "Ulm?, 🌊"}' in prompt_of(router)
+
+
 def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, Any]:
     entry = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}, **call}
     return {"role": role, "content": None, "tool_calls": [entry]}
@@ -253,6 +270,10 @@ def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, An
         (called("[1]"), "messages[0].tool_calls[0].function.arguments"),
         (called({"x": 1}), "messages[0].tool_calls[0].function.arguments"),
         (called('{"x": NaN}'), "messages[0].tool_calls[0].function.arguments"),
+        (called('{"x": "\\ud83d", "y": NaN}'), "messages[0].tool_calls[0].function.arguments"),
+        (called('{"x": "\\ud83d"'), "messages[0].tool_calls[0].function.arguments"),
+        (called('["\\ud83d"]'), "messages[0].tool_calls[0].function.arguments"),
+        (called('{"x": "\\ud83d", "y": ' + "[" * 100_000), "messages[0].tool_calls[0].function.arguments"),
         (called("{}", id=5), "messages[0].tool_calls[0].id"),
         (called("{}", function={}), "messages[0].tool_calls[0].function.name"),
         (called("{}", function=None), "messages[0].tool_calls[0]"),
