@@ -34,6 +34,7 @@ from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import TokenPrompt, is_token_id
 from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
+from router.openai_api.tokenization import refuse_other_templates
 from router.openai_api.tool_calls import renders_tools
 from router.openai_api.tools import Tool, to_tools
 from router.prefixes.keeper import PrefixKeeper
@@ -72,6 +73,7 @@ class PrefixBody(BaseModel):
         BeforeValidator(_to_prompt),
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
     ] = None
+    add_special_tokens: bool | None = None  # to a text, as the completions will say it
     copies: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[int, Field(ge=1)] = DEFAULT_SECONDS
     cache_salt: Annotated[str, BeforeValidator(to_salt), Field(min_length=1)] | None = None
@@ -82,17 +84,21 @@ _TEXTS = {
     "prompt": "a string or a list of token ids",
     "copies": "an integer of at least 1, and at most the number of replicas",
     "seconds": "an integer of at least 1",
+    "add_special_tokens": "true or false",
     "cache_salt": "a non-empty string",
 }
 
 
 def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
     """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
+    refuse_other_templates(body)
     parsed = checked(PrefixBody, body, limits, _TEXTS)
     if (parsed.prompt is None) is not bool(parsed.messages):
         raise InvalidField("messages", "Either 'messages' or 'prompt' is required, and not both.")
     if parsed.tools and not parsed.messages:
         raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
+    if parsed.messages and parsed.add_special_tokens:  # as a chat that asks for it
+        raise UnsupportedParameter("add_special_tokens")
     if parsed.seconds > limits.max_prefix_seconds:
         raise InvalidField("seconds", f"'seconds' must be at most {limits.max_prefix_seconds}.")
     if parsed.copies > limits.max_prefix_copies:
@@ -174,7 +180,9 @@ class Prefixes:
         """What every longer prompt that begins so begins with, as far as can be told."""
         match body.prompt:
             case str(text):
-                return await self.encoder.encode_text(text, salt=salt)
+                return await self.encoder.encode_text(
+                    text, salt=salt, add_special_tokens=body.add_special_tokens is not False
+                )
             case TokenPrompt(token_ids=token_ids):
                 return await self.encoder.encode_ids(token_ids)
         messages = [message.for_template() for message in body.messages]

@@ -118,15 +118,20 @@ class Tokenization:
 
 def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:
     """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs"):
-        if body.get(name):
-            raise UnsupportedParameter(name)
+    refuse_other_templates(body)
     parsed = checked(TokenizeBody, body, limits, _TEXTS)
     if parsed.tools and not parsed.messages:
         raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
     if parsed.messages and parsed.add_special_tokens:  # as a chat that asks for it
         raise UnsupportedParameter("add_special_tokens")
     return parsed
+
+
+def refuse_other_templates(body: Mapping[str, Any]) -> None:
+    """Raises UnsupportedParameter for what would render a chat otherwise than this server does."""
+    for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs"):
+        if body.get(name):
+            raise UnsupportedParameter(name)
 
 
 def parse_detokenize(body: Mapping[str, Any], limits: Limits) -> DetokenizeBody:

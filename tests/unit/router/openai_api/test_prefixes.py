@@ -17,6 +17,7 @@ from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
 from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, error_of
 from tests.fakes.keys import entry, key_file
+from tests.fakes.tokenizers import a_tokenizer
 
 ENTRIES = [
     entry("alice", tenant="acme"),
@@ -72,6 +73,37 @@ async def test_a_key_sees_and_deletes_its_own(tmp_path: Path) -> None:
         assert await ids_of(router, "alice") == [held["id"]]
         answer = await router.client.delete(f"/v1/prefixes/{held['id']}", headers=key("alice"))
         assert answer.json()["deleted"] is True
+        assert replicas.pins == {}
+
+
+@pytest.mark.parametrize("adds", [None, True, False])
+async def test_a_text_is_held_as_completions_with_the_same_fields_begin(adds: bool | None) -> None:
+    """`add_special_tokens: false` was overlooked: what was held began with a token that no prompt had."""
+    tokenizer = a_tokenizer("wordpiece")
+    async with holding(tokenizer=tokenizer) as (router, _replicas):
+        fields: dict[str, Any] = {"prompt": "hello word " * 20, "add_special_tokens": adds}
+        held = (await hold(router, **fields)).json()
+        assert held["status"] == "held"
+        prefix = list(router.calls.requests[-1][1].token_ids)
+        ids = (await router.client.post("/tokenize", json=fields)).json()["tokens"]
+        assert prefix == ids[: len(prefix)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template", "x"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("continue_final_message", True),
+        ("add_special_tokens", True),
+        ("add_special_tokens", "no"),
+    ],
+)
+async def test_what_would_render_a_chat_otherwise_is_refused(field: str, value: Any) -> None:
+    async with holding() as (router, replicas):
+        messages = [{"role": "system", "content": "Be brief, and kind to sailors."}]
+        answer = await hold(router, prompt=None, messages=messages, **{field: value})
+        assert (answer.status_code, error_of(answer)["param"]) == (400, field)
         assert replicas.pins == {}
 
 
