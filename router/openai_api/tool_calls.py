@@ -33,9 +33,15 @@ def renders_tools(template: str | None) -> bool:
 
 def format_of(template: str | None) -> ToolFormat | None:
     """The format that a chat template teaches; None if it is none that is known here."""
-    if template is not None and renders_tools(template) and OPEN in template:
+    if template is not None and renders_tools(template) and _JSON_CALL.search(template):
         return ToolFormat.HERMES
     return None
+
+
+# The tag alone says little: Qwen3-Coder's and GLM's calls stand in the same one, and are no JSON
+# (`<tool_call>\n<function=...>`, `<tool_call>name\n<arg_key>`). So an object's members have to follow it, as
+# text of the template or as what it makes of a call, before any other tag does.
+_JSON_CALL = re.compile(OPEN + r"""[^<]*?(?:\\?["'](?:name|arguments)\\?["']\s*:|\|\s*tojson)""")
 
 
 @dataclass(frozen=True, slots=True)

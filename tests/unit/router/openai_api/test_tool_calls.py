@@ -130,6 +130,40 @@ def test_one_call_only_if_so_asked() -> None:
     assert found == Piece("a", (ToolCall("call_x", "weather", '{"place": "Zürich"}'),))
 
 
+LOOP = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+TAUGHT = {  # what templates say of calls, as their authors quote it
+    "qwen": r"""{{- "in <tool_call></tool_call> tags:\n<tool_call>\n{\"name\": <name>}\n</tool_call>" }}""",
+    "qwen's calls alone": r"""{{- '\n<tool_call>\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}""",
+    "hermes": """{{- "<tool_call>\n" }}\n{{- '{"arguments": <args-dict>, "name": <function-name>}\n' }}""",
+    "a mapping": "<tool_call>{{ {'name': call.name, 'arguments': call.arguments} | tojson }}</tool_call>",
+    "the call itself": "{{ '<tool_call>' + (call | tojson) + '</tool_call>' }}",
+}
+NOT_READ = {
+    "qwen3 coder": (
+        r"{{- 'only reply so:\n\n<tool_call>\n<function=example>\n<parameter=x>\nvalue\n</parameter>' }}"
+        r"{{- '<tool_call>\n<function=' + call.name + '>\n<parameter=' + name + '>\n' + (x | tojson) }}"
+    ),
+    "glm": (
+        "<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+        "{{ '\n<tool_call>' + call['name'] }}{% for k, v in call['arguments'].items() %}<arg_key>{{ k }}"
+        "</arg_key><arg_value>{{ v | tojson }}</arg_value>{% endfor %}</tool_call>"
+    ),
+    "no format": "<tool_call>",
+}
+
+
+@pytest.mark.parametrize("lines", TAUGHT.values(), ids=TAUGHT.keys())
+def test_json_in_the_tag_is_read_however_a_template_quotes_it(lines: str) -> None:
+    assert format_of(LOOP + lines) is ToolFormat.HERMES
+
+
+@pytest.mark.parametrize("lines", NOT_READ.values(), ids=NOT_READ.keys())
+def test_another_format_in_the_same_tag_is_none_that_is_known(lines: str) -> None:
+    """Calls of Qwen3-Coder and GLM stand in this tag, too: `tools` was taken, and no call was ever read."""
+    assert renders_tools(LOOP + lines)
+    assert format_of(LOOP + lines) is None
+
+
 def test_templates_tell_their_format() -> None:
     assert format_of(HERMES) is ToolFormat.HERMES
     assert format_of(CHATML) is format_of(None) is None
