@@ -12,7 +12,7 @@ from cache.kv_cache_manager import KVCacheManager
 from cache.messages import GenerateRequest
 from replica.engine.answers import answers_of, have_begun
 from replica.engine.pins import EnginePins
-from replica.output.detokenizer import Detokenizer, TokenDecoder
+from replica.output.detokenizer import MAX_CONTEXT_TOKENS, Detokenizer, TokenDecoder
 from replica.output.logprob_log import LogprobLog
 from replica.scheduling.request import Request, check_request, copy_tokens
 from replica.scheduling.runner import RunnerInfo
@@ -116,6 +116,7 @@ class Intake:
                 self._info.eos_token_ids,
                 max_tokens=max_output,
                 sent_chars=request.sent_chars,
+                prompt=token_ids[_context_of(request)],
             ),
             num_earlier_tokens=len(token_ids) - request.num_prompt_tokens,
             traceparent=request.traceparent,
@@ -127,6 +128,11 @@ class Intake:
             priority=request.priority,
             structure=structure,
         )
+
+
+def _context_of(request: GenerateRequest) -> slice:
+    """The prompt's last tokens, behind which the output is decoded."""
+    return slice(max(0, request.num_prompt_tokens - MAX_CONTEXT_TOKENS), request.num_prompt_tokens)
 
 
 def _logprob_log(request: GenerateRequest) -> LogprobLog | None:

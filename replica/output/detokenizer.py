@@ -21,6 +21,9 @@ MAX_UNSETTLED = 3
 # How many tokens may pile up without a clean cut before one is searched for the expensive way.
 LONG_WINDOW_TOKENS = 8
 
+# The prompt's last tokens among which one is looked for that can be seen: nearly always the very last.
+MAX_CONTEXT_TOKENS = 8
+
 
 class TokenDecoder(Protocol):
     """A tokenizer's way back. Pure; called from the engine thread only."""
@@ -53,9 +56,13 @@ class Detokenizer:
         *,
         max_tokens: int,
         sent_chars: int = 0,
+        prompt: Sequence[int] = (),
     ) -> None:
-        """max_tokens: of the whole output, older attempts' tokens included."""
-        self._window = _Window(decoder)
+        """max_tokens: of the whole output, older attempts' tokens included.
+
+        prompt: what the output goes on from, or its end; the text is what is added to that one's.
+        """
+        self._window = _Window(decoder, prompt)
         self._stops = sampling.stop
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -144,12 +151,14 @@ class _Window:
     a little context, and the context is cut only where a character ends.
     """
 
-    def __init__(self, decoder: TokenDecoder) -> None:
+    def __init__(self, decoder: TokenDecoder, prompt: Sequence[int]) -> None:
         self._decoder = decoder
-        self._tokens = array("i")  # context and new tokens only, never the whole output
-        self._read = 0
-        self._context_chars = 0  # of decode(tokens[:read])
-        self._shown = 0  # characters of decode(tokens) already returned, context included
+        # Context and new tokens only, never the whole output. The first context is the prompt's end: a text's
+        # first token would lose its space, and "Once upon" be followed by "a time".
+        self._tokens = _visible_end(decoder, prompt)
+        self._read = len(self._tokens)
+        self._context_chars = len(decoder.decode(self._tokens)) if self._tokens else 0  # of [:read)
+        self._shown = self._context_chars  # characters of decode(tokens) already returned, context included
 
     def extend(self, token_ids: Sequence[int]) -> str:
         """Take tokens in; the settled text they add, perhaps none."""
@@ -203,6 +212,15 @@ class _Window:
             if right and self._decoder.decode(self._tokens[:at]) + right == text:
                 self._cut(at, text)
                 return
+
+
+def _visible_end(decoder: TokenDecoder, prompt: Sequence[int]) -> array[int]:
+    """The fewest last tokens that decode to some text and end with a character; none if there are none."""
+    for count in range(1, min(MAX_CONTEXT_TOKENS, len(prompt)) + 1):
+        end = array("i", prompt[-count:])
+        if (text := decoder.decode(end)) and not text.endswith(REPLACEMENT):
+            return end
+    return array("i")
 
 
 def _unsettled(text: str) -> int:

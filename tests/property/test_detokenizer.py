@@ -31,12 +31,22 @@ TOKENS = st.one_of(
 
 
 def run(
-    tokens: Sequence[int], *, takes: Sequence[bool] = (), sent_chars: int = 0, **sampling: object
+    tokens: Sequence[int],
+    *,
+    takes: Sequence[bool] = (),
+    sent_chars: int = 0,
+    prompt: Sequence[int] = (),
+    **sampling: object,
 ) -> tuple[str, FinishReason | None, int]:
     """All text given out, the reason to stop, and how many tokens were taken."""
     params = SamplingParams(max_tokens=max(1, len(tokens)), ignore_eos=True, **sampling)  # type: ignore[arg-type]
     detokenizer = Detokenizer(
-        DECODER, params, frozenset({2}), max_tokens=params.max_tokens, sent_chars=sent_chars
+        DECODER,
+        params,
+        frozenset({2}),
+        max_tokens=params.max_tokens,
+        sent_chars=sent_chars,
+        prompt=prompt,
     )
     text, reason, used = "", None, 0
     for index, token_id in enumerate(tokens):
@@ -57,6 +67,15 @@ def run(
 def test_deltas_joined_are_the_full_decode(tokens: list[int], takes: list[bool]) -> None:
     """Whenever text is taken, and whatever bytes the tokens cut in two."""
     assert run(tokens, takes=takes)[0] == DECODER.decode(tokens)
+
+
+@given(TOKENS, TOKENS)
+@settings(max_examples=200)
+def test_a_prompt_changes_nothing_where_each_token_stands_for_its_bytes(
+    prompt: list[int], tokens: list[int]
+) -> None:
+    """What the output is decoded behind ends with a character, so that no byte of it is completed there."""
+    assert run(tokens, prompt=prompt)[0] == DECODER.decode(tokens)
 
 
 @given(TOKENS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,24 @@ def test_continuation_equals_the_uninterrupted_text_at_every_cut(stop: tuple[str
         assert "".join(d.text for d in rest) == text[sent:]
         assert done + [t for d in rest for t in d.token_ids] == tokens
         assert rest[-1].finish_reason == deltas[-1].finish_reason
+
+
+def test_the_text_goes_on_from_the_prompts_in_every_attempt() -> None:
+    """With a decoder that drops the first token's space, as those of Llama 2 and Mistral do."""
+
+    class Pieces:
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return "".join(f" {token_id}" for token_id in token_ids)[1:]
+
+    prompt = [3, 1, 4]
+    request = make_request("r", prompt, max_tokens=5)
+    deltas = stream(sim_core(decoder=Pieces()), request)
+    tokens = [t for d in deltas for t in d.token_ids]
+    text = "".join(d.text for d in deltas)
+    assert Pieces().decode(prompt) + text == Pieces().decode([*prompt, *tokens])
+    sent = len(deltas[0].text)
+    attempt = replace(request, token_ids=array("i", [*prompt, tokens[0]]), sent_chars=sent, attempt=1)
+    assert "".join(d.text for d in stream(sim_core(decoder=Pieces()), attempt)) == text[sent:]
 
 
 def test_who_has_waited_at_its_router_goes_before_who_came_there_later() -> None:

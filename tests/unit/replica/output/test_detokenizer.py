@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
@@ -14,12 +17,22 @@ DECODER = TokenizersDecoder()
 
 
 def pieces(
-    tokens: list[int], decoder: TokenDecoder = DECODER, sent_chars: int = 0, eos: int = 2, **sampling: object
+    tokens: list[int],
+    decoder: TokenDecoder = DECODER,
+    sent_chars: int = 0,
+    eos: int = 2,
+    prompt: Sequence[int] = (),
+    **sampling: object,
 ) -> tuple[list[str], FinishReason | None]:
     """What each token lets out, and how it ended."""
     params = SamplingParams(**{"max_tokens": 1000, **sampling})  # type: ignore[arg-type]
     detokenizer = Detokenizer(
-        decoder, params, frozenset({eos}), max_tokens=params.max_tokens, sent_chars=sent_chars
+        decoder,
+        params,
+        frozenset({eos}),
+        max_tokens=params.max_tokens,
+        sent_chars=sent_chars,
+        prompt=prompt,
     )
     out = []
     for token_id in tokens:
@@ -110,20 +123,53 @@ def test_special_tokens_are_invisible() -> None:
     assert "".join(pieces(tokens, eos=2)[0]) == "one two"
 
 
+class Pieces(TokenizersDecoder):
+    """Sentencepiece-style, as Llama 2 and Mistral decode: the first token's space is dropped."""
+
+    VOCAB: ClassVar = {"▁a": 0, "▁b": 1, "c": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5, "▁": 6, "<s>": 7}
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer(BPE(self.VOCAB, [], byte_fallback=True))
+        self.tokenizer.add_special_tokens(["<s>"])
+        self.tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+
+
 def test_leading_spaces_survive_a_decoder_that_drops_them() -> None:
-    """Sentencepiece-style decoders strip the first token's space: context tokens keep it for the rest."""
-    vocab = {"▁a": 0, "▁b": 1, "c": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5}
-    tokenizer = Tokenizer(BPE(vocab, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-
-    class Fallback(TokenizersDecoder):
-        def __init__(self) -> None:
-            self.tokenizer = tokenizer
-
-    out, _ = pieces([0, 1, 2, 3, 4, 5, 1, 0], Fallback(), eos=99)
+    """Context tokens keep it for all but the first token, and the prompt's end for that one."""
+    out, _ = pieces([0, 1, 2, 3, 4, 5, 1, 0], Pieces(), eos=99)
     assert out == ["a", " b", "c", "", "", "€", " b", " a"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [7, 0],
+        [0, 6],  # it ends in a space, which alone decodes to nothing
+        [0, 7],  # and in what cannot be seen
+        [3, 4, 5],
+        [4, 5, 2],  # it begins within a character
+    ],
+)
+def test_a_text_is_what_is_added_to_the_prompts(prompt: list[int]) -> None:
+    """A completion of "Once upon" began with "a time": the first token had lost its space."""
+    decoder, output = Pieces(), [1, 2, 3, 4, 5, 0]
+    out, _ = pieces(output, decoder, eos=99, prompt=prompt)
+    assert out == [" b", "c", "", "", "€", " a"]
+    assert decoder.decode([*prompt, *output]) == decoder.decode(prompt) + "".join(out)
+
+
+@pytest.mark.parametrize("prompt", [[], [7] * 20, [3], [0, 3, 4]])
+def test_a_prompt_without_an_end_to_stand_behind_is_none(prompt: list[int]) -> None:
+    assert pieces([1, 0], Pieces(), eos=99, prompt=prompt)[0] in (["b", " a"], [" b", " a"])
+
+
+def test_half_a_character_of_the_prompts_is_not_completed() -> None:
+    """Its other half is no character by itself: it comes out as any decoder shows it."""
+    tokens = DECODER.encode("🙂")
+    behind = "".join(pieces(tokens[1:], prompt=tokens[:1], max_tokens=len(tokens) - 1)[0])
+    assert behind == "".join(pieces(tokens[1:], max_tokens=len(tokens) - 1)[0]) == DECODER.decode(tokens[1:])
 
 
 def test_an_engine_without_text_still_counts_tokens() -> None:
