@@ -86,7 +86,7 @@ class PromptEncoder:
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have holes: the largest counts
         self._spell = token_bytes_of(tokenizer)
         self._token_bytes: dict[int, bytes] = {}  # as far as asked for; never more than the vocabulary
-        self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._special_ids = _left_out_of(tokenizer)
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
             tokenizer.special_tokens_map
         )
@@ -286,6 +286,18 @@ class PromptEncoder:
                 raise InvalidField(
                     f"chat_template_kwargs.{key}", f"'chat_template_kwargs.{key}' cannot be set."
                 )
+
+
+def _left_out_of(tokenizer: Any) -> frozenset[int]:
+    """The tokens that a decoder leaves out of texts.
+
+    The tokenizers library goes by the mark that each token has; `all_special_ids` has only those with a role,
+    such as BOS and EOS, and none of Llama 3's headers.
+    """
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return frozenset(tokenizer.all_special_ids)
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(token_id for token_id, token in added if token.special)
 
 
 @contextmanager

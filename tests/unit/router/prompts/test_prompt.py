@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cache.errors import ConfigError
@@ -22,6 +22,7 @@ from router.errors import InvalidField, NoChatTemplate
 from router.prompts.chat import Chat
 from router.prompts.prompt import OFFLOAD_CHARS, PromptEncoder, chat_template_of
 from router.prompts.segment_cache import PartlyTokenized
+from tests.fakes.tokenizers import CHATML_TOKENS, a_tokenizer
 
 TINY = str(Path(__file__).parents[4] / "replica" / "models" / "tiny")
 LLAMA_TEMPLATE = (
@@ -223,6 +224,17 @@ def test_nothing_is_not_a_prompt(tiny: PromptEncoder) -> None:
 def test_lone_surrogates_are_not_text(tiny: PromptEncoder) -> None:
     with pytest.raises(InvalidField, match="Unicode"):
         tiny.text("a\ud800b")
+
+
+@pytest.mark.parametrize("shape", ["tiny", "bytes", "wordpiece"])
+def test_what_is_special_is_what_texts_are_without(shape: str) -> None:
+    """Also tokens that are marked special and have no role: `text_offset` counted them as text."""
+    header = AddedToken("<|header|>", special=True, normalized=False)
+    tokenizer = a_tokenizer(shape, (*CHATML_TOKENS, header, AddedToken("<plain>", normalized=False)))
+    encoder = PromptEncoder(tokenizer, name=shape)
+    for token in ("<|header|>", "<plain>", "<|im_end|>", "<|im_start|>"):
+        (token_id,) = encoder.text(token, add_special_tokens=False)
+        assert encoder.is_special(token_id) is (encoder.decode_text([token_id]) == "")
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./nor/this"])
