@@ -15,7 +15,7 @@ from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
 from router.openai_api.schema import ChatBody, CompletionBody
 from router.openai_api.structure_check import CheckStatistics, StructureChecker
-from router.openai_api.tool_calls import Reader, ToolFormat, format_of, reader_for, renders_tools
+from router.openai_api.tool_calls import CLOSE, OPEN, Reader, ToolFormat, format_of, reader_for, renders_tools
 from router.openai_api.tools import Calling
 from router.prompts.prompt import PromptEncoder
 
@@ -131,7 +131,8 @@ class AnswerForms:
         if body.tool_choice.calling is Calling.NONE:
             return None
         found = format_of(template)
-        if found is None:
+        # Tokens that are marked special are in no text: without its tags no call can be told from it.
+        if found is None or any(self._encoder.leaves_out(tag) for tag in (OPEN, CLOSE)):
             raise UnsupportedParameter(
                 "tools",
                 "'tools' is not supported: this server cannot read the calls that this model writes.",

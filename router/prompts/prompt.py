@@ -87,6 +87,8 @@ class PromptEncoder:
         self._spell = token_bytes_of(tokenizer)
         self._token_bytes: dict[int, bytes] = {}  # as far as asked for; never more than the vocabulary
         self._special_ids = _left_out_of(tokenizer)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special_texts = frozenset(str(token) for id_, token in added if id_ in self._special_ids)
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
             tokenizer.special_tokens_map
         )
@@ -203,6 +205,10 @@ class PromptEncoder:
     def is_special(self, token_id: int) -> bool:
         """Whether a token is left out of texts."""
         return token_id in self._special_ids
+
+    def leaves_out(self, text: str) -> bool:
+        """Whether a text is one token that answers are without."""
+        return text in self._special_texts
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each id as the vocabulary spells it; "" where it has a hole."""

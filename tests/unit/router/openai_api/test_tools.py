@@ -8,11 +8,12 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import AddedToken
 
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
-from tests.fakes.http import MODEL, RouterUnderTest, events_of
-from tests.fakes.tokenizers import CALL, CHATML, HERMES, a_tokenizer
+from tests.fakes.http import MODEL, RouterUnderTest, error_of, events_of
+from tests.fakes.tokenizers import CALL, CHATML, CHATML_TOKENS, HERMES, a_tokenizer
 from tests.fuzz_bodies import GOOD, mutated
 from tests.http_server import HttpServer, scripted_server
 
@@ -256,6 +257,19 @@ async def test_a_call_with_half_a_surrogate_pair_can_be_sent_back() -> None:
         body = {"model": MODEL, "messages": messages, "tools": [WEATHER]}
         assert (await router.client.post("/v1/chat/completions", json=body)).status_code == 200
         assert '{"place": "Ulm?, 🌊"}' in prompt_of(router)
+
+
+@pytest.mark.parametrize("special", ["<tool_call>", "</tool_call>"])
+async def test_calls_whose_tags_no_text_has_are_refused(special: str) -> None:
+    """Some tokenizers mark the tags as special: texts are without them, and no call was ever found."""
+    added = (*CHATML_TOKENS, AddedToken(special, special=True, normalized=False))
+    tokenizer = a_tokenizer("bytes", added, template=HERMES)
+    async with RouterUnderTest(tokenizer=tokenizer, max_model_len=4096) as router:
+        for choice in ("auto", "required"):
+            answer = await router.chat(tools=[WEATHER], tool_choice=choice)
+            assert answer.status_code == 400
+            assert error_of(answer)["param"] == "tools"
+        assert (await router.chat(tools=[WEATHER], tool_choice="none")).status_code == 200
 
 
 def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, Any]:

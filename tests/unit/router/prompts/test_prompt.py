@@ -234,7 +234,14 @@ def test_what_is_special_is_what_texts_are_without(shape: str) -> None:
     encoder = PromptEncoder(tokenizer, name=shape)
     for token in ("<|header|>", "<plain>", "<|im_end|>", "<|im_start|>"):
         (token_id,) = encoder.text(token, add_special_tokens=False)
-        assert encoder.is_special(token_id) is (encoder.decode_text([token_id]) == "")
+        is_left_out = encoder.decode_text([token_id]) == ""
+        assert encoder.is_special(token_id) is encoder.leaves_out(token) is is_left_out
+
+
+def test_a_text_that_is_no_token_is_not_left_out(llama: PromptEncoder) -> None:
+    """Though its token would be the unknown one, which is special."""
+    assert llama.leaves_out("<unk>")
+    assert not llama.leaves_out("<tool_call>")
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./nor/this"])
