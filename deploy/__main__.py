@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
+from rich.text import Text
 
 from cache.errors import ConfigError, ServingError
 
@@ -40,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         return _serve(arguments)
     except ServingError as error:
         files = ", ".join(str(each) for each in (arguments.file, *getattr(arguments, "settings", ())))
-        console.print(f"[bold red]{type(error).__name__}[/] in {files}: {error}", soft_wrap=True)
+        # As Text, since files and values are anybody's: a "[gpu]" in them is no style of rich's.
+        said = Text.assemble((type(error).__name__, "bold red"), f" in {files}: {error}")
+        console.print(said, soft_wrap=True)
         return 2
     except KeyboardInterrupt:  # before there is anything to stop: `launch` has its own
         console.print("Stopped.")
@@ -105,7 +108,7 @@ def _check(file: Path, num_gpus: int | None) -> int:
     else:
         check_gpus(checked, num_gpus)
     console = Console(highlight=False)
-    console.print(f"{file}: fine ({checked.num_replicas} replicas of {model})", soft_wrap=True)
+    console.print(Text(f"{file}: fine ({checked.num_replicas} replicas of {model})"), soft_wrap=True)
     return 0
 
 
@@ -144,7 +147,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
     with tempfile.TemporaryDirectory(prefix="warmpath-", ignore_cleanup_errors=True) as folder:
         os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
-        Console(highlight=False).print(f"Checking {arguments.file}")
+        Console(highlight=False).print(Text(f"Checking {arguments.file}"), soft_wrap=True)
         from deploy.launcher import launch  # imports Ray, which reads the variables just set
 
         return launch(arguments.file, ports, Path(folder), fast_proxy=fast, verbose=arguments.verbose)

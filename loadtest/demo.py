@@ -19,6 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from loadtest.client.answer import REPLICA_HEADER, Answer
 from loadtest.client.asking import Asker
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.closing(asker):
             rounds = _ask_all(asker, arguments, console)
     except (DemoError, ClientError) as error:
-        Console(stderr=True).print(f"[bold red]demo:[/] {error}", soft_wrap=True)
+        # As Text: what a server says may have brackets, which are no styles of rich's.
+        Console(stderr=True).print(Text.assemble(("demo:", "bold red"), f" {error}"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")

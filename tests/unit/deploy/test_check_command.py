@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ def deployment(content: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+EXPORTERS = ", ".join(
+    sorted({each.name for each in entry_points(group="opentelemetry_traces_exporter")})
+    or ["none is installed"]
+)
 REPLICA = "applications.warmpath.deployments.Replica"
 MISTAKES: dict[str, tuple[Break, str]] = {
     "unknown setting": (
@@ -112,6 +117,15 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     "model that is not there": (
         lambda c: args(c, "replica").update(model="/nowhere"),
         "ModelRefused in FILE: model = '/nowhere': this folder does not exist",
+    ),
+    "brackets in a value": (
+        lambda c: args(c, "replica").update(model="/nowhere/[/models]"),
+        "ModelRefused in FILE: model = '/nowhere/[/models]': this folder does not exist",
+    ),
+    "brackets in what is accepted": (
+        lambda c: args(c, "router").update(traces="nobodys"),
+        "ConfigError in FILE: args.router.traces = 'nobodys': must be an installed OpenTelemetry exporter "
+        f"({EXPORTERS}); install warmpath[otel]",
     ),
     "Routers' one loop": (
         lambda c: deployment(c, "Router").update(ray_actor_options={"num_cpus": 1}),

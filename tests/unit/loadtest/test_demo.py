@@ -112,6 +112,7 @@ def test_a_server_that_refuses_says_what_it_wants(
         (WHOLE, {}, 200, "expose_routing: true"),
         (data(CHUNK) + data(USAGE), ROUTED, 200, "ended without [DONE]"),
         (data({"error": {"message": "gone"}}), ROUTED, 200, "gone"),
+        (data({"error": {"message": "no [/v1] here"}}), ROUTED, 200, "no [/v1] here"),
         (data(CHUNK) + DONE, ROUTED, 200, "without a token or without usage"),
         (json.dumps({"error": {}}), ROUTED, 429, "refused as busy (429)"),
     ],
