@@ -136,7 +136,7 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from deploy.environment import fast_proxy_installed, serve_environment
+    from deploy.environment import fast_proxy_installed, run_parent, serve_environment
     from deploy.ports import Ports
 
     fast = arguments.proxy == "fast" or (arguments.proxy == "auto" and fast_proxy_installed())
@@ -145,7 +145,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     else:
         ports = Ports(arguments.port, "--port")
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
-    with tempfile.TemporaryDirectory(prefix="warmpath-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="warmpath-", dir=run_parent(), ignore_cleanup_errors=True
+    ) as folder:
         os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
         Console(highlight=False).print(Text(f"Checking {arguments.file}"), soft_wrap=True)
         from deploy.launcher import launch  # imports Ray, which reads the variables just set

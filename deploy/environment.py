@@ -8,11 +8,27 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import tempfile
 from pathlib import Path
 
 from deploy.ports import Ports
 
 _PROXY_BUFFER_BYTES = 64 << 10  # per direction of a busy connection; a prompt of some 12,000 tokens fits
+
+
+_MOST_SOCKET_CHARS = (
+    97  # of a path that HAProxy binds: the system's 107, less what it puts behind it meanwhile
+)
+_LONGEST_SOCKET = (
+    f"/{'x' * len('warmpath-12345678')}/{'x' * 56}/metrics.sock"  # Serve adds the node's id, 56 digits
+)
+
+
+def run_parent() -> str:
+    """Where a run folder is made: the folder for temporary files, or /tmp where that one's path (TMPDIR) is
+    too long for the fast proxy's sockets."""
+    parent = tempfile.gettempdir()
+    return parent if len(parent + _LONGEST_SOCKET) <= _MOST_SOCKET_CHARS else "/tmp"
 
 
 def fast_proxy_installed() -> bool:

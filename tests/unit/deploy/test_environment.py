@@ -1,0 +1,30 @@
+"""Where a private Serve instance keeps its sockets."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from deploy.environment import run_parent
+
+HAPROXY_TAKES = 97  # as it says: "socket path '...' too long (max 97)"
+NODE_ID = "a" * 56  # Serve makes a folder of this name for each node's proxy
+
+
+@pytest.mark.parametrize(
+    "folder", ["/tmp", "/var/tmp", "/scratch/4711", "/var/folders/zz/" + "x" * 30 + "/T"]
+)
+def test_paths_of_the_fast_proxys_sockets_are_short_whatever_the_folder_for_temporary_files(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HAProxy does not start otherwise, and TMPDIR names long ones on clusters and for sessions."""
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    run_folder = f"{run_parent()}/warmpath-12345678"
+    assert len(f"{run_folder}/{NODE_ID}/metrics.sock") <= HAPROXY_TAKES
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/var/tmp", "/dev/shm"])
+def test_a_short_folder_for_temporary_files_is_used(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    assert run_parent() == folder
