@@ -95,7 +95,8 @@ class _Watch:
     ) -> None:
         self.failure: DeployFailed | None = None
         self._file = file
-        self._url = f"http://{file.host if file.host != '0.0.0.0' else '127.0.0.1'}:{ports.http}"
+        host = "127.0.0.1" if file.host == "0.0.0.0" else file.host
+        self._url = f"http://{host}:{ports.http}{file.route_prefix.removesuffix('/')}"
         self._console = console
         self._fast_proxy = fast_proxy
         self._began = began

@@ -31,6 +31,7 @@ from router.ingress import ONE_LOOP_VARIABLE
 IMPORT_PATH = "deploy.app:build"
 DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
 HIGHEST_PORT = 65535
+NO_PROXY = "Disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ServeFile:
     content: dict[str, Any]
     app: AppConfig
     app_name: str
+    route_prefix: str  # of every path that is served
     host: str
     port: int
     num_replicas: int  # lower bound when autoscaling
@@ -61,6 +63,7 @@ class ServeFile:
             raise _named_error(error.errors()[0], content) from None
         _check_port(schema.http_options.port)
         application = _our_application(path, content)
+        _check_way_in(content, application)
         _check_deployments(application)
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
@@ -72,6 +75,7 @@ class ServeFile:
             content=content,
             app=app,
             app_name=application.get("name", "default"),
+            route_prefix=application.get("route_prefix", "/"),
             host=schema.http_options.host or "127.0.0.1",
             port=schema.http_options.port,
             num_replicas=replica_bounds(replicas)[0],
@@ -135,6 +139,16 @@ def _name_of(item: Any, index: int) -> str:
 def _check_port(port: int) -> None:
     if not 1 <= port <= HIGHEST_PORT:
         raise ConfigError("http_options.port", port, f"must be between 1 and {HIGHEST_PORT}")
+
+
+def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) -> None:
+    """Serve would start all of it, and nobody could ask."""
+    if content.get("proxy_location") == NO_PROXY:
+        raise ConfigError("proxy_location", NO_PROXY, "must be EveryNode or HeadOnly: all is asked over HTTP")
+    prefix = application.get("route_prefix", "/")
+    if prefix is None or not (prefix == "/" or (prefix.startswith("/") and not prefix.endswith("/"))):
+        where = f"applications.{application.get('name', 'default')}.route_prefix"
+        raise ConfigError(where, prefix, "must be /, or a path such as /llm without a / behind it")
 
 
 def _check_deployments(application: Mapping[str, Any]) -> None:

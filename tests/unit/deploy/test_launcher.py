@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
+from rich.console import Console
 
-from deploy.launcher import _replica_line, _wrong_setting
+from deploy.launcher import _replica_line, _Watch, _wrong_setting
+from deploy.ports import Ports
+from deploy.serve_file import ServeFile
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "url"), [("/", "http://127.0.0.1:9100"), ("/llm", "http://127.0.0.1:9100/llm")]
+)
+def test_it_looks_where_the_application_is(prefix: str, url: str) -> None:
+    """At the root a service under /llm is never ready, and the command that is shown finds nothing."""
+    content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    content["applications"][0]["route_prefix"] = prefix
+    file = ServeFile.checked(Path("deploy.yaml"), content)
+    watch = _Watch(file, Ports(9100), Console(file=io.StringIO()), fast_proxy=False, began=0.0)
+    assert watch._url == url
 
 
 @pytest.mark.parametrize(

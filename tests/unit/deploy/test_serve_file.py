@@ -105,6 +105,31 @@ def test_needs_our_application(content: dict[str, Any], tmp_path: Path) -> None:
         read(tmp_path, content)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"proxy_location": "Disabled"}, "proxy_location = 'Disabled': must be EveryNode or HeadOnly"),
+        ({"route_prefix": None}, r"warmpath\.route_prefix = None: must be /"),
+        ({"route_prefix": "llm"}, r"warmpath\.route_prefix = 'llm': must be /"),
+        ({"route_prefix": "/llm/"}, r"warmpath\.route_prefix = '/llm/': must be /"),
+    ],
+)
+def test_what_nobody_could_ask_is_refused(
+    content: dict[str, Any], tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    (content if "proxy_location" in change else content["applications"][0]).update(change)
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize("prefix", ["/", "/llm", "/a/b"])
+def test_a_prefix_of_all_paths_is_known(content: dict[str, Any], tmp_path: Path, prefix: str) -> None:
+    content["applications"][0]["route_prefix"] = prefix
+    assert read(tmp_path, content).route_prefix == prefix
+    del content["applications"][0]["route_prefix"]
+    assert read(tmp_path, content).route_prefix == "/"
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "applications: 3"])
 def test_not_a_deployment(tmp_path: Path, text: str) -> None:
     path = tmp_path / "deploy.yaml"
