@@ -61,10 +61,13 @@ class ServeFile:
             schema = ServeDeploySchema.model_validate(content)
         except ValidationError as error:
             raise _named_error(error.errors()[0], content) from None
+        except (AttributeError, TypeError) as error:  # some of its checks take a value's type for granted
+            raise DeployFileError(path, f"is not what Serve reads: {error}") from None
         _check_port(schema.http_options.port)
         application = _our_application(path, content)
         _check_way_in(content, application)
         _check_deployments(application)
+        _check_environments(application)
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
         _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
@@ -174,6 +177,24 @@ def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any
     return application
 
 
+def _check_environments(application: Mapping[str, Any]) -> None:
+    """Ray takes text alone, and says so when the application is built: YAML's 0 is a number."""
+    name = f"applications.{application.get('name', 'default')}"
+    places = {f"{name}.runtime_env": application.get("runtime_env")}
+    for each in application.get("deployments", []):
+        options = each.get("ray_actor_options") or {}
+        places[f"{name}.deployments.{each['name']}.ray_actor_options.runtime_env"] = options.get(
+            "runtime_env"
+        )
+    for where, runtime_env in places.items():
+        variables = (runtime_env or {}).get("env_vars")
+        if variables is not None and not isinstance(variables, Mapping):
+            raise ConfigError(f"{where}.env_vars", variables, "must be a mapping of names to text")
+        for key, value in (variables or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise ConfigError(f"{where}.env_vars.{key}", value, f'must be text: "{value}", in quotes')
+
+
 def _require_one_loop(application: Mapping[str, Any]) -> None:
     """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it a variable the Router needs."""
     for deployment in application.get("deployments", []):
@@ -181,13 +202,16 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
         if deployment.get("name") != "Router" or options is None:
             continue
         variables = {
-            **(application.get("runtime_env") or {}).get("env_vars", {}),
-            **(options.get("runtime_env") or {}).get("env_vars", {}),
+            **((application.get("runtime_env") or {}).get("env_vars") or {}),
+            **((options.get("runtime_env") or {}).get("env_vars") or {}),
         }
-        if str(variables.get(ONE_LOOP_VARIABLE)) != "0":
-            where = "applications.deployments.Router.ray_actor_options.runtime_env.env_vars"
-            needed = f'must hold {ONE_LOOP_VARIABLE}: "0" where ray_actor_options is set'
-            raise ConfigError(where, variables, needed)
+        if variables.get(ONE_LOOP_VARIABLE) != "0":
+            # The one variable, not all of them: others may hold secrets.
+            where = (
+                f"applications.deployments.Router.ray_actor_options.runtime_env.env_vars.{ONE_LOOP_VARIABLE}"
+            )
+            needed = 'must be "0" where ray_actor_options is set'
+            raise ConfigError(where, variables.get(ONE_LOOP_VARIABLE), needed)
 
 
 def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -> None:

@@ -129,8 +129,8 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     ),
     "Routers' one loop": (
         lambda c: deployment(c, "Router").update(ray_actor_options={"num_cpus": 1}),
-        "ConfigError in FILE: applications.deployments.Router.ray_actor_options.runtime_env.env_vars = {}: "
-        'must hold RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP: "0" where ray_actor_options is set',
+        "ConfigError in FILE: applications.deployments.Router.ray_actor_options.runtime_env.env_vars."
+        'RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP = None: must be "0" where ray_actor_options is set',
     ),
 }
 

@@ -105,6 +105,46 @@ def test_needs_our_application(content: dict[str, Any], tmp_path: Path) -> None:
         read(tmp_path, content)
 
 
+LOOP = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({LOOP: 0}, rf'env_vars\.{LOOP} = 0: must be text: "0", in quotes'),
+        ({LOOP: "0", "OMP_NUM_THREADS": 1}, r'env_vars\.OMP_NUM_THREADS = 1: must be text: "1", in quotes'),
+        (3, r"env_vars = 3: must be a mapping"),
+        (None, rf'env_vars\.{LOOP} = None: must be "0" where'),
+        ({"HF_TOKEN": "hf_secret"}, rf'^[^=]*env_vars\.{LOOP} = None: must be "0" where [^=]*$'),
+    ],
+)
+def test_a_variable_that_ray_would_refuse_when_it_builds_is_named(
+    content: dict[str, Any], tmp_path: Path, variables: object, said: str
+) -> None:
+    router = content["applications"][0]["deployments"][0]
+    router["ray_actor_options"] = {"num_cpus": 1, "runtime_env": {"env_vars": variables}}
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, content)
+
+
+def test_variables_of_the_whole_application_are_text_too(content: dict[str, Any], tmp_path: Path) -> None:
+    content["applications"][0]["runtime_env"] = {"env_vars": {"HF_HUB_OFFLINE": True}}
+    with pytest.raises(
+        ConfigError, match=r"warmpath\.runtime_env\.env_vars\.HF_HUB_OFFLINE = True: must be text"
+    ):
+        read(tmp_path, content)
+    content["applications"][0]["runtime_env"] = {"env_vars": None}
+    read(tmp_path, content)
+
+
+def test_a_value_that_breaks_a_check_of_serves_is_named_by_what_it_says(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    content["applications"][0]["deployments"][1]["gang_scheduling_config"] = True
+    with pytest.raises(DeployFileError, match="is not what Serve reads: "):
+        read(tmp_path, content)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
