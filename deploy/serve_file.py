@@ -93,12 +93,30 @@ class ServeFile:
         return {**self.content, "http_options": {**self.content.get("http_options", {}), "port": port}}
 
 
+class _Loader(yaml.SafeLoader):
+    """A key that a mapping has twice is refused, as YAML has it: PyYAML takes the last one in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    "in a mapping", node.start_mark, f"the key {key.value!r} is there twice", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add((key.tag, key.value))
+        return node
+
+
 def load_mapping(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping. Raises DeployFileError."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise DeployFileError(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise DeployFileError(path, f"must be text in UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise DeployFileError(path, f"not YAML: {error}") from None
     if not isinstance(content, dict):

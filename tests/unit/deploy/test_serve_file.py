@@ -10,7 +10,7 @@ import yaml
 
 from cache.errors import ConfigError, ServingError
 from deploy.errors import DeployFileError, UnknownKey
-from deploy.serve_file import ServeFile
+from deploy.serve_file import ServeFile, load_mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -168,6 +168,30 @@ def test_a_prefix_of_all_paths_is_known(content: dict[str, Any], tmp_path: Path,
     assert read(tmp_path, content).route_prefix == prefix
     del content["applications"][0]["route_prefix"]
     assert read(tmp_path, content).route_prefix == "/"
+
+
+def test_a_key_that_is_there_twice_is_named_with_its_line(tmp_path: Path) -> None:
+    """The last one would be all that anybody reads: half of the settings were gone in silence."""
+    path = tmp_path / "deploy.yaml"
+    own = (ROOT / "deploy.yaml").read_text()
+    path.write_text(
+        own.replace("      router:\n", "      replica:\n        max_running: 8\n      router:\n", 1)
+    )
+    with pytest.raises(DeployFileError, match=r"(?s)the key 'replica' is there twice.*line \d+"):
+        ServeFile.read(path)
+
+
+def test_what_an_anchor_brings_along_may_be_said_again(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.yaml"
+    path.write_text("base: &base {a: 1, b: 2}\nother: &other {<<: *base, a: 3}\nlast: {<<: *other, b: 4}\n")
+    assert load_mapping(path)["last"] == {"a": 3, "b": 4}
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.yaml"
+    path.write_bytes(b"a: \xff")
+    with pytest.raises(DeployFileError, match="must be text in UTF-8"):
+        ServeFile.read(path)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "applications: 3"])
