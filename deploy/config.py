@@ -18,7 +18,7 @@ from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy.errors import UnknownKey
 from deploy.traces import check_exporter
 from replica.config import ReplicaConfig
-from router.config import RouterConfig
+from router.config import HIDDEN, RouterConfig
 from router.tenants.settings import TenantSettings
 
 ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})
@@ -80,10 +80,14 @@ def _section(
         raise ConfigError(where, value, "must be a mapping of settings")
     _refuse_unknown(where, value, {each.name for each in fields(kind)} - derived)
     hints = get_type_hints(kind)
-    return {key: _convert(f"{where}.{key}", item, hints[key]) for key, item in value.items()}
+    secret = {each.name for each in fields(kind) if not each.repr}
+    return {
+        key: _convert(f"{where}.{key}", item, hints[key], is_secret=key in secret)
+        for key, item in value.items()
+    }
 
 
-def _convert(where: str, value: Any, kind: Any) -> Any:
+def _convert(where: str, value: Any, kind: Any, *, is_secret: bool) -> Any:
     """Strictly: 16 is no string and "16" no number; an integer may stand for a float."""
     section = next((each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")), None)
     if isinstance(value, Mapping) and section is not None:
@@ -95,7 +99,16 @@ def _convert(where: str, value: Any, kind: Any) -> Any:
     except msgspec.ValidationError as error:
         if isinstance(kind, type) and issubclass(kind, Enum):
             raise ConfigError(where, value, "must be one of " + ", ".join(kind)) from None
-        raise ConfigError(where, value, str(error)) from None
+        shown = HIDDEN if is_secret else _without_secrets(value, section)
+        raise ConfigError(where, shown, str(error)) from None
+
+
+def _without_secrets(value: Any, section: Any) -> Any:
+    """What an error may show of a section: errors end up in logs."""
+    if section is None or not isinstance(value, Mapping):
+        return value
+    known = section.__dataclass_fields__
+    return {key: item if known[key].repr else HIDDEN for key, item in value.items()}
 
 
 def _build(where: str, kind: Any, settings: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ BINDINGS = ("at_once", "late")
 
 MIN_SECRET_CHARS = 16
 MAX_RECORDED_BLOCK = 1024  # tokens: what readers of a trace take
-_HIDDEN = "(hidden)"  # stands for a secret in errors, which end up in logs
+HIDDEN = "(hidden)"  # stands for a secret in errors, which end up in logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RouterConfig:
         check_secret("debug_token", self.debug_token)
         if self.debug_token is not None and self.tenants.has_keys:
             raise ConfigError(
-                "debug_token", _HIDDEN, "cannot be set beside API keys: operators' keys open /debug/route"
+                "debug_token", HIDDEN, "cannot be set beside API keys: operators' keys open /debug/route"
             )
         if self.record is not None:
             size, block_tokens = self.fingerprint.block_size, self.record.block_tokens
@@ -152,4 +152,4 @@ class RouterConfig:
 def check_secret(name: str, value: str | None) -> None:
     """A secret is long enough not to be guessed. Raises ConfigError without showing it."""
     if value is not None and len(value) < MIN_SECRET_CHARS:
-        raise ConfigError(name, _HIDDEN, f"must have at least {MIN_SECRET_CHARS} characters")
+        raise ConfigError(name, HIDDEN, f"must have at least {MIN_SECRET_CHARS} characters")

@@ -122,3 +122,18 @@ def test_engines_compute_short_prompts_first_unless_the_file_says_otherwise() ->
         assert AppConfig.from_args({"router": router}).replica.scheduling_order == "shortest_preempting"
     asked_for = {"replica": {"scheduling_order": "first_come"}}
     assert AppConfig.from_args(asked_for).replica.scheduling_order == "first_come"
+
+
+@pytest.mark.parametrize(
+    ("router", "where"),
+    [
+        ({"debug_token": 1234567890123456}, r"args\.router\.debug_token"),
+        ({"record": {"folder": "/tmp", "key": 1234567890123456}}, r"args\.router\.record"),
+        ({"record": {"folder": 5, "key": "1234567890123456"}}, r"args\.router\.record"),
+    ],
+)
+def test_a_secret_is_in_no_error(router: dict[str, Any], where: str) -> None:
+    """One of digits alone is a number to YAML, and any mistake beside one is no reason to print it."""
+    with pytest.raises(ConfigError, match=rf"^{where} = .*\(hidden\).*: Expected `str") as caught:
+        AppConfig.from_args({"router": router})
+    assert "1234567890123456" not in str(caught.value)
