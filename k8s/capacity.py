@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import Manifests, Pod, named, quantity, selects
@@ -55,9 +56,7 @@ def _demand(name: str, options: Mapping[str, Any]) -> Demand:
     actor = options.get("ray_actor_options", {})
     per_replica = {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0)}
     per_replica |= actor.get("resources", {})
-    scaling = options.get("autoscaling_config", {})
-    low = scaling.get("min_replicas", options.get("num_replicas", 1))
-    high = scaling.get("max_replicas", low)
+    low, high = replica_bounds(options)
     surge = math.ceil(high * options.get("max_surge_percent", 0) / 100)
     return Demand(name, per_replica, low, high + surge, options.get("max_replicas_per_node"))
 

@@ -265,6 +265,7 @@ HARDENING: list[tuple[Break, str]] = [
 
 CAPACITY: list[tuple[Break, str]] = [
     (lambda t: serve(t, "num_replicas: 2", "num_replicas: 3"), "3 replicas at rest, places for 2"),
+    (lambda t: serve(t, "num_replicas: 2", "num_replicas: auto"), "100 replicas in full, places for 2"),
     (
         lambda t: group(t, 0)["rayStartParams"].update(resources='"{\\"router\\": 1}"'),
         "2 replicas in full, places for 1",
