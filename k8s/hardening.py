@@ -57,7 +57,19 @@ def hardening_findings(where: str, manifests: Manifests, config: ServeFile | Non
             yield Finding(where, named(service), message)
     for each in manifests.of_kind("Secret"):
         yield Finding(where, named(each), "no Secret belongs into a manifest")
+    if config is not None:
+        for message in _secrets(config):
+            yield Finding(where, "RayService/serveConfigV2", message)
     yield from _policies(where, manifests, config)
+
+
+def _secrets(config: ServeFile) -> Iterator[str]:
+    """A RayService is no Secret: whoever may look at it reads its config."""
+    router = config.app.router_sketch()
+    if router.debug_token is not None:
+        yield "args.router.debug_token: no secret belongs into a manifest; use API keys (components/api-keys)"
+    if router.record is not None and router.record.key is not None:
+        yield "args.router.record.key: no secret belongs into a manifest; without it Routers draw their own"
 
 
 def _pod(pod: Pod) -> Iterator[str]:

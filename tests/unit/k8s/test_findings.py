@@ -261,6 +261,14 @@ HARDENING: list[tuple[Break, str]] = [
         ),
         "no Secret belongs into a manifest",
     ),
+    (
+        lambda t: serve(t, "expose_routing: false", "debug_token: sixteen-characters"),
+        "args.router.debug_token: no secret belongs into a manifest",
+    ),
+    (
+        lambda t: serve(t, "expose_routing: false", "record: {folder: /tmp/t, key: sixteen-characters}"),
+        "args.router.record.key: no secret belongs into a manifest",
+    ),
 ]
 
 CAPACITY: list[tuple[Break, str]] = [
