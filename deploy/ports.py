@@ -6,6 +6,7 @@ docs/security.md names the sockets that cannot be set or confined.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Iterator
@@ -64,13 +65,16 @@ class Ports:
 
     def check_free(self, host: str) -> None:
         """Raises PortTaken for the first port that somebody listens on, PortForbidden for one that this user
-        may not listen on."""
+        may not listen on, ConfigError for a host where nobody can listen here."""
         for port, use in self.needed():
             error = _bind_error(host, port)
             if isinstance(error, PermissionError):
                 raise PortForbidden(port, use)
-            if error is not None:
+            if error is not None and error.errno == errno.EADDRINUSE:
                 raise PortTaken(port, use)
+            if error is not None:
+                accepted = f"must be an IPv4 address of this machine, or 0.0.0.0 ({error.strerror})"
+                raise ConfigError("http_options.host", host, accepted)
 
 
 def is_free(host: str, port: int) -> bool:

@@ -61,3 +61,12 @@ def test_a_port_that_this_user_may_not_have_is_not_called_taken(monkeypatch: pyt
     monkeypatch.setattr("deploy.ports.socket.socket", Forbidding)
     with pytest.raises(PortForbidden, match=r"may not listen on port 443 \(HTTP\)"):
         Ports(443).check_free("127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "::1", "nowhere.invalid"])
+def test_a_host_that_is_not_this_machine_is_no_taken_port(host: str) -> None:
+    """Another base would be refused in the same words, and so would every other."""
+    with pytest.raises(
+        ConfigError, match=rf"^http_options\.host = '{host}': must be an IPv4 address of this"
+    ):
+        Ports(free_base()).check_free(host)
