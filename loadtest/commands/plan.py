@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=read.positive_seconds,
         required=True,
         metavar="SECONDS",
-        help="the time to first token that 99 % of requests must not exceed",
+        help="the time to first token that 99 %% of requests must not exceed",
     )
     add(
         "--cache-tokens",

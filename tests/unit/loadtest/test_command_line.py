@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import BAD_REQUEST, main
+from loadtest.__main__ import COMMANDS as EVERY
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import GridSpec
 from loadtest.simulation.cell import Failure, Scaling
@@ -138,3 +139,12 @@ def test_replicas_that_fail_are_one_line_too(
     monkeypatch.setattr("loadtest.simulation.validate.validate", fail)
     assert main(["simulate", "--validate"]) == 1
     assert capsys.readouterr().err == "loadtest: replica r2 has died\n"
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lone % in an option's text is a format of argparse's, found only when the text is asked for."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"python -m loadtest {command}" in capsys.readouterr().out
