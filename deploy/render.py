@@ -6,7 +6,7 @@ so is what would come up and serve nobody. Reads and writes YAML; talks to no cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +111,35 @@ def _with_cluster_settings(path: Path, content: Mapping[str, Any]) -> dict[str, 
 def _named(change: dict[str, Any], content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The settings, once every application and deployment in them is known to exist.
 
-    A misspelt name would add a second one, which Serve would ignore or fail on minutes later.
+    A misspelt name would add a second one, which Serve would ignore or fail on minutes later; of two items
+    with one name only the last would be laid over.
     """
     known = {app[NAME_KEY]: app for app in content["applications"]}
-    for app in change.get("applications") or ():
-        if not isinstance(app, Mapping) or app.get(NAME_KEY) not in known:
-            raise DeployFileError(
-                path, f"applications: name must be one of {', '.join(known)}, not {app!r:.80}"
-            )
+    for app in _items_of(change, "applications", known, path):
         deployments = [each[NAME_KEY] for each in known[app[NAME_KEY]].get("deployments", [])]
-        for each in app.get("deployments") or ():
-            if not isinstance(each, Mapping) or each.get(NAME_KEY) not in deployments:
-                raise DeployFileError(
-                    path, f"deployments: name must be one of {', '.join(deployments)}, not {each!r:.80}"
-                )
+        _items_of(app, "deployments", deployments, path)
     return change
+
+
+def _items_of(
+    settings: Mapping[str, Any], key: str, known: Collection[str], path: Path
+) -> list[Mapping[str, Any]]:
+    """The named mappings under a key of the settings. Raises DeployFileError."""
+    items = settings.get(key)
+    if items is None:
+        return []
+    names, seen = ", ".join(known), []
+    if not isinstance(items, list):
+        raise DeployFileError(
+            path, f"{key}: must be a list, and each name must be one of {names}, not {items!r:.80}"
+        )
+    for item in items:
+        if not isinstance(item, Mapping) or item.get(NAME_KEY) not in list(known):
+            raise DeployFileError(path, f"{key}: name must be one of {names}, not {item!r:.80}")
+        if item[NAME_KEY] in seen:
+            raise DeployFileError(path, f"{key}: {item[NAME_KEY]} must be there once")
+        seen.append(item[NAME_KEY])
+    return items
 
 
 def _check_reachable(file: ServeFile) -> None:

@@ -100,6 +100,14 @@ def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Pa
         (application(deployments=[{"name": "Replicas"}]), DeployFileError, "must be one of Router, Replica"),
         ({"applications": [{"name": "other"}]}, DeployFileError, "must be one of warmpath"),
         ({"applications": {"warmpath": {}}}, DeployFileError, "must be one of warmpath"),
+        ({"applications": True}, DeployFileError, "applications: must be a list, and each name must be"),
+        ({"applications": [{"name": []}]}, DeployFileError, "must be one of warmpath"),
+        (application(deployments=2), DeployFileError, "deployments: must be a list, and each name must be"),
+        (
+            application(deployments=[{"name": "Replica", "num_replicas": 4}, {"name": "Replica"}]),
+            DeployFileError,
+            "deployments: Replica must be there once",
+        ),
         ({"http_options": {"host": "127.0.0.1"}}, ConfigError, r"http_options\.host = '127\.0\.0\.1'"),
         (application(args={"replica": {"event_host": "10.0.0.1"}}), ConfigError, "event_host"),
         (
