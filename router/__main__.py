@@ -61,7 +61,7 @@ class CannotAsk(ServingError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)  # a ":key:" in a request's id is no picture
     if arguments.command == "key":
         _new_key(console, arguments)
         return 0
@@ -147,7 +147,7 @@ def _count(text: str) -> int:
 
 def _new_key(console: Console, arguments: argparse.Namespace) -> None:
     if arguments.secret:
-        console.print(new_secret(), markup=False)
+        console.print(new_secret(), markup=False, soft_wrap=True)
         return
     key = new_key()
     lines = [f"  - name: {arguments.name}"]
@@ -161,7 +161,9 @@ def _new_key(console: Console, arguments: argparse.Namespace) -> None:
     except ConfigError as error:
         field = error.field.rpartition(".")[2]
         raise SystemExit(f"{field} = {error.value!r}: {error.accepted}") from None
-    console.print(f"The key, for its user alone; it is shown only now:\n\n{key}\n", markup=False)
+    # Nothing is wrapped: a key cut in two by a narrow terminal is another one once it is copied.
+    told = f"The key, for its user alone; it is shown only now:\n\n{key}\n"
+    console.print(told, markup=False, soft_wrap=True)
     console.print("Under `keys:` in the key file:\n", markup=False)
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 

@@ -82,6 +82,13 @@ def test_explain_without_an_id_lists_the_latest(run: Any) -> None:
     assert ["r", "prefix", "A", "1,980", "1,952", "430", "ms"] in [line.split() for line in out.splitlines()]
 
 
+@pytest.mark.parametrize("arguments", [["explain"], ["explain", "trace:key:7"]], ids=["listed", "told"])
+def test_an_id_with_colons_stays_what_it_is(run: Any, arguments: list[str]) -> None:
+    """ ":key:" is a picture to rich, and ids may hold colons."""
+    named = msgspec.structs.replace(REQUEST, request_id="trace:key:7")
+    assert "trace:key:7" in run(lambda _: page([named]), *arguments)[1]
+
+
 def test_a_request_of_another_router_is_found_by_asking_on(run: Any) -> None:
     asked: list[str] = []
 
@@ -248,6 +255,17 @@ def test_a_name_that_the_key_file_would_not_take_makes_no_key(capsys: pytest.Cap
 
 def test_a_secret_is_long_and_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["key", "--secret"]) == 0
+    assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)
+
+
+def test_keys_and_secrets_are_not_cut_by_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever copies one that was would get 401, or a secret of several lines."""
+    monkeypatch.setenv("COLUMNS", "20")
+    command.main(["key", "x"])
+    assert re.search(r"^wp-\S{43}$", capsys.readouterr().out, re.MULTILINE)
+    command.main(["key", "--secret"])
     assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)
 
 
