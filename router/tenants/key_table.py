@@ -103,7 +103,7 @@ class KeyTable:
 def parse_keys(text: str) -> KeyTable:
     """The key file's content. Raises ConfigError for anything in it that is not as described above."""
     try:
-        _check_depth(text)
+        _check_shape(text)
         content = yaml.load(text, _LOADER)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date there cannot be
         raise ConfigError("keys", _HIDDEN, f"is not YAML{_place(error)}") from None
@@ -133,16 +133,39 @@ def parse_keys(text: str) -> KeyTable:
     return KeyTable(by_digest)
 
 
-def _check_depth(text: str) -> None:
-    """Raises ConfigError for what is nested as no key file is: libyaml would end the process over it."""
-    depth = 0
+def _check_shape(text: str) -> None:
+    """Raises ConfigError for what is nested as no key file is: libyaml would end the process over it. And
+    for a key that a mapping has twice: PyYAML takes the last, and the first's content is gone in silence."""
+    unclosed: list[_Collection] = []
     for event in yaml.parse(text, _LOADER):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MAX_DEPTH:
+        if isinstance(event, yaml.CollectionEndEvent):
+            unclosed.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            if unclosed and unclosed[-1].has_twice(event):
+                again = "" if event.start_mark is None else f", again at line {event.start_mark.line + 1}"
+                raise ConfigError("keys", _HIDDEN, f"has a key of a mapping twice{again}")
+            if isinstance(event, yaml.CollectionStartEvent):
+                unclosed.append(_Collection(is_mapping=isinstance(event, yaml.MappingStartEvent)))
+        if len(unclosed) > _MAX_DEPTH:
             raise ConfigError("keys", _HIDDEN, "is nested deeper than a key file can be")
+
+
+class _Collection:
+    """One that is being read. In a mapping every other node is a key."""
+
+    def __init__(self, *, is_mapping: bool) -> None:
+        self._is_mapping = is_mapping
+        self._is_key = False
+        self._keys: set[str] = set()
+
+    def has_twice(self, event: yaml.NodeEvent) -> bool:
+        """Whether this, the next node in it, is a key that it has."""
+        self._is_key = self._is_mapping and not self._is_key
+        if not self._is_key or not isinstance(event, yaml.ScalarEvent):
+            return False
+        is_there = event.value in self._keys
+        self._keys.add(event.value)
+        return is_there
 
 
 def _entry(where: str, entry: Any) -> tuple[ApiKey, list[bytes]]:

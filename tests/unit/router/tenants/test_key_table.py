@@ -134,3 +134,23 @@ def test_what_is_no_yaml_is_refused_without_being_quoted(text: str) -> None:
 def test_too_many_keys_are_refused() -> None:
     with pytest.raises(ConfigError, match=f"at most {MAX_KEYS}"):
         parse_keys("keys: [" + "a," * (MAX_KEYS + 1) + "]")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("keys:\n- {name: a, sha256: DIGEST}\nkeys:\n- {name: b, sha256: DIGEST}\n", 3),
+        ("keys:\n- name: a\n  sha256: DIGEST\n  limits: {max_concurrent: 2}\n  limits: {}\n", 5),
+        ("keys:\n- name: a\n  sha256: DIGEST\n  limits: {prefixes: 2,\n    prefixes: 4}\n", 5),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text: str, line: int) -> None:
+    """PyYAML takes the last: everybody of the first list would have been locked out, or had no limit."""
+    with pytest.raises(ConfigError, match=rf"a key of a mapping twice, again at line {line}$"):
+        parse_keys(text.replace("DIGEST", "a" * 64))
+
+
+def test_the_same_key_in_two_entries_is_none_twice() -> None:
+    digests = [f"{number:064x}" for number in range(3)]
+    entries = "".join(f"- name: n{each[-1]}\n  sha256: ['{each}']\n  tenant: name\n" for each in digests)
+    assert len(parse_keys(f"keys:\n{entries}")) == 3
