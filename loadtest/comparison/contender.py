@@ -31,12 +31,14 @@ class Contender:
 
     @property
     def num_replicas(self) -> int:
-        return int(_deployment(_application(self.content), "Replica").get("num_replicas", 1))
+        """As many as there have to be before anything is sent."""
+        number = _deployment(_application(self.content), "Replica").get("num_replicas")
+        return number if isinstance(number, int) else 1  # not said, or as many as the work wants
 
     @property
     def engine(self) -> str:
         """What answers: for the report."""
-        replica = _application(self.content)["args"].get("replica", {})
+        replica = _section(_application(self.content), "replica")
         if replica.get("runner") == "simulated":
             return "simulated steps, no model"
         return f"real engine, model {replica.get('model', 'tiny')}"
@@ -72,8 +74,7 @@ def of_policies(path: Path, policies: Sequence[str], changes: Changes) -> list[C
 def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     application = _application(changed)
-    arguments = application["args"]
-    router, replica = arguments.setdefault("router", {}), arguments.setdefault("replica", {})
+    router, replica = _section(application, "router"), _section(application, "replica")
     if text == RAY_ROUTER:
         _deployment(application, "Replica")["request_router_config"] = {
             "request_router_class": RAY_ROUTER_CLASS,
@@ -109,8 +110,7 @@ def _serve_as_they_come(replica: dict[str, Any]) -> None:
 def _changed(label: str, content: Mapping[str, Any], changes: Changes) -> Contender:
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     application = _application(changed)
-    arguments = application["args"]
-    replica, router = arguments.setdefault("replica", {}), arguments.setdefault("router", {})
+    replica, router = _section(application, "replica"), _section(application, "router")
     replica.update(changes.replica or {})
     router.update({"expose_routing": True, **(changes.router or {})})  # which replica answered
     if changes.simulated:
@@ -124,16 +124,28 @@ def _changed(label: str, content: Mapping[str, Any], changes: Changes) -> Conten
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadDeployment(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise BadDeployment(f"{path}: must be a mapping, as deploy.yaml is")
     try:
-        _application(content)
+        application = _application(content)
     except (LookupError, TypeError, AttributeError):
         raise BadDeployment(f"{path}: needs an application with import_path {IMPORT_PATH}") from None
+    if not _has_mappings(application):
+        raise BadDeployment(f"{path}: args, its two sections and deployments must hold mappings of settings")
     return content
+
+
+def _has_mappings(application: dict[str, Any]) -> bool:
+    """Where settings are changed."""
+    try:
+        places = [_section(application, side) for side in ("replica", "router")]
+        places += [_deployment(application, name) for name in ("Router", "Replica")]
+    except (TypeError, AttributeError):
+        return False
+    return all(isinstance(each, dict) for each in places)
 
 
 def _application(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,13 +154,21 @@ def _application(content: Mapping[str, Any]) -> dict[str, Any]:
     )
     if not application:
         raise LookupError(IMPORT_PATH)
-    application.setdefault("args", {})
     return application
+
+
+def _section(application: dict[str, Any], side: str) -> dict[str, Any]:
+    """One side's settings; added if the file has none, or a heading with nothing below it."""
+    arguments = application["args"] = application.get("args") or {}
+    section: dict[str, Any] = arguments.get(side) or {}
+    arguments[side] = section
+    return section
 
 
 def _deployment(application: dict[str, Any], name: str) -> dict[str, Any]:
     """Its options; added if the file does not mention it."""
-    deployments: list[dict[str, Any]] = application.setdefault("deployments", [])
+    deployments: list[dict[str, Any]] = application.get("deployments") or []
+    application["deployments"] = deployments
     for each in deployments:
         if each.get("name") == name:
             return each

@@ -89,6 +89,45 @@ def test_a_file_that_is_no_deployment_is_named(content: str, tmp_path: Path) -> 
         read_contender(file, Changes())
 
 
+OURS = "applications: [{import_path: 'deploy.app:build', "
+
+
+@pytest.mark.parametrize(
+    "content", ["args: 3", "args: {replica: 3}", "args: {router: [a]}", "deployments: 2", "deployments: [a]"]
+)
+def test_a_deployment_whose_settings_are_none_is_named(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{OURS}{content}}}]")
+    with pytest.raises(BadDeployment, match=r"mine\.yaml: .* must hold mappings"):
+        read_contender(file, Changes())
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(b"a: \xff")
+    with pytest.raises(BadDeployment, match=r"mine\.yaml cannot be read"):
+        read_contender(file, Changes())
+
+
+@pytest.mark.parametrize("content", ["args: {replica: , router: }", "args: ", "deployments: "])
+def test_a_heading_with_nothing_below_it_is_as_none(content: str, tmp_path: Path) -> None:
+    """As `python -m deploy check` has it, which finds such a file fine."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{OURS}{content}}}]")
+    _, router, _ = parts(read_contender(file, Changes()).content)
+    assert router["expose_routing"]
+    assert parts(of_policies(file, ["round_robin"], Changes())[0].content)[1]["policy"] == "round_robin"
+
+
+@pytest.mark.parametrize(("said", "number"), [("3", 3), ("auto", 1), ("null", 1)])
+def test_as_many_replicas_are_waited_for_as_there_are_at_first(
+    said: str, number: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{OURS}deployments: [{{name: Replica, num_replicas: {said}}}]}}]")
+    assert read_contender(file, Changes()).num_replicas == number
+
+
 def test_what_deploy_finds_wrong_is_told_before_anything_starts(tmp_path: Path) -> None:
     content = yaml.safe_load(DEPLOY.read_text())
     content["applications"][0]["args"]["replica"]["block_size"] = 0
