@@ -156,11 +156,12 @@ def _check_reachable(file: ServeFile) -> None:
 def _check_gpus(file: ServeFile) -> None:
     """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it the GPU an engine asks for."""
     options = file.options("Replica").get("ray_actor_options")
-    num_gpus = 1 if options is None else options.get("num_gpus", 0)
-    device = file.app.replica.device
+    device, num_ranks = file.app.replica.device, file.app.replica.tensor_parallel
+    num_gpus = num_ranks if options is None else options.get("num_gpus", 0)
     where = "deployments.Replica.ray_actor_options.num_gpus"
-    if device == "cuda" and num_gpus != 1:
-        raise ConfigError(where, num_gpus, "must be 1 where device is cuda: an engine takes one whole GPU")
+    if device == "cuda" and num_gpus != num_ranks:
+        accepted = f"must be {num_ranks} where device is cuda: one whole GPU for each rank of an engine"
+        raise ConfigError(where, num_gpus, accepted)
     if device == "cpu" and options is not None and num_gpus:
         raise ConfigError(where, num_gpus, "must be 0 where device is cpu: nobody else could use that GPU")
 

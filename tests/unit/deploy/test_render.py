@@ -120,6 +120,14 @@ def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Pa
         ),
         (
             application(
+                args={"replica": {"device": "cuda"}},
+                deployments=[{"name": "Replica", "ray_actor_options": {"num_gpus": 0.5}}],
+            ),
+            ConfigError,
+            "num_gpus = 0.5: must be 1 where device is cuda: one whole GPU for each rank of an engine",
+        ),
+        (
+            application(
                 args={"replica": {"device": "cpu"}},
                 deployments=[{"name": "Replica", "ray_actor_options": {"num_gpus": 1}}],
             ),
@@ -133,6 +141,19 @@ def test_what_cannot_serve_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         rendered(DEPLOY, [settings(tmp_path, content)])
+
+
+def test_an_engine_of_several_ranks_takes_as_many_gpus(tmp_path: Path) -> None:
+    """What `check` asks for: one of the two refused any number."""
+    change = application(
+        args={"replica": {"device": "cuda", "tensor_parallel": 2}},
+        deployments=[{"name": "Replica", "ray_actor_options": {"num_gpus": 2}}],
+    )
+    assert rendered(DEPLOY, [settings(tmp_path, change)]).options("Replica")["ray_actor_options"] == {
+        "num_gpus": 2
+    }
+    del change["applications"][0]["deployments"]
+    rendered(DEPLOY, [settings(tmp_path, change)])
 
 
 def test_refuses_whatever_check_refuses(tmp_path: Path) -> None:
