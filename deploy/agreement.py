@@ -18,11 +18,20 @@ from router.config import RouterConfig
 SERVE_MAX_ONGOING = 5  # Serve's default for `max_ongoing_requests`
 
 
-def check_agreement(router: RouterConfig, replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
-    """options: Serve's, of the deployment of replicas. Raises ConfigError for the first that does not fit."""
+def check_agreement(
+    router: RouterConfig,
+    replica: ReplicaConfig,
+    options: Mapping[str, Any],
+    router_options: Mapping[str, Any],
+) -> None:
+    """options: Serve's, of the deployment of replicas; router_options: of that of Routers.
+
+    Raises ConfigError for the first that does not fit.
+    """
     _check_heartbeat(router, replica)
     _check_waits(router, replica)
     _check_places(replica, options)
+    _check_entrance(replica, router_options)
     _check_scaling(router, options)
 
 
@@ -56,6 +65,17 @@ def _check_places(replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
             f"({replica.max_waiting}), or Serve turns away what Routers send ({SERVE_MAX_ONGOING} if not set)"
         )
         raise ConfigError("applications.deployments.Replica.max_ongoing_requests", ongoing, needed)
+
+
+def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any]) -> None:
+    """A Router is one call for each client, from the first byte to the last, and it is it that refuses."""
+    places, ongoing = replica.max_running + replica.max_waiting, router_options.get("max_ongoing_requests")
+    if (SERVE_MAX_ONGOING if ongoing is None else ongoing) < places:
+        needed = (
+            f"must be at least {places}, what one replica takes (args.replica.max_running + max_waiting), or "
+            f"Serve holds clients back before a Router hears of them ({SERVE_MAX_ONGOING} if not set)"
+        )
+        raise ConfigError("applications.deployments.Router.max_ongoing_requests", ongoing, needed)
 
 
 def _check_scaling(router: RouterConfig, options: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ class ServeFile:
         app = AppConfig.from_args(application.get("args") or {})
         _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
         replicas = options_of(application, "Replica")
-        check_agreement(app.router_sketch(), app.replica, replicas)
+        check_agreement(app.router_sketch(), app.replica, replicas, options_of(application, "Router"))
         return cls(
             path=path,
             content=content,

@@ -74,6 +74,22 @@ def test_fewer_calls_than_places(content: dict[str, Any], ongoing: int | None) -
     ServeFile.checked(Path("deploy.yaml"), content)
 
 
+@pytest.mark.parametrize("ongoing", [319, None])
+def test_fewer_clients_of_a_router_than_one_replica_takes(
+    content: dict[str, Any], ongoing: int | None
+) -> None:
+    """Not set it is five: the sixth stream waited in Serve until one of the five had ended."""
+    routers = content["applications"][0]["deployments"][0]
+    routers["max_ongoing_requests"] = ongoing
+    if ongoing is None:
+        del routers["max_ongoing_requests"]
+    error = refusal(content)
+    assert error.field == "applications.deployments.Router.max_ongoing_requests"
+    assert "at least 320" in error.accepted
+    routers["max_ongoing_requests"] = 320
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
 def test_a_recording_in_blocks_that_are_not_the_replicas(content: dict[str, Any]) -> None:
     arguments = content["applications"][0]["args"]
     arguments["router"]["record"] = {"folder": "/tmp", "block_tokens": 24}
