@@ -149,7 +149,17 @@ def _named_error(error: Any, content: Any) -> ConfigError:
             parts.append(str(key))
         else:  # a part of Serve's type, not of the file
             break
-    return ConfigError(".".join(parts) or "deploy.yaml", value, error["msg"].removeprefix("Value error, "))
+    shown = _outline(value)
+    return ConfigError(".".join(parts) or "deploy.yaml", shown, error["msg"].removeprefix("Value error, "))
+
+
+def _outline(value: Any) -> Any:
+    """Of what holds settings their names alone: some of the settings below may be secrets."""
+    if isinstance(value, Mapping):
+        return [str(key) for key in value]
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return [_name_of(item, index) for index, item in enumerate(value)]
+    return value
 
 
 def _name_of(item: Any, index: int) -> str:

@@ -65,6 +65,38 @@ def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) ->
         read(tmp_path, content)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda application: application["deployments"][1].update(max_queued_requests=0),
+            r"^applications\.warmpath\.deployments\.Replica = \[.*'name'.*\]: max_queued_requests must be",
+        ),
+        (
+            lambda application: application.update(runtime_env={"working_dir": "/here"}),
+            r"^applications\.warmpath\.runtime_env = \['working_dir'\]: ",
+        ),
+    ],
+)
+def test_a_check_of_serves_of_several_settings_shows_their_names_alone(
+    content: dict[str, Any], tmp_path: Path, change: Any, said: str
+) -> None:
+    application = content["applications"][0]
+    application["args"]["router"]["debug_token"] = "sixteen-characters"
+    change(application)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(tmp_path, content)
+    assert "sixteen-characters" not in str(caught.value)
+
+
+def test_two_applications_under_one_prefix_are_told_by_name(content: dict[str, Any], tmp_path: Path) -> None:
+    content["applications"][0]["args"]["router"]["debug_token"] = "sixteen-characters"
+    content["applications"].append({"name": "b", "import_path": "x:y", "route_prefix": "/"})
+    with pytest.raises(ConfigError, match=r"^applications = \['warmpath', 'b'\]: ") as caught:
+        read(tmp_path, content)
+    assert "sixteen-characters" not in str(caught.value)
+
+
 def test_routers_own_actor_options_keep_the_one_loop(content: dict[str, Any], tmp_path: Path) -> None:
     """Serve replaces `ray_actor_options` whole: the Router then refused to start, minutes later."""
     router = content["applications"][0]["deployments"][0]
