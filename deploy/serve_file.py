@@ -61,7 +61,8 @@ class ServeFile:
             schema = ServeDeploySchema.model_validate(content)
         except ValidationError as error:
             raise _named_error(error.errors()[0], content) from None
-        except (AttributeError, TypeError) as error:  # some of its checks take a value's type for granted
+        # Some of its checks take a value's type for granted, and it imports a request router's class.
+        except (AttributeError, TypeError, ImportError) as error:
             raise DeployFileError(path, f"is not what Serve reads: {error}") from None
         _check_port(schema.http_options.port)
         application = _our_application(path, content)
@@ -195,6 +196,11 @@ def _check_deployments(application: Mapping[str, Any]) -> None:
         if each.get("user_config") is not None:
             needed = "is read by nobody: settings are in args.replica and args.router"
             raise ConfigError(f"{where}.{each['name']}.user_config", each["user_config"], needed)
+        routing = each.get("request_router_config")
+        if routing is not None and not routing.get("request_router_class"):
+            # Serve replaces `deploy/app.py`'s whole, and takes its own class where none is named.
+            needed = "must name a request_router_class where it is set: Serve's own knows no prefixes"
+            raise ConfigError(f"{where}.{each['name']}.request_router_config", routing, needed)
 
 
 def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 from cache.errors import ConfigError, ServingError
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.serve_file import ServeFile, load_mapping
+from loadtest.comparison.contender import RAY_ROUTER_CLASS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -128,6 +129,22 @@ def test_replicas_own_actor_options_keep_the_gpu(
         read(tmp_path, content)
         return
     with pytest.raises(ConfigError, match="num_gpus"):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize("options", [{}, {"initial_backoff_s": 0.5}])
+def test_replicas_own_request_router_is_not_replaced_in_passing(
+    content: dict[str, Any], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """A longer back-off came with Serve's own router, and every placement by prefix was gone."""
+    replicas = content["applications"][0]["deployments"][1]
+    replicas["request_router_config"] = options
+    with pytest.raises(ConfigError, match=r"Replica\.request_router_config = .* a request_router_class"):
+        read(tmp_path, content)
+    replicas["request_router_config"] = {"request_router_class": RAY_ROUTER_CLASS}  # meant so
+    read(tmp_path, content)
+    replicas["request_router_config"] = {"request_router_class": "somebodys.routers:Own"}
+    with pytest.raises(DeployFileError, match="No module named 'somebodys'"):
         read(tmp_path, content)
 
 
