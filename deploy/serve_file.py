@@ -178,7 +178,8 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
     if content.get("proxy_location") == NO_PROXY:
         raise ConfigError("proxy_location", NO_PROXY, "must be EveryNode or HeadOnly: all is asked over HTTP")
     prefix = application.get("route_prefix", "/")
-    if prefix is None or not (prefix == "/" or (prefix.startswith("/") and not prefix.endswith("/"))):
+    is_path = isinstance(prefix, str) and prefix.startswith("/") and not prefix.endswith("/")
+    if prefix != "/" and not is_path:
         where = f"applications.{application.get('name', 'default')}.route_prefix"
         raise ConfigError(where, prefix, "must be /, or a path such as /llm without a / behind it")
 

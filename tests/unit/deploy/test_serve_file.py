@@ -200,6 +200,7 @@ def test_a_value_that_breaks_a_check_of_serves_is_named_by_what_it_says(
         ({"proxy_location": "Disabled"}, "proxy_location = 'Disabled': must be EveryNode or HeadOnly"),
         ({"route_prefix": None}, r"warmpath\.route_prefix = None: must be /"),
         ({"route_prefix": "llm"}, r"warmpath\.route_prefix = 'llm': must be /"),
+        ({"route_prefix": b"/llm"}, r"warmpath\.route_prefix = b'/llm': must be /"),
         ({"route_prefix": "/llm/"}, r"warmpath\.route_prefix = '/llm/': must be /"),
     ],
 )
