@@ -15,7 +15,9 @@ from deploy.scaling_options import targets_of
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 
-SERVE_MAX_ONGOING = 5  # Serve's default for `max_ongoing_requests`
+# `max_ongoing_requests` where a file says nothing; Serve's own is 5.
+ROUTER_MAX_ONGOING = 10_000
+REPLICA_MAX_ONGOING = 1_000
 
 
 def check_agreement(
@@ -58,22 +60,24 @@ def _check_waits(router: RouterConfig, replica: ReplicaConfig) -> None:
 
 def _check_places(replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
     """Routers send a replica as many as its engine takes."""
-    places, ongoing = replica.max_running + replica.max_waiting, options.get("max_ongoing_requests")
-    if (SERVE_MAX_ONGOING if ongoing is None else ongoing) < places:
+    places = replica.max_running + replica.max_waiting
+    ongoing = options.get("max_ongoing_requests", REPLICA_MAX_ONGOING)
+    if ongoing < places:
         needed = (
             f"must be at least {places}: args.replica.max_running ({replica.max_running}) and max_waiting "
-            f"({replica.max_waiting}), or Serve turns away what Routers send ({SERVE_MAX_ONGOING} if not set)"
+            f"({replica.max_waiting}), or Serve turns away what Routers send"
         )
         raise ConfigError("applications.deployments.Replica.max_ongoing_requests", ongoing, needed)
 
 
 def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any]) -> None:
     """A Router is one call for each client, from the first byte to the last, and it is it that refuses."""
-    places, ongoing = replica.max_running + replica.max_waiting, router_options.get("max_ongoing_requests")
-    if (SERVE_MAX_ONGOING if ongoing is None else ongoing) < places:
+    places = replica.max_running + replica.max_waiting
+    ongoing = router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING)
+    if ongoing < places:
         needed = (
             f"must be at least {places}, what one replica takes (args.replica.max_running + max_waiting), or "
-            f"Serve holds clients back before a Router hears of them ({SERVE_MAX_ONGOING} if not set)"
+            "Serve holds clients back before a Router hears of them"
         )
         raise ConfigError("applications.deployments.Router.max_ongoing_requests", ongoing, needed)
 

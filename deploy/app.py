@@ -15,6 +15,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING
 from deploy.config import AppConfig, router_config
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
@@ -80,6 +81,7 @@ class NodeRouter(Ingress):
 # Names and options here are the defaults; deploy.yaml's `deployments` section overrides them by name.
 Replica = serve.deployment(
     name="Replica",
+    max_ongoing_requests=REPLICA_MAX_ONGOING,
     request_router_config=RequestRouterConfig(
         request_router_class=REQUEST_ROUTER,
         request_router_kwargs={"routing_key": ROUTING_KEY},
@@ -90,6 +92,7 @@ Replica = serve.deployment(
 
 Router = serve.deployment(
     name="Router",
+    max_ongoing_requests=ROUTER_MAX_ONGOING,
     ray_actor_options={
         "num_cpus": 0.2,
         # Places and routes on one event loop in every mode of Serve: docs/design/001-serving-on-ray.md.

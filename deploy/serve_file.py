@@ -26,6 +26,7 @@ from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.scaling_options import check_scaling, replica_bounds
+from router.config import HIDDEN
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
@@ -227,7 +228,9 @@ def _check_environments(application: Mapping[str, Any]) -> None:
             raise ConfigError(f"{where}.env_vars", variables, "must be a mapping of names to text")
         for key, value in (variables or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
-                raise ConfigError(f"{where}.env_vars.{key}", value, f'must be text: "{value}", in quotes')
+                # Its type and not itself: it may be a secret.
+                kind = type(value).__name__
+                raise ConfigError(f"{where}.env_vars.{key}", HIDDEN, f"must be text in quotes, not {kind}")
 
 
 def _require_one_loop(application: Mapping[str, Any]) -> None:

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from cache.errors import ConfigError
+from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING
+from deploy.app import Replica, Router
 from deploy.serve_file import ServeFile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,34 +62,24 @@ def test_a_wait_that_replicas_refuse(content: dict[str, Any], wait_s: float | No
     ServeFile.checked(Path("deploy.yaml"), content)
 
 
-@pytest.mark.parametrize("ongoing", [319, None])
-def test_fewer_calls_than_places(content: dict[str, Any], ongoing: int | None) -> None:
-    """Not set it is five, and Serve would refuse the sixth client of a replica that takes 320."""
-    replicas = content["applications"][0]["deployments"][1]
-    replicas["max_ongoing_requests"] = ongoing
-    if ongoing is None:
-        del replicas["max_ongoing_requests"]
+@pytest.mark.parametrize("deployment", ["Router", "Replica"])
+def test_fewer_calls_than_one_replica_takes(content: dict[str, Any], deployment: str) -> None:
+    """Serve would hold the others back, or refuse them, before anybody of ours hears of them."""
+    options = next(d for d in content["applications"][0]["deployments"] if d["name"] == deployment)
+    options["max_ongoing_requests"] = 319
     error = refusal(content)
-    assert error.field == "applications.deployments.Replica.max_ongoing_requests"
+    assert error.field == f"applications.deployments.{deployment}.max_ongoing_requests"
     assert "at least 320" in error.accepted
-    replicas["max_ongoing_requests"] = 320
+    options["max_ongoing_requests"] = 320
+    ServeFile.checked(Path("deploy.yaml"), content)
+    del options["max_ongoing_requests"]  # then it is what `deploy/app.py` asks for
     ServeFile.checked(Path("deploy.yaml"), content)
 
 
-@pytest.mark.parametrize("ongoing", [319, None])
-def test_fewer_clients_of_a_router_than_one_replica_takes(
-    content: dict[str, Any], ongoing: int | None
-) -> None:
-    """Not set it is five: the sixth stream waited in Serve until one of the five had ended."""
-    routers = content["applications"][0]["deployments"][0]
-    routers["max_ongoing_requests"] = ongoing
-    if ongoing is None:
-        del routers["max_ongoing_requests"]
-    error = refusal(content)
-    assert error.field == "applications.deployments.Router.max_ongoing_requests"
-    assert "at least 320" in error.accepted
-    routers["max_ongoing_requests"] = 320
-    ServeFile.checked(Path("deploy.yaml"), content)
+def test_what_is_asked_of_serve_is_what_is_checked() -> None:
+    """Its own five would let in five clients, in waves."""
+    assert Router.max_ongoing_requests == ROUTER_MAX_ONGOING
+    assert Replica.max_ongoing_requests == REPLICA_MAX_ONGOING
 
 
 def test_a_recording_in_blocks_that_are_not_the_replicas(content: dict[str, Any]) -> None:
