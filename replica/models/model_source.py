@@ -107,7 +107,10 @@ def weight_files(resolved: ResolvedModel) -> list[Path]:
     index = resolved.folder / WEIGHTS_INDEX
     if not index.exists():
         return [resolved.folder / WEIGHTS]
-    names = sorted(set(_read_json(resolved.source, index)["weight_map"].values()))
+    weight_map = _read_json(resolved.source, index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelRefused(resolved.source, f"{WEIGHTS_INDEX} has no weight_map from parameters to files")
+    names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (resolved.folder / name).exists()]
     if missing:
         raise ModelRefused(
@@ -136,10 +139,8 @@ def load_tokenizer(resolved: ResolvedModel) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ModelRefused(
-            resolved.source, f"its tokenizer cannot be loaded: {_first_line(error)}"
-        ) from error
+    except Exception as error:  # tokenizers raises a bare one for a file that a later version wrote
+        raise ModelRefused(resolved.source, f"its tokenizer cannot be loaded: {_reason(error)}") from error
     # Without tokenizer files some families get an empty one, which would read every prompt as nothing.
     if set(tokenizer.encode("any text", add_special_tokens=False)) <= set(tokenizer.all_special_ids):
         raise ModelRefused(
@@ -154,7 +155,7 @@ def load_config(resolved: ResolvedModel) -> Any:
 
     try:
         return AutoConfig.from_pretrained(resolved.folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # families check their fields, each with errors of its own
         raw = _read_json(resolved.source, resolved.folder / "config.json")
         family = raw.get("model_type", "unnamed")
         if "auto_map" in raw:
@@ -164,7 +165,7 @@ def load_config(resolved: ResolvedModel) -> Any:
             ) from error
         raise ModelRefused(
             resolved.source,
-            f"this version of transformers cannot read a {family!r} config: {_first_line(error)}",
+            f"this version of transformers cannot read a {family!r} config: {_reason(error)}",
         ) from error
 
 
@@ -188,8 +189,8 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name; transformers only points at its log
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelRefused(resolved.source, f"cannot be loaded: {_first_line(error)}") from error
+    except Exception as error:  # a quantized checkpoint's format may need a package that is not there
+        raise ModelRefused(resolved.source, f"cannot be loaded: {_reason(error)}") from error
     misfits = sorted(
         f"{name}: {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"]
     )
@@ -321,6 +322,14 @@ def _safetensors_header(model: str, path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelRefused(model, f"{path.name} is damaged: {_first_line(error)}") from error
     return header
+
+
+def _reason(error: Exception) -> str:
+    """What kind of error it is, and its first line; the second, too, where the first only leads to it."""
+    first, *others = str(error).strip().split("\n")
+    told = " ".join([first, others[0].strip()]) if first.endswith(":") and others else first
+    kind = type(error).__name__
+    return f"{kind}: {told}" if told else kind
 
 
 def _first_line(error: Exception) -> str:

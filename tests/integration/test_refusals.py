@@ -219,6 +219,23 @@ def test_parameters_of_another_shape_are_refused(copy: Path) -> None:
         load(copy)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"cannot be loaded: .*GPTQ quantized"),
+        ({"hidden_act": "nonsense"}, r"cannot be loaded: KeyError: 'nonsense'"),
+        ({"num_attention_heads": 5}, r"cannot read a 'llama' config: .* not a multiple of .* heads \(5\)"),
+        ({"num_hidden_layers": "two"}, r"cannot read a 'llama' config: .*'num_hidden_layers' expected int"),
+    ],
+    ids=["quantized", "activation", "heads", "type"],
+)
+def test_whatever_transformers_raises_is_a_refusal(copy: Path, change: dict[str, Any], reason: str) -> None:
+    """Of a quantized checkpoint an ImportError once came through, which names no setting."""
+    edit_config(copy, **change)
+    with pytest.raises(ModelRefused, match=reason):
+        load(copy)
+
+
 def test_code_from_the_models_own_repository_is_refused(copy: Path) -> None:
     (copy / "modeling_own.py").write_text("raise SystemExit('remote code was run')\n")
     edit_config(copy, model_type="own", auto_map={"AutoConfig": "modeling_own.OwnConfig"})

@@ -192,6 +192,13 @@ def test_a_damaged_file_is_refused(folder: Path, damage: Any) -> None:
         weight_bytes(resolve(str(folder)), "auto")
 
 
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"w0": 1}}])
+def test_an_index_that_maps_nothing_is_refused(folder: Path, index: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelRefused, match=r"index\.json has no weight_map from parameters to files"):
+        weight_files(resolve(str(folder)))
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -216,6 +223,16 @@ def test_the_stored_type(tmp_path: Path, config: dict[str, Any], expected: str) 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, family: str, reason: str) -> None:
     folder = write_model(tmp_path / "m", {"model_type": family})
     with pytest.raises(ModelRefused, match=reason):
+        load_tokenizer(resolve(str(folder)))
+
+
+def test_a_tokenizer_that_a_later_version_wrote_is_refused(folder: Path) -> None:
+    """The library raises a bare Exception for it."""
+    written = json.loads((tiny_model.SOURCE / "tokenizer.json").read_text())
+    written["model"]["type"] = "Later"
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    (folder / "tokenizer_config.json").write_bytes((tiny_model.SOURCE / "tokenizer_config.json").read_bytes())
+    with pytest.raises(ModelRefused, match="its tokenizer cannot be loaded: Exception: data did not match"):
         load_tokenizer(resolve(str(folder)))
 
 
