@@ -34,8 +34,12 @@ class StructureVocabulary:
         backend = copy.copy(backend)
         backend.no_padding()
         backend.no_truncation()
-        # A model that names no end has its tokenizer's: drawn, it ends the structure and so the answer.
-        ends = sorted(eos_token_ids) or getattr(tokenizer, "eos_token_id", None)
+        # A model that names no end has its tokenizer's: drawn, it ends the structure and so the answer. Some
+        # name one that is no token, such as -1.
+        named = [
+            each for each in eos_token_ids if 0 <= each < vocab_size and backend.id_to_token(each) is not None
+        ]
+        ends = sorted(named) or getattr(tokenizer, "eos_token_id", None)
         try:
             self.tokens = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=ends)
         except ValueError as error:

@@ -60,3 +60,14 @@ def test_what_ends_a_text_is_out_of_the_mask_of_what_does_not() -> None:
     )
     bits = np.unpackbits(vocabulary.without_ends.view(np.uint8), bitorder="little")
     assert sorted((1 - bits).nonzero()[0]) == [0, 2, 35]
+
+
+@pytest.mark.parametrize(
+    ("named", "ends"), [({2, -1}, [2]), ({2, 1 << 40}, [2]), ({0, 1850}, [0]), ({-1}, [2])]
+)
+def test_an_end_that_is_no_token_is_left_out(named: set[int], ends: list[int]) -> None:
+    """It once left the model without structures; without any other end there is the tokenizer's."""
+    tokenizer = a_tokenizer("tiny")
+    assert len(tokenizer) < 1850
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=1856, eos_token_ids=frozenset(named))
+    assert vocabulary.tokens.eos_tokens == ends
