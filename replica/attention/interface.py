@@ -72,7 +72,8 @@ def paged_attention(
     """
     pages: LayerPages | _Recorder | None = module.__dict__.get(ATTRIBUTE)
     if pages is None:
-        return _probe(module, query, key, value, attention_mask, others, s_aux is not None), None
+        has_sinks, window = s_aux is not None, sliding_window or None
+        return _probe(module, query, key, value, attention_mask, others, has_sinks, window), None
     call = AttentionCall(
         query=query[0],
         key=key[0],
@@ -91,7 +92,14 @@ def attend(module: nn.Module, call: AttentionCall) -> torch.Tensor:
     pages: LayerPages | _Recorder | None = module.__dict__.get(ATTRIBUTE)
     if pages is None:
         return _probe(
-            module, call.query[None], call.key[None], call.value[None], None, {}, call.sinks is not None
+            module,
+            call.query[None],
+            call.key[None],
+            call.value[None],
+            None,
+            {},
+            call.sinks is not None,
+            call.window,
         )[0]
     return pages.attend(call)
 
@@ -130,6 +138,7 @@ def _probe(
     attention_mask: torch.Tensor | None,
     others: dict[str, Any],
     has_sinks: bool,
+    window: int | None,
 ) -> torch.Tensor:
     kind = type(module).__name__
     if attention_mask is not None:
@@ -141,5 +150,7 @@ def _probe(
         raise UnsupportedAttention(f"{kind} is not causal: later tokens change what earlier ones see")
     if PROBE_ATTRIBUTE in module.__dict__:
         raise UnsupportedAttention(f"{kind} attends more than once per layer")
-    module.__dict__[PROBE_ATTRIBUTE] = LayerShape(key.shape[1], key.shape[3], value.shape[3], has_sinks)
+    module.__dict__[PROBE_ATTRIBUTE] = LayerShape(
+        key.shape[1], key.shape[3], value.shape[3], has_sinks, window
+    )
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])

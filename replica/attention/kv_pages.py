@@ -8,7 +8,7 @@ offset`, is one row of its flattened first two axes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +38,7 @@ class LayerShape:
     key_dim: int
     value_dim: int
     has_sinks: bool = False  # scores per head that take weight and give no value
+    window: int | None = field(default=None, compare=False)  # as it told attention; None = all is seen
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize

@@ -62,6 +62,29 @@ def check_positions(config: Any, max_model_len: int) -> None:
             )
 
 
+def check_windows(config: Any, layers: Sequence[tuple[nn.Module, LayerShape]], max_model_len: int) -> None:
+    """Raises Unsupported where the model keeps a sliding window to its own mask, which nobody builds here.
+
+    Attention then sees further back than the model's, in sequences longer than the window alone: longer than
+    any that it is tried with when it is loaded.
+    """
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if not window or window >= max_model_len or not hasattr(type(text), "sliding_window"):
+        return
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(layers)
+    untold = [
+        shape
+        for kind, (_, shape) in zip(kinds, layers, strict=False)
+        if kind == "sliding_attention" and shape.window is None
+    ]
+    if untold:
+        raise Unsupported(
+            f"{len(untold)} of its layers do not tell attention of their window of {window} tokens; set "
+            f"max_model_len to {window} or less to serve it"
+        )
+
+
 def probe_layers(model: Any, positions: Sequence[int] = (0, 1)) -> list[tuple[nn.Module, LayerShape]]:
     """Attention modules in model order, each with the K/V shape it was seen to produce.
 

@@ -84,7 +84,7 @@ class Follower:
             order.rank, config.tensor_parallel, device, Path(order.store), config.warm_up_time_limit_s
         )
         try:
-            layers = rank_model.cut(model, resolved.source, group, device)
+            layers = rank_model.cut(model, resolved.source, group, device, order.max_model_len)
             runner = ModelRunner.with_pages(
                 model, layers, config, resolved.source, max_model_len=order.max_model_len, agree=self._agree
             )

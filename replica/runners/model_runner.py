@@ -128,7 +128,7 @@ class ModelRunner:
         device = model.device
         try:
             reference, head_rows = self_check.reference_of(model, max_model_len)
-            model_probe.probe_layers(model)
+            model_probe.check_windows(model.config, model_probe.probe_layers(model), max_model_len)
             fuse_norms(model)
             head = load_choices.head_to_screen(config, model) if head_rows.numel() else None
             load_choices.fuse_layers(

@@ -82,7 +82,7 @@ class ParallelRunner:
             model, reference = loading.whole()
             _check_answers(followers.hear_each(), resolved.source)
             group = RankGroup(0, config.tensor_parallel, loading.device, store, config.warm_up_time_limit_s)
-            layers = rank_model.cut(model, resolved.source, group, loading.device)
+            layers = rank_model.cut(model, resolved.source, group, loading.device, loading.max_model_len)
             runner = ModelRunner.with_pages(
                 model,
                 layers,

@@ -83,7 +83,7 @@ def load_whole(resolved: ResolvedModel, dtype: torch.dtype) -> Any:
 
 
 def cut(
-    model: Any, source: str, ranks: Ranks, device: torch.device
+    model: Any, source: str, ranks: Ranks, device: torch.device, max_model_len: int
 ) -> Sequence[tuple[nn.Module, LayerShape]]:
     """Keep this rank's part, move it to its device, and run it once with the others: its attention layers.
 
@@ -92,6 +92,8 @@ def cut(
     try:
         sharding.shard(model, tp_plan.plan_of(model), ranks)
         model.to(device)
-        return model_probe.probe_layers(model)
+        layers = model_probe.probe_layers(model)
+        model_probe.check_windows(model.config, layers, max_model_len)
+        return layers
     except model_probe.Unsupported as error:
         raise ModelRefused(source, f"cannot be served by {ranks.size} ranks: {error}") from error

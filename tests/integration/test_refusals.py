@@ -32,6 +32,22 @@ DYNAMIC = {
         "original_max_position_embeddings": 64,
     },
 }
+WINDOW_IN_A_MASK = (  # longer than the self-check's prompt
+    Family("phimoe", "phimoe", {"sliding_window": 60, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    Family(
+        "qwen2_moe",
+        "qwen2_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 60,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+)
 QWEN3_NEXT = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -150,6 +166,17 @@ def test_length_dependent_rope_is_served_where_it_does_not_depend_on_length(
     model_type = "phi3" if "rope_scaling" in settings else "llama"
     folder = model_families.save(Family("short", model_type, settings), tmp_path / "model")
     assert load(folder, max_model_len=64).info.max_model_len == 64
+
+
+@pytest.mark.parametrize("family", WINDOW_IN_A_MASK, ids=lambda family: family.name)
+def test_a_window_that_attention_is_not_told_of_is_refused_where_it_matters(
+    family: Family, tmp_path: Path
+) -> None:
+    """Its prompts of more than 60 tokens were once answered as if it had no window."""
+    folder = model_families.save(family, tmp_path / "model")
+    with pytest.raises(ModelRefused, match=r"window of 60 tokens; set max_model_len to 60 or less"):
+        load(folder)
+    assert load(folder, max_model_len=60).info.max_model_len == 60
 
 
 def test_more_positions_than_the_model_knows_are_refused_with_both_numbers(llama: Path) -> None:
