@@ -111,8 +111,7 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     "Router and replicas: places": (
         lambda c: deployment(c, "Replica").update(max_ongoing_requests=5),
         "ConfigError in FILE: applications.deployments.Replica.max_ongoing_requests = 5: must be at least "
-        "320: args.replica.max_running (64) and max_waiting (256), or Serve turns away what Routers send (5 "
-        "if not set)",
+        "320: args.replica.max_running (64) and max_waiting (256), or Serve turns away what Routers send",
     ),
     "model that is not there": (
         lambda c: args(c, "replica").update(model="/nowhere"),
