@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import warnings
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
@@ -88,7 +89,9 @@ class CudaRecorder:
         process what is cached would not be given back where memory runs out.
         """
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it does not find everything yet: then recording does
+            torch.cuda.set_sync_debug_mode("error")
         try:
             work()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -41,6 +42,9 @@ class Card:
         return self.sync_debug_mode
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
+        """With torch's warning, which is an error where warnings are."""
+        if mode:
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
         self.sync_debug_mode = mode
 
     def graph_pool_handle(self) -> object:
