@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from loadtest.client.answer import Answer
@@ -19,6 +19,7 @@ from loadtest.open_loop.tally import Tally
 Ask = Callable[[Question], Awaitable[Answer]]
 MakeQuestion = Callable[[Arrival], Question]
 _BEGIN_S = 0.05  # the first question is made before its time comes
+_LEAVE_S = 0.001  # for who was sent to be on the wire before the next question keeps the loop busy
 
 
 class Pacer:
@@ -48,8 +49,12 @@ class Pacer:
         began_s = self._clock() + _BEGIN_S
         watch = asyncio.create_task(self._watch(began_s))
         try:
-            for arrival, question in self._made(arrivals):
-                await self._until(began_s + arrival.due_s)
+            for arrival in arrivals:
+                due_s = began_s + arrival.due_s
+                await self._until(min(due_s, self._clock() + _LEAVE_S))
+                # While nobody waits for it: before the sleep that ends with its sending.
+                question = self._make(arrival)
+                await self._until(due_s)
                 self._send(arrival, question, began_s)
                 self._raise_failed()
             while self._tasks:
@@ -61,22 +66,18 @@ class Pacer:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(watch, *self._tasks, return_exceptions=True)
 
-    def _made(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[Arrival, Question]]:
-        """Each question is made while nobody waits for it: before the sleep that ends with its sending."""
-        for arrival in arrivals:
-            yield arrival, self._make(arrival)
-
     async def _until(self, due_s: float) -> None:
         # Once even if it is due: answers are to be read also by a client that is behind.
         await self._sleep(max(0.0, due_s - self._clock()))
 
     def _send(self, arrival: Arrival, question: Question, began_s: float) -> None:
-        late_s = max(0.0, self._clock() - began_s - arrival.due_s)
-        self._tally.sent(arrival.due_s, late_s)
         self.num_sent += 1
-        self._tasks.add(asyncio.create_task(self._ask_one(arrival.due_s, late_s, question)))
+        self._tasks.add(asyncio.create_task(self._ask_one(arrival.due_s, began_s, question)))
 
-    async def _ask_one(self, due_s: float, late_s: float, question: Question) -> None:
+    async def _ask_one(self, due_s: float, began_s: float, question: Question) -> None:
+        # Here and not in `_send`: a loop that is busy lets a task begin late, and that is lateness too.
+        late_s = max(0.0, self._clock() - began_s - due_s)
+        self._tally.sent(due_s, late_s)
         answer = await self._ask(question)
         self._tally.answered(due_s, late_s, answer)
 

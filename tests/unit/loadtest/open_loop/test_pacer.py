@@ -54,6 +54,27 @@ async def test_a_client_that_is_slow_itself_says_so() -> None:
     assert tally.ttft.largest_s >= tally.late.largest_s
 
 
+async def test_the_time_that_the_next_question_takes_to_make_is_nobodys_silence() -> None:
+    """Sent is when asking begins: told lateness is that of the request on the wire, to the clock's grain."""
+    tally, asked_s = Tally(), []
+
+    def slow(arrival: Arrival) -> Question:
+        time.sleep(0.1)
+        return make(arrival)
+
+    async def ask(question: Question) -> Answer:
+        asked_s.append(time.perf_counter())
+        return WHOLE
+
+    due_s = (0.2, 0.25, 1.0)
+    earliest_s = time.perf_counter()
+    await Pacer(ask, slow, tally).run(arrivals(*due_s))
+    began_s = earliest_s + 0.05  # or a moment later, which makes what is seen here the larger one
+    seen_s = [at_s - began_s - each for at_s, each in zip(asked_s, due_s, strict=True)]
+    assert tally.late.total_s >= sum(max(0.0, each) for each in seen_s) - 0.03
+    assert tally.late.quantile_s(0.3) < 0.05  # who has been sent does not wait for the next to be made
+
+
 async def test_a_failed_answer_is_counted_and_a_bug_is_raised() -> None:
     tally = Tally()
 
