@@ -20,6 +20,7 @@ from loadtest.open_loop.calibration import tokens_per_word
 from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
 from loadtest.open_loop.prompts import PromptMaker, TextPrompts, TokenPrompts
 from loadtest.open_loop.schedule import Arrival, schedule, shortened
+from loadtest.workloads.load import at_rate
 
 _WARM_REQUESTS = 24  # enough for engines to have met prompts of every length, and to have timed their steps
 _WARM_PER_S = 4.0
@@ -195,7 +196,7 @@ def _warming(plan: Plan) -> Cell:
 
 def _window(plan: Plan, cell: Cell, seed: int) -> tuple[int, list[Arrival]]:
     """Tokens of a block, and who arrives when. Raises WorkloadError."""
-    workload = cell.workload.open().window(cell.rate_per_s, cell.num_requests, seed)
+    workload = at_rate(cell.workload.open(), cell.rate_per_s, num_requests=cell.num_requests, seed=seed)
     arrivals = shortened(schedule(workload), max_tokens=plan.max_context, max_output=None)
     return workload.block_tokens, arrivals
 

@@ -60,13 +60,60 @@ def at_load(
     """
     if not load > 0:
         raise WorkloadError(f"load {load:g} is not positive")
-    rate = source.natural_rate_per_s
+    best = _nearest(
+        source,
+        load,
+        saturation,
+        first_per_s=source.natural_rate_per_s,
+        num_requests=num_requests,
+        seed=seed,
+    )
+    if abs(best.load - load) > 5 * TOLERANCE * load:
+        raise WorkloadError(
+            f"{source.name}: no window at load {load:g}; the nearest of {num_requests} requests has "
+            f"{best.load:.3f}"
+        )
+    return best
+
+
+def at_rate(source: Source, rate_per_s: float, *, num_requests: int, seed: int) -> Workload:
+    """The window whose own rate is nearest to the one asked for, within `TOLERANCE` where there is one.
+
+    Found as `at_load` finds it: what a source draws at some rate comes a fifth faster or slower now and then,
+    and a server's highest rate is not known better than the rate that it was sent. A window that arrives at
+    one instant, as a trace's coarse clock has it, is left as it is.
+    """
+    drawn = source.window(rate_per_s, num_requests, seed)
+    if not drawn.duration_s:
+        return drawn
+    return _nearest(
+        source,
+        rate_per_s,
+        lambda workload: 1.0,
+        first_per_s=rate_per_s,
+        num_requests=num_requests,
+        seed=seed,
+    ).workload
+
+
+def _nearest(
+    source: Source,
+    load: float,
+    saturation: Saturation,
+    *,
+    first_per_s: float,
+    num_requests: int,
+    seed: int,
+) -> LoadedWorkload:
+    """The first window within the tolerance, or the nearest of `MAX_ROUNDS`."""
+    rate = first_per_s
     low = high = 0.0  # the highest rate found too light and the lowest found too heavy; 0 = none yet
     best: LoadedWorkload | None = None
     for _ in range(MAX_ROUNDS):
         workload = source.window(rate, num_requests, seed)
         filled_at = saturation(workload)
-        found = LoadedWorkload(workload, workload.rate_per_s / filled_at, filled_at)
+        own_rate = workload.rate_per_s if workload.duration_s else math.inf
+        found = LoadedWorkload(workload, own_rate / filled_at, filled_at)
         if best is None or abs(found.load - load) < abs(best.load - load):
             best = found
         if abs(best.load - load) <= TOLERANCE * load:
@@ -75,12 +122,10 @@ def at_load(
             low = max(low, rate)
         else:
             high = min(high or rate, rate)
-        guess = rate * load / found.load
+        guess = rate / 2 if math.isinf(found.load) else rate * load / found.load
         # Outside what is known the proportion leads on; where a window jumps (one more session, one more
         # stretch) only halving closes in.
         is_inside = not (low and high) or low < guess < high
         rate = guess if is_inside else math.sqrt(low * high)
     assert best is not None
-    if abs(best.load - load) > 5 * TOLERANCE * load:
-        raise WorkloadError(f"{source.name}: no window at load {load:g}; the nearest has {best.load:.3f}")
     return best

@@ -10,7 +10,7 @@ import pytest
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generator_source import GeneratorSource
 from loadtest.workloads.generators import make_generator
-from loadtest.workloads.load import TOLERANCE, Source, at_load
+from loadtest.workloads.load import TOLERANCE, Source, at_load, at_rate
 from loadtest.workloads.request import Workload, WorkRequest
 from loadtest.workloads.trace_source import TraceSource
 
@@ -43,6 +43,13 @@ class TestEverySource:
         assert found.load == pytest.approx(load, rel=5 * TOLERANCE)
         assert len(found.workload.requests) == 600
         assert found.workload.requests[0].arrival_s == 0.0
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_rate_is_the_windows_own(self, source: Source, seed: int) -> None:
+        """What a source draws at 4/s comes at 3 to 5: too far off to be a server's capacity."""
+        found = at_rate(source, 4.0, num_requests=240, seed=seed)
+        assert found.rate_per_s == pytest.approx(4.0, rel=2 * TOLERANCE)
+        assert len(found.requests) == 240
 
     def test_a_seed_says_everything(self, source: Source) -> None:
         windows = [
@@ -112,3 +119,17 @@ def test_a_trace_without_duration_has_no_rate() -> None:
     at_once = tuple(WorkRequest(0.0, 16, 1, (number,), number) for number in range(3))
     with pytest.raises(WorkloadError, match="at once"):
         TraceSource(Workload("burst", 16, at_once))
+
+
+def ticking() -> TraceSource:
+    """Forty requests an instant, an instant every 3 s."""
+    requests = [WorkRequest(3.0 * (n // 40), 16, 1, (n,), n) for n in range(400)]
+    return TraceSource(Workload("ticking", 16, tuple(requests)))
+
+
+def test_a_window_of_one_instant_is_no_crash() -> None:
+    """A few requests of a trace whose clock is coarse."""
+    drawn = at_rate(ticking(), 1000.0, num_requests=4, seed=0)
+    assert {request.arrival_s for request in drawn.requests} == {0.0}
+    with pytest.raises(WorkloadError, match="the nearest of 2 requests has"):
+        at_load(ticking(), 0.85, lambda workload: 1000.0, num_requests=2, seed=0)
