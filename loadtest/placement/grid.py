@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Protocol
 
+from cache.errors import ServingError
 from loadtest.placement.errors import CellsFailed, Stopped
 from loadtest.placement.store import ResultStore
 from loadtest.simulation.cell import CellResult, CellSpec
+from loadtest.workloads.errors import WorkloadError
 
 # One process that is killed (for its memory, say) takes the cells of the others with it.
 _PROCESS_DIED = "its process died, or the one beside it; the same command tries it again"
@@ -152,6 +154,8 @@ def _run_safely(run_cell: RunCell, spec: CellSpec) -> CellResult | str:
     """In a worker: the result, or as text why there is none: not every exception can be pickled."""
     try:
         return run_cell(spec)
+    except (ServingError, WorkloadError) as error:  # says itself what does not fit
+        return str(error)
     except Exception:
         return traceback.format_exc()
 

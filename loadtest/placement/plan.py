@@ -12,6 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
+from cache.errors import ServingError
+from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import SHIPPED, PolicyChoice
 from loadtest.placement.stack_distance import HitCurve, hit_curve
 from loadtest.placement.summary import CellSummary, summarize
@@ -63,7 +65,8 @@ class Plan:
 
 
 def make_plan(request: PlanRequest, num_workers: int) -> Plan:
-    """Raises WorkloadError for a trace that cannot be read, or that holds one request."""
+    """Raises WorkloadError for a trace that cannot be read, or that holds one request, and BadRequest for a
+    cache or a machine that does not take the largest request."""
     trace = request.trace.trace()
     if len(trace.requests) < 2:
         raise WorkloadError(f"{request.trace.source}: one request is no traffic to plan for")
@@ -71,7 +74,10 @@ def make_plan(request: PlanRequest, num_workers: int) -> Plan:
     with ProcessPoolExecutor(min(num_workers, len(sizes)), mp_context=get_context("spawn")) as pool:
         fleets = pool.map(smallest_fleet, [request] * len(sizes), sizes)
         curve = hit_curve(trace)
-        return Plan(busiest(trace, request.num_requests), curve, tuple(fleets))
+        try:
+            return Plan(busiest(trace, request.num_requests), curve, tuple(fleets))
+        except ServingError as error:  # a request that no such replica takes
+            raise BadRequest(str(error)) from None
 
 
 def busiest(trace: Workload, num_requests: int) -> Workload:

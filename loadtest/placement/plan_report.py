@@ -13,6 +13,7 @@ from loadtest.placement.experiment import Output, load_plots
 from loadtest.placement.plan import Plan, PlanRequest, curve_points, make_plan
 from loadtest.placement.report import print_tables
 from loadtest.text_table import TextTable
+from loadtest.workloads.request import Workload
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)  # of the hits that a cache without bound would have
 
@@ -58,9 +59,13 @@ def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
         f"{request.policy.label}",
         ("cache per replica", "replicas", "mean TTFT, s", "p99 TTFT, s", "tokens from cache, %"),
         tuple(rows),
-        f"Replayed: the busiest {len(busiest.requests)} requests, {busiest.rate_per_s:.2f}/s. "
+        f"Replayed: the busiest {len(busiest.requests)} requests, {_rate(busiest)}. "
         f"Machine: {request.machine.describe()}",
     )
+
+
+def _rate(workload: Workload) -> str:
+    return f"{workload.rate_per_s:.2f}/s" if workload.duration_s else "all at one instant"
 
 
 def _sizes(plan: Plan) -> TextTable:

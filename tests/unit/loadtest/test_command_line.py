@@ -105,6 +105,14 @@ def test_an_unknown_knob_lists_those_there_are(
         (("plan", "--ttft-p99", "0"), ("--ttft-p99", "not above 0")),
         (("plan", "--ttft-p99", "1", "--policy", "all"), ("one policy", "'all'")),
         (("plan", "--ttft-p99", "1", "--requests", "1"), ("1 is below 2",)),
+        (
+            ("plan", "--ttft-p99", "1", "--requests", "20", "--cache-tokens", "1k"),
+            ("cache_tokens = 1000", "the largest request takes"),
+        ),
+        (
+            ("plan", "--ttft-p99", "1", "--requests", "20", "--machine", "max_model_len=100"),
+            ("tokens, the limit is 99",),
+        ),
         (("tune", "--policy", "expected_time:near_tie=0.1"), ("'expected_time:near_tie=0.1'",)),
         (("tune", "--policy", "ideal"), ("'ideal'",)),
         (("bench-placement", "--part", "best"), ("'best'", "conversation")),
@@ -116,6 +124,17 @@ def test_what_makes_no_sense_is_named(
 ) -> None:
     told = said(arguments, tmp_path, capsys)
     assert all(part in told for part in parts), told
+
+
+def test_a_plan_for_requests_that_come_at_one_instant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the busiest few of a trace with ticks do: they have no rate, and need replicas all the same."""
+    trace = tmp_path / "burst.jsonl"
+    trace.write_text(3 * GOOD)
+    own = ("--out", str(tmp_path / "report"), "--no-plots")
+    assert main(["plan", "--trace", str(trace), "--ttft-p99", "5", "--cache-tokens", "10k", *own]) == 0
+    assert "3 requests, all at one instant" in capsys.readouterr().out
 
 
 def test_a_replica_that_comes_later_may_die() -> None:

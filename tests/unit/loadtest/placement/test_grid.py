@@ -19,6 +19,8 @@ from loadtest.placement.errors import CellsFailed, Stopped
 from loadtest.placement.grid import Grid, RunCell
 from loadtest.placement.store import ResultStore
 from loadtest.simulation.cell import CellResult, CellSpec
+from loadtest.simulation.run import run_cell
+from loadtest.workloads.reference import WorkloadRef
 from tests.fakes.placement import (
     LOG_VARIABLE,
     fake_result,
@@ -89,6 +91,14 @@ def test_a_failing_cell_is_named_and_the_others_are_kept(tmp_path: Path) -> None
     assert caught.value.num_finished == 3
     store = ResultStore(tmp_path)
     assert [store.load(spec) is not None for spec in SPECS] == [True, False, True, True]
+
+
+def test_what_does_not_fit_says_so_in_a_line(tmp_path: Path) -> None:
+    """A cache too small for a request is no defect of ours: no traceback."""
+    spec = CellSpec(WorkloadRef("no_reuse", num_requests=20), 1, 0.6, 0, "round_robin", cache_tokens=1)
+    with pytest.raises(CellsFailed, match="cache_tokens = 1: the largest request takes") as caught:
+        run(tmp_path, run_cell, [spec])
+    assert "Traceback" not in str(caught.value)
 
 
 def test_a_process_that_dies_ends_neither_the_grid_nor_finished_cells(tmp_path: Path) -> None:
