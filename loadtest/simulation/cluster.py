@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 
 from cache.disciplines import DEFAULT, paged_cache
+from cache.errors import ConfigError
 from cache.events import EventBatch, EventLog, Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
@@ -38,7 +39,8 @@ class Cluster:
         self._queue = EventQueue()
         self._recorder = Recorder(self._turns)
         self._engines: list[SimEngine] = []  # all that ever were, by index
-        self._seats: list[SimEngine] = []  # those that are members now
+        self._seats: list[SimEngine] = []  # those that are members now, or have died
+        self._coming_back: set[SimEngine] = set()  # of the dead: another will take the seat
         self._by_id: dict[ReplicaId, SimEngine] = {}
         self._infos: dict[ReplicaId, ReplicaInfo] = {}  # of the members
         self._router_of: dict[RequestId, RouterNode] = {}
@@ -61,7 +63,7 @@ class Cluster:
         ]
 
     def run(self, load_1_rate_per_s: float = 0.0) -> CellResult:
-        """Simulate until the last request has its last token."""
+        """Simulate until the last request has its last token. Raises ConfigError if nobody is left for it."""
         spec, queue = self._spec, self._queue
         for seat in range(spec.num_replicas):
             self._seats.append(self._start_replica(self._slowdown(seat)))
@@ -205,15 +207,33 @@ class Cluster:
         for turn, num_output in lost:
             self._retry(turn, num_output, engine.replica_id)
         if down_s < float("inf"):
-            self._queue.at(self._queue.now + down_s, self._replace, seat)
+            self._coming_back.add(engine)
+            self._queue.at(self._queue.now + down_s, self._replace, engine)
+        self._require_somebody()
 
-    def _replace(self, seat: int) -> None:
-        if seat < len(self._seats):
+    def _replace(self, dead: SimEngine) -> None:
+        """Unless its seat has gone since, or is somebody else's."""
+        self._coming_back.discard(dead)
+        if dead in self._seats:
+            seat = self._seats.index(dead)
             self._seats[seat] = self._start_replica(self._slowdown(seat))
             self._tell_members()
 
+    def _require_somebody(self) -> None:
+        """Raises ConfigError where requests would wait for a replica for ever."""
+        is_scaled_later = any(scaling.at_s >= self._queue.now for scaling in self._spec.scalings)
+        if not (is_scaled_later or any(map(self._is_to_serve, self._seats))):
+            left = self._recorder.num_left
+            told = f"from {self._queue.now:g} s on no replica is left, and {left} requests are"
+            raise ConfigError("failures", self._spec.failures, told)
+
+    def _is_to_serve(self, engine: SimEngine) -> bool:
+        return engine.is_alive or engine in self._coming_back
+
     def _scale(self, num_replicas: int) -> None:
-        """The newest leave first: no new request goes there, and those in flight end there."""
+        """The newest leave first: no new request goes there, and those in flight end there. Who has died for
+        good is none of the replicas that there are to be."""
+        self._seats = [engine for engine in self._seats if self._is_to_serve(engine)]
         while len(self._seats) > num_replicas:
             self._infos.pop(self._seats.pop().replica_id, None)
         while len(self._seats) < num_replicas:

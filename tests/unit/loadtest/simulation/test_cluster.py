@@ -156,6 +156,37 @@ def test_the_fleet_grows_and_shrinks() -> None:
     assert result.num_retries == 0  # who leaves finishes first
 
 
+@pytest.mark.parametrize(
+    ("failure", "scalings", "names"),
+    [
+        # Its seat has gone and come back meanwhile: whoever is there stays.
+        (Failure(1.0, 3, down_s=5.0), (Scaling(2.0, 3), Scaling(3.0, 4)), {0, 1, 2, 4}),
+        (Failure(1.0, 3, down_s=1.0), (Scaling(3.0, 3), Scaling(4.0, 4)), {0, 1, 2, 5}),
+        # Dead for good is none of so many.
+        (Failure(1.0, 0), (Scaling(2.0, 6),), {1, 2, 3, 4, 5, 6}),
+        (Failure(1.0, 0), (Scaling(2.0, 3),), {1, 2, 3}),
+        # Its successor counts from the start.
+        (Failure(1.0, 0, down_s=3.0), (Scaling(2.0, 3),), {1, 2, 4}),
+    ],
+    ids=str,
+)
+def test_a_fleet_that_fails_and_scales_has_as_many_as_asked_for(
+    failure: Failure, scalings: tuple[Scaling, ...], names: set[int]
+) -> None:
+    work = unrelated(*((0.1 * i, 40, 5) for i in range(120)))
+    result = simulate(work, spec(num_replicas=4, failures=(failure,), scalings=scalings))
+    assert set(result.replica[result.arrival_s > 8.0].tolist()) == names
+
+
+def test_a_fleet_that_dies_for_good_ends_the_simulation() -> None:
+    """Its requests would ask again for ever."""
+    work = unrelated((0.0, 40, 30), (1.0, 40, 5))
+    with pytest.raises(ConfigError, match="no replica is left, and 2 requests are"):
+        simulate(work, spec(num_replicas=1, failures=(Failure(0.1, 0),)))
+    saved = simulate(work, spec(num_replicas=1, failures=(Failure(0.1, 0),), scalings=(Scaling(2.0, 1),)))
+    assert saved.ttft_s[1] > 1.0
+
+
 def test_a_name_that_is_no_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be one of"):
         simulate(sessions(), spec(policy="guessing"))
