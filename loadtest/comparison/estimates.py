@@ -14,8 +14,6 @@ from loadtest.comparison.results import Results, Run
 from loadtest.open_loop.tally import Tally
 from loadtest.placement.intervals import Interval, paired_ratio
 
-_LEAST = 1e-9  # a hit rate of nothing has a logarithm too
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -45,12 +43,12 @@ def estimate(runs: Sequence[Run], measure: Measure) -> Interval | None:
 
 
 def geometric(values: Sequence[float]) -> Interval | None:
-    """Of values that are all above 0; zeroes give plain 0, NaN none."""
+    """With an interval if all values are above 0; one that is not makes it 0, NaN none."""
     if not values or any(math.isnan(value) for value in values):
         return None
-    if all(value <= 0 for value in values):
-        return Interval(0.0, 0.0, 0.0)
-    return paired_ratio([max(value, _LEAST) for value in values], [1.0] * len(values))
+    if any(value <= 0 for value in values):
+        return Interval(0.0, 0.0, math.inf)
+    return paired_ratio(values, [1.0] * len(values))
 
 
 def ratio(ours: Sequence[Run], theirs: Sequence[Run], measure: Measure) -> Interval | None:

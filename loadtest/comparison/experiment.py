@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+from loadtest.client.answer import Failure
 from loadtest.client.endpoint import Endpoint
 from loadtest.comparison.contender import Contender
 from loadtest.comparison.errors import NoAnswers
@@ -169,6 +170,7 @@ class _Visit:
             counted_from_s=arrivals[first].due_s,
             salt=salt,
             ends_when_lost=ends_when_lost,
+            num_replicas=self.contender.num_replicas,
         )
         return load, _ceiling(arrivals, block_tokens, first)
 
@@ -209,7 +211,8 @@ def _ceiling(arrivals: list[Arrival], block_tokens: int, first: int) -> float:
 
 def _require_answers(run: Run) -> None:
     what = f"{run.contender}, {run.workload} at {run.rate_per_s:g}/s"
-    if run.is_whole:
+    # A try that is given up may have had no answer yet; from a server that is gone none would come.
+    if run.is_whole or run.tally.failures.keys() == {Failure.UNREACHABLE}:
         _require(Sent(run.tally, is_whole=True), what)
 
 

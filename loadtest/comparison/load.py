@@ -33,6 +33,7 @@ class Load:
     ignore_eos: bool = True  # answers are as long as the workload says, not as the model likes
     ends_when_lost: bool = False  # a search needs no more than to know that the targets are missed
     timeout_s: float = 300.0
+    num_replicas: int = 0  # of the server; 0 = unknown
 
     @property
     def num_counted(self) -> int:
@@ -74,7 +75,7 @@ def is_lost(tally: Tally, num_counted: int) -> bool:
 
 def send(endpoint: Endpoint, load: Load, look: Look) -> Sent:
     """Blocks until the last answer. Ctrl-C ends it early, and what was answered is kept."""
-    tally = Tally(targets=load.targets, counted_from_s=load.counted_from_s)
+    tally = Tally(targets=load.targets, counted_from_s=load.counted_from_s, num_replicas=load.num_replicas)
     ended = _Ended()
     try:
         asyncio.run(_run(endpoint, load, tally, look, ended))

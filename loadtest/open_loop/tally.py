@@ -6,6 +6,7 @@ neither sockets nor tables.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from loadtest.client.answer import Answer
@@ -57,6 +58,7 @@ class Tally:
 
     targets: Targets = field(default_factory=Targets)
     counted_from_s: float = 0.0
+    num_replicas: int = 0  # of the server, where that is known: those that answered nothing count too
     due: int = 0
     answers: int = 0  # whole ones
     good: int = 0  # whole ones that kept the targets
@@ -113,14 +115,15 @@ class Tally:
 
     @property
     def goodput_per_s(self) -> float:
-        """Good answers per second of arrivals."""
-        return self.good / self.counted_s if self.counted_s else 0.0
+        """Good answers per second of arrivals; NaN where all of them came at one instant."""
+        return self.good / self.counted_s if self.counted_s else math.nan
 
     @property
     def imbalance(self) -> float | None:
         """Prompt tokens computed by the busiest replica over the mean; None where none is named."""
         named = [share.computed_tokens for name, share in self.replicas.items() if name != UNKNOWN]
-        return max(named) * len(named) / sum(named) if named and sum(named) else None
+        num_replicas = max(len(named), self.num_replicas)
+        return max(named) * num_replicas / sum(named) if named and sum(named) else None
 
     def _whole(self, late_s: float, answer: Answer) -> None:
         ttft_s = late_s + (answer.took_s if answer.ttft_s is None else answer.ttft_s)

@@ -221,6 +221,16 @@ def test_only_what_is_due_after_the_warm_up_counts_and_failures_are_not_good() -
     assert tally.imbalance == pytest.approx(20 * 2 / 40)
 
 
+def test_what_comes_at_one_instant_has_no_goodput() -> None:
+    """Good answers, and no time to divide them by: nothing is told rather than 0."""
+    tally = Tally()
+    for _ in range(3):
+        tally.sent(0.0, 0.0)
+        tally.answered(0.0, 0.0, answer())
+    assert tally.good == 3
+    assert math.isnan(tally.goodput_per_s)
+
+
 def test_memory_does_not_grow_with_requests() -> None:
     """Ten thousand answers within ten seconds: ten bins, and a histogram no longer than its range."""
     tally, rng = Tally(), random.Random(0)
