@@ -6,6 +6,7 @@ Both end in an `Answer`, whatever the server does: only a programming error rais
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,6 +53,9 @@ class AsyncAsker:
         self._client = httpx.AsyncClient(timeout=_timeouts(timeout_s), limits=limits)
 
     async def __aenter__(self) -> Self:
+        # httpx loads half of itself with a first request, on a cold disk for a second: nobody's first token.
+        with suppress(httpx.HTTPError):
+            await self._client.get(f"{self._endpoint.url}/v1/models", timeout=CONNECT_TIMEOUT_S)
         return self
 
     async def __aexit__(

@@ -135,7 +135,7 @@ def _load(options: argparse.Namespace, reference: WorkloadRef) -> tuple[Load, fl
         arrivals=arrivals,
         prompts=prompts,
         targets=targets_of(options),
-        counted_from_s=options.warm,
+        counted_from_s=arrivals[first].due_s,
         salt=salt,
         ignore_eos=not options.own_length,
         timeout_s=options.timeout,

@@ -115,8 +115,12 @@ class Tally:
 
     @property
     def goodput_per_s(self) -> float:
-        """Good answers per second of arrivals; NaN where all of them came at one instant."""
-        return self.good / self.counted_s if self.counted_s else math.nan
+        """The part of requests that got good answers, of the rate they came at: at most that rate. NaN where
+        all of them came at one instant."""
+        if not self.counted_s:
+            return math.nan
+        rate_per_s = (self.due - 1) / self.counted_s  # gaps, one fewer than requests, as everywhere
+        return rate_per_s * self.good / self.due
 
     @property
     def imbalance(self) -> float | None:
