@@ -6,16 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
-from loadtest.client.errors import KeyNeeded, Unreachable
+from loadtest.client.errors import BadKey, KeyNeeded, Unreachable
 from loadtest.client.question import Question
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 SESSION_HEADER = "x-session-id"
 _LOOK_TIMEOUT_S = 30.0
 _REFUSED = (401, 403)
+_PLAIN = " !#$&'()*+,/:;=?@[]|"  # beside letters and digits: what a header carries as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,12 @@ class Endpoint:
         """Ask the server which model it serves, unless told; its first if it has several.
 
         url: with or without `/v1`. key: None = the environment's. With a model only the address and the key
-        are looked at: a server need not list what it serves. Raises Unreachable or KeyNeeded.
+        are looked at: a server need not list what it serves. Raises Unreachable, KeyNeeded or BadKey.
         """
         url = url.rstrip("/").removesuffix("/v1")
         key = key or os.environ.get(KEY_VARIABLE) or None
+        if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise BadKey(KEY_VARIABLE)
         answer = _models(url, key, may_be_missing=model is not None)
         return cls(url, model or _first(url, answer), key)
 
@@ -43,7 +47,7 @@ class Endpoint:
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
         if question.session is not None:
-            headers[SESSION_HEADER] = question.session
+            headers[SESSION_HEADER] = quote(question.session, safe=_PLAIN)  # a trace's name may be in it
         return headers
 
     def body(self, question: Question) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 ClientError
 ├── Unreachable      nobody answers at that address, or not as an OpenAI-compatible server does
 ├── KeyNeeded        the server wants an API key, or another one
+├── BadKey           an API key that no header can carry
 ├── EventTooLong     a stream sends one event without end
 └── NotAChunk        a stream sends an event that is no part of an answer
 """
@@ -27,6 +28,16 @@ class KeyNeeded(ClientError):
         super().__init__(
             f"{url} wants {'another' if had_one else 'an'} API key: set {variable}, or give it by the "
             "command's own option where it has one (--key; locust's is --api-key)"
+        )
+
+
+class BadKey(ClientError):
+    """Says nothing of the key itself: messages are kept in logs."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(
+            f"the API key ({variable}, or the command's own option) cannot be sent: it has a line end, a "
+            "space before or after it, or a character that is not ASCII"
         )
 
 

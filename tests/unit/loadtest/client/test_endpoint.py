@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
-from loadtest.client.errors import KeyNeeded, Unreachable
+from loadtest.client.errors import BadKey, KeyNeeded, Unreachable
+from loadtest.client.question import completion
 
 URL = "http://server"
 Serve = Callable[[httpx.Response], None]
@@ -66,3 +67,23 @@ def test_a_key_that_is_missing_or_wrong_names_what_every_command_has(status: int
         Endpoint.find(URL, model="mine")
     with pytest.raises(KeyNeeded, match=f"wants another API key: set {KEY_VARIABLE}"):
         Endpoint.find(URL, key="old")
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", " sk-secret", "sk-secret-é", "\r\n"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str, serve: Serve) -> None:
+    """A file's last line end comes along with its content, and messages end up in logs."""
+    serve(httpx.Response(200, json={"data": [{"id": "one"}]}))
+    with pytest.raises(BadKey, match=KEY_VARIABLE) as caught:
+        Endpoint.find(URL, key=key)
+    assert "secret" not in str(caught.value)
+
+
+def test_sessions_of_a_trace_of_any_name_go_into_a_header() -> None:
+    names = ("multi_turn:think_s=12,turns=12 7 cell 0-3", "日志 7 cell 0-3", "日誌 7 cell 0-3", "two\nlines")
+    sent = [
+        Endpoint(URL, "one").headers(completion("x", max_tokens=1, session=each))["x-session-id"]
+        for each in names
+    ]
+    assert sent[0] == names[0]
+    assert len(set(sent)) == len(names)
+    assert all(each.isascii() and each.isprintable() for each in sent)
