@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ _JOIN_LIMIT_S = 10.0  # for workers that are on their way while the master finds
 _LEAVE_LIMIT_S = 2.0  # for those that were told to go
 _REPORT_KEY = "llm_counts"
 _total = Counts()  # of all workers
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # locust shows INFO, which is a line per request
 
 
 class LongDocuments(LlmUser):

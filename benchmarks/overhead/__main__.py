@@ -89,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "replicas": options.replicas,
         "interval_ms": options.interval_ms,
         "repeats": plan.repeats,
+        "requests": plan.requests,  # in a run: --quick makes a few
+        "streams": plan.streams,
         "by_call": options.by_call,
     }
     complaints = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -5,6 +5,7 @@ Knows summaries; knows neither files nor tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -148,6 +149,8 @@ class Versus:
 
     @property
     def verdict(self) -> str:
+        if math.isinf(self.overall.high):
+            return "one seed: cannot tell"
         if self.is_better and self.is_rarely_worse:
             return "better"
         if self.is_better:

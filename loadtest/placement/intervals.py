@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the normal's is near enough.
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom. Beyond, the normal's with the first term
+# by which t differs (Abramowitz and Stegun 26.7.5) is within 0.2 %, and without that term 4 % too narrow.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -73,7 +74,7 @@ def _margin(values: Sequence[float], mean: float) -> float:
     if not freedom:
         return math.inf
     variance = sum((value - mean) ** 2 for value in values) / freedom
-    t = _T[freedom - 1] if freedom <= len(_T) else _NORMAL
+    t = _T[freedom - 1] if freedom <= len(_T) else _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
     return t * math.sqrt(variance / len(values))
 
 

@@ -65,6 +65,7 @@ def test_every_user_headless_for_twenty_seconds_without_a_failure(server: HttpSe
         assert f"\n{name} " in ended.stdout  # our own table
     assert "replica-0" in ended.stdout
     assert "replica-1" in ended.stdout
+    assert "HTTP Request" not in ended.stderr  # locust shows what libraries log: a line per request
 
 
 @pytest.mark.parametrize("processes", [[], ["--processes", "2"]], ids=["one process", "workers"])

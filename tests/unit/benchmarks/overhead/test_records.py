@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks.overhead import __main__ as command
 from benchmarks.overhead.cells import Cell, Path, Plan, Prompt, cells_of
 from benchmarks.overhead.modes import Mode
 from benchmarks.overhead.records import OtherConditions, Records
@@ -108,3 +109,14 @@ def test_without_a_file_nothing_is_written(tmp_path: FilePath) -> None:
 def test_an_unknown_kind_is_a_bug() -> None:
     with pytest.raises(KeyError, match="doing"):
         Records.open(None, HERE, PLAN).add("doing", "something")
+
+
+def test_a_quick_run_is_not_gone_on_with_as_a_whole_one(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight requests in a run are not sixty: the cells would be taken for finished."""
+    monkeypatch.setattr(command, "_told_by", lambda order: iter(()))
+    kept = ("--modes", "default", "--resume", str(tmp_path / "kept"), "--repeats", "1")
+    assert command.main([*kept, "--quick"]) == 0
+    assert command.main(kept) == 2
+    assert "another requests, streams" in capsys.readouterr().err

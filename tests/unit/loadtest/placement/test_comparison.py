@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,9 @@ class TestComparison:
         assert Versus(RIVAL, overall, [good] * 9 + [bad]).verdict == "better"
         assert Versus(RIVAL, overall, [good] * 8 + [bad] * 2).verdict.startswith("better, but")
         assert Versus(RIVAL, Interval(0.99, 0.9, 1.1), [good]).verdict == "no significant difference"
+        # A single seed has no interval: a quarter of the rival's time is no "difference" either way.
+        alone = Interval(0.25, 0.0, math.inf)
+        assert Versus(RIVAL, alone, [alone]).verdict == "one seed: cannot tell"
 
     def test_settings_split_into_groups_of_one_table(self) -> None:
         made = comparison()

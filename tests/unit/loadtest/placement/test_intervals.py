@@ -50,6 +50,16 @@ def test_reversing_the_pair_inverts_the_interval() -> None:
     assert there.low * back.high == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("runs", "t"), [(31, 2.042), (32, 2.040), (41, 2.021), (121, 1.980)])
+def test_many_runs_have_students_quantile_too(runs: int, t: float) -> None:
+    """No narrower than it is for a run more than the table has."""
+    logs = [(-1.0) ** n for n in range(runs)]
+    mean = sum(logs) / runs
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in logs) / (runs - 1))
+    found = paired_ratio([math.exp(each) for each in logs], [1.0] * runs)
+    assert math.log(found.high) - mean == pytest.approx(t * deviation / math.sqrt(runs), rel=0.003)
+
+
 @pytest.mark.parametrize("seeds", [2, 5, 40])
 def test_covers_the_truth_19_times_in_20(seeds: int) -> None:
     rng = random.Random(seeds)
