@@ -10,6 +10,9 @@ from loadtest.placement.intervals import Interval
 from loadtest.text_table import TextTable
 
 LATE_S = 0.05  # beyond it the client itself is part of what was measured
+KNOWN_SHARE = (
+    0.2  # of prompt tokens, more than a cache that begins empty could hit: finer blocks hit a few more
+)
 
 
 def tables(results: Results) -> list[TextTable]:
@@ -39,6 +42,14 @@ def warnings(results: Results) -> list[str]:
         )
     if any(run.tally.untold for run in results.runs):
         told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
+    known = [run for run in results.runs if (run.tally.hit_ratio or 0.0) > run.ceiling + KNOWN_SHARE]
+    if known:
+        most = max(known, key=lambda run: (run.tally.hit_ratio or 0.0) - run.ceiling)
+        told.append(
+            f"Prompts were cached before they were sent: {_percent(most.tally.hit_ratio or 0.0)} of their "
+            f"tokens ({most.contender}, {most.workload}), where an infinite cache that begins empty would hit "
+            f"{_percent(most.ceiling)}. A server that was sent them before needs another --seed."
+        )
     if results.num_repeats == 1:
         told.append("One repeat: there are no intervals, and a difference may be chance.")
     return told

@@ -86,6 +86,16 @@ def test_a_trace_is_replayed_with_its_own_hits(
     assert page.rstrip().endswith("</html>")
 
 
+def test_the_same_prompts_again_are_told_to_be_known(server: HttpServer, trace: Path, tmp_path: Path) -> None:
+    """The seed is 0 unless told, and a server that runs on has everything of the first replay."""
+    arguments = ("--url", server.url, "--trace", str(trace), "--seed", "11", "--speedup", "2", "--no-plots")
+    first, again = (replay(*arguments, folder=tmp_path) for _ in range(2))
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr
+    assert "cached before they were sent" not in first.stdout
+    assert "cached before they were sent" in again.stdout
+    assert "another --seed" in again.stdout
+
+
 def test_a_server_that_refuses_every_request_is_told_and_nothing_is_written(
     server: HttpServer, trace: Path, tmp_path: Path
 ) -> None:
