@@ -17,6 +17,7 @@ from statistics import mean, median
 import httpx
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +34,7 @@ ARMS = ("round_robin", "expected_time")
 TITLES = {"round_robin": "round robin", "expected_time": "prefix-aware"}
 
 STOPPED = 130  # as a shell reports Ctrl-C
+_MAX_TIMEOUT_S = 1e6  # sockets take no more than some years
 
 DESCRIPTION = """\
 Asks several questions about one long markdown table (thirty people). The answers differ, the table does
@@ -86,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--questions", _positive, 4, "questions per round"),
         ("--rounds", _positive, 3, "repetitions; the two policies take turns in going first"),
         ("--max-tokens", _positive, 8, "length of an answer, tokens"),
-        ("--timeout-s", float, 120.0, "for one answer, seconds"),
+        ("--timeout-s", _seconds, 120.0, "for one answer, seconds"),
     ):
         parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
     parser.add_argument("--key", help=f"API key, if needed (default: ${KEY_VARIABLE})")
@@ -94,9 +96,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < _MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and below {_MAX_TIMEOUT_S:,.0f}")
     return value
 
 
@@ -171,7 +186,8 @@ def _table(rounds: Rounds, num_questions: int) -> Table:
 
 
 def _cells(answer: Row) -> tuple[str, str, str]:
-    return _ms(answer.ttft_s), str(answer.cached_tokens), answer.replica
+    # Escaped: what a server says may have brackets, which are no styles of rich's.
+    return _ms(answer.ttft_s), str(answer.cached_tokens), escape(answer.replica)
 
 
 def _ms(seconds: float) -> str:

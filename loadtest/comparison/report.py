@@ -69,8 +69,8 @@ def report(results: Results, folder: Path, console: Console, *, with_plots: bool
 
         write_whole(folder / PAGE, page(results, pictures(results)).encode())
     for told in warnings(results):
-        console.print(f"[yellow]{told}[/]", soft_wrap=True)
+        console.print(told, style="yellow", soft_wrap=True, markup=False)
     for table in tables(results):
         table.print_on(console)
     console.print(f"Seeds: {_seeds(results)}", soft_wrap=True)
-    console.print(f"Report: {folder / (PAGE if with_plots else MARKDOWN)}", soft_wrap=True)
+    console.print(f"Report: {folder / (PAGE if with_plots else MARKDOWN)}", soft_wrap=True, markup=False)

@@ -47,8 +47,8 @@ def warnings(results: Results) -> list[str]:
         most = max(known, key=lambda run: (run.tally.hit_ratio or 0.0) - run.ceiling)
         told.append(
             f"Prompts were cached before they were sent: {_percent(most.tally.hit_ratio or 0.0)} of their "
-            f"tokens ({most.contender}, {most.workload}), where an infinite cache that begins empty would hit "
-            f"{_percent(most.ceiling)}. A server that was sent them before needs another --seed."
+            f"tokens ({most.contender}, {most.workload}), where an infinite cache that begins empty would "
+            f"hit {_percent(most.ceiling)}. A server that was sent them before needs another --seed."
         )
     if results.num_repeats == 1:
         told.append("One repeat: there are no intervals, and a difference may be chance.")

@@ -65,7 +65,7 @@ def run_experiment(
     write_report(output.report, found, comparison, conditions(spec, took_s))
     if plots is not None:
         _draw(plots, comparison, output.report)
-    console.print(f"Tables, figures of every cell and plots: {output.report}", highlight=False)
+    console.print(f"Tables, figures of every cell and plots: {output.report}", highlight=False, markup=False)
     return found
 
 

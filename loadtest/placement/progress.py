@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 
 from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
@@ -55,7 +56,8 @@ class GridProgress:
     def failed(self, spec: CellSpec, error: str) -> None:
         self._bar.update(self._task, advance=1)
         self._console.print(
-            f"[red]failed:[/] {describe(spec)}: {error.strip().splitlines()[-1]}", highlight=False
+            f"[red]failed:[/] {escape(f'{describe(spec)}: {error.strip().splitlines()[-1]}')}",
+            highlight=False,
         )
 
     def stopping(self, num_running: int) -> None:

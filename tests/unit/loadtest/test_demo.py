@@ -123,3 +123,25 @@ def test_what_cannot_be_measured_is_an_error(
     with server(text, headers, status=status) as (url, _):
         assert demo.main(["--url", url, *ONE_EACH]) == 1
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--timeout-s=nan", "not above 0"),
+        ("--timeout-s=-1", "not above 0"),
+        ("--timeout-s=0", "not above 0"),
+        ("--timeout-s=1e300", "below 1,000,000"),
+        ("--questions=x", "'x' is not a whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_named(option: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        demo.main([option])
+    assert told in capsys.readouterr().err
+
+
+def test_a_replicas_name_may_have_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    with server(headers={"x-warmpath-replica": "[/a]"}) as (url, _):
+        assert demo.main(["--url", url, "--rounds", "1"]) == 0
+    assert "[/a]" in capsys.readouterr().out

@@ -24,7 +24,8 @@ from loadtest.comparison.estimates import geometric
 from loadtest.comparison.experiment import Experiment, Observer
 from loadtest.comparison.load import Load, Look, Sent, is_lost, is_met
 from loadtest.comparison.plan import Cell, Plan, Search
-from loadtest.comparison.results import read
+from loadtest.comparison.report import report
+from loadtest.comparison.results import Results, Run, read
 from loadtest.open_loop.tally import Tally, Targets
 from loadtest.placement.intervals import Interval
 from loadtest.workloads.errors import WorkloadError
@@ -227,6 +228,17 @@ def test_replicas_that_answer_nothing_are_part_of_the_imbalance(servers: Servers
     tally = Tally(num_replicas=4)
     tally.answered(0.0, 0.0, answer(0.1))
     assert tally.imbalance == 4.0  # all of it on one
+
+
+def test_addresses_with_brackets_are_told_whole(tmp_path: Path) -> None:
+    """Rich takes [fd00::1] for a style."""
+    url, tally, out = "http://[fd00::1]:8000", Tally(), io.StringIO()
+    tally.sent(0.0, 1.0)
+    tally.answered(0.0, 1.0, answer(0.1))
+    run = Run(url, "made", 1.0, 0, 0, "fixed", 0.5, tally)
+    results = Results({}, (url,), {url: "tiny"}, Targets(), (run,))
+    report(results, tmp_path, Console(file=out, width=200), with_plots=False)
+    assert f"at worst 1 s ({url}, made at 1/s)" in out.getvalue()
 
 
 def test_a_mean_of_rates_of_which_one_is_nothing_is_nothing() -> None:
