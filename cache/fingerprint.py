@@ -1,7 +1,7 @@
 """What two processes must agree on before one's block hashes mean anything to the other.
 
 A Router matches only replicas with its own fingerprint, routes others by load, and never sends
-them its hashes: so a rolling change of any field is safe.
+them its hashes; to those of another model it sends nothing: so a rolling change of any field is safe.
 Reads a model folder's config and weight headers; never loads weights.
 """
 
@@ -44,6 +44,13 @@ class Fingerprint:
     block_size: int
     hash_algorithm: HashAlgorithm
     salt_mode: SaltMode = SaltMode.REQUEST
+
+    def is_same_model(self, other: Fingerprint) -> bool:
+        """Whether token ids mean the same to both, and either may go on with the other's answers.
+
+        By the revision alone: a folder that was moved or renamed holds the same model.
+        """
+        return self.revision == other.revision
 
     def digest(self) -> str:
         """32 hex digits; equal exactly when all fields are equal."""

@@ -7,6 +7,7 @@ Knows every Ray-free part of this package; knows nothing of Ray, which stays in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -36,6 +37,9 @@ from router.prefixes.prefix_metrics import PrefixCollector
 from router.prefixes.succession import Succession
 from router.prompts.prompt import PromptEncoder
 from router.tenants.tenancy import GateCollector, Tenancy
+
+# Of replicas that are there when a Router starts, Serve tells it in milliseconds, on a busy machine in more.
+FIRST_NEWS_S = 5.0
 
 
 class Calls(ReplicaCalls, PinCalls, Protocol):
@@ -148,6 +152,22 @@ class RouterParts:
                 return Readiness(reason, len(replicas))
             self._was_synced = True
         return Readiness(None, len(replicas))
+
+    async def until_model_is_served(self, first_news_s: float = FIRST_NEWS_S) -> None:
+        """While a rolling update changes the model: until a replica has this Router's.
+
+        The Router that it is to replace serves meanwhile, whose replicas are there: this one would refuse
+        everybody for as long as loading takes. Where there is no replica at all, nobody serves better.
+        first_news_s: so long nothing being heard of replicas may mean that it will be.
+        """
+        news = asyncio.Event()
+        self.routing.watch_membership(lambda _: news.set())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(first_news_s):
+                await news.wait()
+        while self.routing.foreign and not self.routing.replicas:
+            news.clear()
+            await news.wait()
 
     def _engines(self) -> dict[ReplicaId, EngineView]:
         reports = self.subscribers.statistics().reports

@@ -128,7 +128,12 @@ class Ingress:
         register_routing(ROUTING_KEY, self._parts.routing)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Serve serves; called once after `__init__`, on the same event loop."""
+        """What Serve serves; called once after `__init__`, on the same event loop.
+
+        Serve counts this Router as running, and lets one go that it replaces, when this has returned.
+        """
+        self._greeting = asyncio.create_task(self._greet_replicas(), name="greet replicas")
+        await self._parts.until_model_is_served()
         # Serve's proxies put x-request-id on every answer.
         return build_api(self._parts.service, lifespan=self._lifespan, echo_request_id=False)
 
@@ -144,12 +149,11 @@ class Ingress:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _api: FastAPI) -> AsyncIterator[None]:
         heap.settle()
-        greeting = asyncio.create_task(self._greet_replicas(), name="greet replicas")
         try:
             yield
         finally:
-            greeting.cancel()
-            await asyncio.gather(greeting, return_exceptions=True)
+            self._greeting.cancel()
+            await asyncio.gather(self._greeting, return_exceptions=True)
             unregister_routing(ROUTING_KEY)
             await self._parts.aclose()
             await self._channels.aclose()

@@ -1,6 +1,7 @@
 """Which replicas there are, and of which nothing can be said about their caches.
 
     listed   running, as whoever tells the membership says
+    foreign  listed, but of another model: never a member
     lost     listed still, but found dead: not a member
     blind    a member whose cache is unknown: its hashes are not ours, or nothing was heard of it for too long
 
@@ -32,6 +33,7 @@ class Fleet:
         self._fingerprint = fingerprint
         self._members: dict[ReplicaId, ReplicaInfo] = {}
         self._lost: set[ReplicaId] = set()
+        self.foreign: frozenset[ReplicaId] = frozenset()
         self._unmatched: frozenset[ReplicaId] = frozenset()
         self._silent: set[ReplicaId] = set()  # already warned about
         self._silence_checked_at = -math.inf
@@ -48,6 +50,19 @@ class Fleet:
         return self._members
 
     # --- membership ---------------------------------------------------------------------------
+
+    def of_our_model(self, listed: Mapping[ReplicaId, ReplicaInfo]) -> dict[ReplicaId, ReplicaInfo]:
+        """Of these that are running, those that can answer this router's requests.
+
+        While a rolling update changes the model there are others, which would take our token ids for other
+        words, and go on with our answers in theirs.
+        """
+        ours = {n: info for n, info in listed.items() if info.fingerprint.is_same_model(self._fingerprint)}
+        foreign = frozenset(listed.keys() - ours.keys())
+        for name in foreign - self.foreign:
+            logger.warning("replica has another model, it gets no requests", extra={"replica_id": name})
+        self.foreign = foreign
+        return ours
 
     def joining(self, listed: Mapping[ReplicaId, ReplicaInfo]) -> dict[ReplicaId, ReplicaInfo]:
         """Those to `add` now that these are running, and no others."""

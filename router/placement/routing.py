@@ -127,11 +127,15 @@ class Routing:
     # --- membership ---------------------------------------------------------------------------
 
     def update_replicas(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
-        """These replicas are running, and no others. O(changes + entries of replicas that left)."""
-        for replica_id in self._fleet.leaving(replicas):
+        """These replicas are running, and no others; of another model's nothing is asked.
+
+        O(replicas + entries of those that left).
+        """
+        ours = self._fleet.of_our_model(replicas)
+        for replica_id in self._fleet.leaving(ours):
             self._remove(replica_id)
             self._inheritance.replica_left(self._clock())
-        for replica_id, info in self._fleet.joining(replicas).items():
+        for replica_id, info in self._fleet.joining(ours).items():
             self._add(replica_id, info)
         self._tell_membership()
 
@@ -164,6 +168,11 @@ class Routing:
     def replicas(self) -> Mapping[ReplicaId, ReplicaInfo]:
         """The replicas that may be chosen, draining and busy ones included."""
         return self._fleet.members
+
+    @property
+    def foreign(self) -> frozenset[ReplicaId]:
+        """Replicas that run with another model, as in a rolling update: never chosen."""
+        return self._fleet.foreign
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -230,13 +239,15 @@ class Routing:
         """Order these replicas for a request already chosen for, under the same reservation.
 
         For when nobody in the first ranks accepted. Excluded replicas are left out; draining and full
-        ones come last, unknown ones behind them: whoever is asked may still say no.
+        ones come last, unknown ones behind them: whoever is asked may still say no. Those of another model
+        are left out, too.
         """
         flight = self._bookings.get(request_id)
         if flight is None:
             unknown = PolicyRequest(request_id, RequestShape(1))
             flight = InFlight(unknown, frozenset(), self._policies.configured)
-        return self._weighing.rerank(flight.policy, flight.request, flight.excluded, candidates)
+        excluded = flight.excluded | self._fleet.foreign
+        return self._weighing.rerank(flight.policy, flight.request, excluded, candidates)
 
     def routed(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         """This replica accepted the request: the booking moves there if it is elsewhere."""

@@ -27,7 +27,8 @@ FINGERPRINT = Fingerprint(
     block_size=BLOCK_SIZE,
     hash_algorithm=HashAlgorithm.XXH3_128,
 )
-OTHER_FINGERPRINT = replace(FINGERPRINT, revision="1")
+OTHER_FINGERPRINT = replace(FINGERPRINT, kv_dtype="bfloat16")
+OTHER_MODEL = replace(FINGERPRINT, revision="1")
 STEP_TIME = StepTimeModel(base_s=0.01, per_token_s=0.0001, per_attention_s=0.0, per_sequence_s=0.001)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
 
+from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.assembly import RouterParts
 from router.config import RouterConfig
@@ -71,6 +73,34 @@ async def test_a_resync_or_a_newcomer_does_not_take_it_out_of_service(parts: Rou
     assert parts.readiness().reason is None
     parts.routing.update_replicas({})
     assert parts.readiness().reason is not None
+
+
+async def test_a_successor_with_another_model_waits_for_a_replica_that_has_it(parts: RouterParts) -> None:
+    """Serve lets its predecessor go as soon as it runs, and would be left with one that refuses everybody."""
+    other = a_replica_info(fingerprint=replace(FINGERPRINT, revision="another"))
+    waiting = asyncio.create_task(parts.until_model_is_served())
+    await asyncio.sleep(0)
+    old = {ReplicaId("old"): other}
+    for listed in (old, {**old, ReplicaId("older"): other}):
+        parts.routing.update_replicas(listed)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    parts.routing.update_replicas({**old, **REPLICAS})
+    await asyncio.wait_for(waiting, 10)
+
+
+@pytest.mark.parametrize("told", [{}, REPLICAS])
+async def test_it_waits_for_nobody_where_no_replica_has_another_model(
+    parts: RouterParts, told: dict[ReplicaId, ReplicaInfo]
+) -> None:
+    waiting = asyncio.create_task(parts.until_model_is_served(first_news_s=600.0))
+    await asyncio.sleep(0)
+    parts.routing.update_replicas(told)
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_it_waits_not_for_ever_to_hear_of_replicas(parts: RouterParts) -> None:
+    await asyncio.wait_for(parts.until_model_is_served(first_news_s=0.01), 10)
 
 
 async def test_no_thread_of_its_own_is_left_behind() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +80,17 @@ async def test_ranks_are_followed_one_replica_each(hook: Any) -> None:
 
 async def test_ranks_that_are_gone_or_excluded_are_dropped(hook: Any) -> None:
     assert await hook.choose_replicas([A, B], _pending(_request("cab", excluded="a"))) == [[B]]
+
+
+async def test_a_replica_of_another_model_is_nobodys_last_resort(hook: Any, routing: Routing) -> None:
+    other = a_replica_info(fingerprint=replace(FINGERPRINT, revision="another"))
+    routing.update_replicas({ReplicaId("a"): a_replica_info(), ReplicaId("b"): other})
+    routing.choose(RouteQuery(RequestId("r"), (), 2))
+    assert await hook.choose_replicas([A, B], _pending(_request("c"))) == [[A]]  # its first choice is gone
+    pending = _pending(_request("a"))
+    await hook.choose_replicas([B], pending)
+    with pytest.raises(NoReplica):
+        pending.future.result()
 
 
 async def test_serve_is_told_to_back_off_or_it_would_ask_again_without_pause(hook: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.routing import RouteReason
-from tests.fakes.router import OTHER_FINGERPRINT, chain, info, query, replica_id
+from tests.fakes.router import OTHER_FINGERPRINT, OTHER_MODEL, chain, info, query, replica_id
 from tests.fakes.routing import RoutingBench
 
 A, B, C = replica_id(0), replica_id(1), replica_id(2)
@@ -89,6 +89,29 @@ def test_a_replica_that_keeps_no_prefixes_attracts_no_twins(caplog: pytest.LogCa
     chosen = [bench.routing.choose(query("twin", request_id=RequestId(str(n)))).replica_id for n in range(4)]
     assert sorted(chosen) == [B, B, c, c]
     assert bench.routing.statistics().index_entries == 0
+
+
+def test_another_model_gets_nothing_however_busy_ours_are(caplog: pytest.LogCaptureFixture) -> None:
+    """It would take our token ids for other words, and answer 200."""
+    bench = RoutingBench(1)
+    both = {**bench.infos, B: info(fingerprint=OTHER_MODEL)}
+    with caplog.at_level(logging.WARNING):
+        bench.routing.update_replicas(both)
+        bench.routing.update_replicas(both)
+    assert [r.message for r in caplog.records] == ["replica has another model, it gets no requests"]
+    bench.say(A, num_waiting=5, queued_uncached_tokens=50_000)
+    placement = bench.routing.choose(query("q"))
+    assert placement.ranks == (A,)
+    assert bench.routing.rerank(placement.request_id, [A, B]) == [A]
+    assert bench.routing.rerank(RequestId("unheard of"), [B]) == []
+    with pytest.raises(NoReplica):
+        bench.routing.choose(query("r", excluded=frozenset({A})))
+    bench.routing.update_replicas({B: both[B]})
+    with pytest.raises(NoReplica):
+        bench.routing.choose(query("s"))
+    assert set(bench.routing.foreign) == {B}
+    bench.routing.update_replicas({})
+    assert not bench.routing.foreign
 
 
 def test_hashes_stay_home_while_any_rank_could_misread_them() -> None:
