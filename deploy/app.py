@@ -38,7 +38,10 @@ def build(args: dict[str, Any]) -> serve.Application:
     """The application for deploy.yaml's `args`. Raises ConfigError with key, value and range."""
     config = AppConfig.from_args(args)
     model = resolve(config.replica.model, config.replica.revision)
-    replica = _on_hardware(config.replica, model, num_gpus=ray.cluster_resources().get("GPU", 0.0))
+    # Pinned: who starts later would load what a branch, or the folder, has become by then, and Serve replaces
+    # replicas only where their arguments change.
+    pinned = replace(config.replica, revision=model.revision)
+    replica = _on_hardware(pinned, model, num_gpus=ray.cluster_resources().get("GPU", 0.0))
     tokenizer, tokenizer_revision = str(model.folder), None
     if model.hub_id is not None:  # every node fetches it by name
         tokenizer, tokenizer_revision = model.hub_id, model.revision

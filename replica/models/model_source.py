@@ -217,7 +217,8 @@ def _resolve_folder(model: str, folder: Path, revision: str | None, model_id: st
     config = _read_json(model, folder / "config.json")
     found = folder_revision(folder)
     if revision not in (None, found):
-        raise ModelRefused(model, f"`revision` is {revision}, but this folder's own is {found}; leave it out")
+        needed = "leave it out, or deploy anew where the folder has changed since"
+        raise ModelRefused(model, f"`revision` is {revision}, but this folder's own is {found}; {needed}")
     return ResolvedModel(model, folder, model_id, found, hub_id=None, max_model_len=_length_limit(config))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 
 from deploy import app
 from replica.config import ReplicaConfig
-from replica.models.model_source import ResolvedModel
+from replica.models import tiny_model
+from replica.models.model_source import ModelRefused, ResolvedModel, resolve
+from router.config import RouterConfig
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,27 @@ def test_cores_and_memory_are_divided_by_the_replicas_of_a_node(
     config = app._on_node(ReplicaConfig(device="cpu", kv_memory_fraction=0.8))
     assert config.torch_threads == threads
     assert config.kv_memory_fraction == pytest.approx(0.8 * threads / 8)
+
+
+def test_who_starts_later_loads_what_the_router_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what a branch or the folder has become by then; and where it has changed, replicas are replaced."""
+    monkeypatch.setattr(app.ray, "cluster_resources", dict)
+    folder = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    router, replica = built(folder)
+    assert replica.revision == router.fingerprint.revision
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    with pytest.raises(ModelRefused, match="deploy anew"):
+        resolve(replica.model, replica.revision)
+    assert built(folder)[1] != replica
+
+
+def built(model: Path) -> tuple[RouterConfig, ReplicaConfig]:
+    """What Router and replicas are told."""
+    application = app.build({"replica": {"model": str(model), "device": "cpu"}})
+    router, replicas = application._bound_deployment.init_args
+    return router, replicas._bound_deployment.init_args[0]
 
 
 def test_cuda_is_built_before_a_node_with_a_gpu_has_joined(
