@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -144,6 +145,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         ports = Ports(_port_of(arguments.file), "http_options.port")
     else:
         ports = Ports(arguments.port, "--port")
+    # Seconds pass until `launch` has its own handler: SIGTERM would leave the folder, and in the background
+    # SIGINT is ignored.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
     with tempfile.TemporaryDirectory(
         prefix="warmpath-", dir=run_parent(), ignore_cleanup_errors=True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,24 @@ def test_a_folder_that_is_not_there_is_named_by_render(
     assert command.main(["render", DEPLOY, "--output", str(output)]) == 2
     said = capsys.readouterr().err
     assert f"--output = '{output}': must be a file that can be written: No such file or directory" in said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_launcher_has_its_own_handler_leaves_no_folder(
+    signum: signal.Signals, tmp_path: Path
+) -> None:
+    """Of a process started in the background, where SIGINT is ignored."""
+    script = f"""
+import os, signal, sys
+from deploy import __main__ as command, environment
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+environment.run_parent = lambda: {str(tmp_path)!r}
+environment.serve_environment = lambda *_, **__: os.kill(os.getpid(), {int(signum)})
+sys.exit(command.main(["serve", {DEPLOY!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (command.INTERRUPTED, "Stopped.\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["check", "render"])
