@@ -6,6 +6,8 @@ Knows tokenizers and llguidance's view of them; knows no grammar and no request.
 from __future__ import annotations
 
 import copy
+import json
+import uuid
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,9 @@ class StructureVocabulary:
         ]
         ends = sorted(named) or getattr(tokenizer, "eos_token_id", None)
         try:
-            self.tokens = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=ends)
+            self.tokens = LLTokenizer(
+                _special_tokens_unspelled(backend.to_str()), n_vocab=vocab_size, eos_token=ends
+            )
         except ValueError as error:
             raise TokenizerUnsuited(str(error)) from error
         self.vocab_size = vocab_size
@@ -64,3 +68,31 @@ class StructureVocabulary:
             stands_for = self.tokens.decode_bytes([token_id]).decode("utf-8", "replace")
             if REPLACEMENT not in text and REPLACEMENT not in stands_for and text != stands_for:
                 raise TokenizerUnsuited(f"token {token_id} decodes otherwise than its bytes say")
+
+
+def _special_tokens_unspelled(written: str) -> str:
+    """The tokenizer, as JSON, with names for its special tokens that nobody can write.
+
+    What a structure forces is tokenized. A text that spells a special token would become that token, which
+    is in no text and may end it. What merges lead to keeps its name: the model would lack it.
+    """
+    content = json.loads(written)
+    model = content["model"]
+    merged = {"".join(pair) for pair in model.get("merges", ())}
+    secret = uuid.uuid4().hex
+    renamed = {
+        token["content"]: f"{secret}:{token['id']}"
+        for token in content["added_tokens"]
+        if token["special"] and token["content"] not in merged
+    }
+    for token in content["added_tokens"]:
+        token["content"] = renamed.get(token["content"], token["content"])
+    # Many have them among the model's own tokens, too.
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {renamed.get(name, name): token_id for name, token_id in vocab.items()}
+    else:  # of Unigram
+        model["vocab"] = [(renamed.get(name, name), score) for name, score in vocab]
+    if (unknown := model.get("unk_token")) is not None:
+        model["unk_token"] = renamed.get(unknown, unknown)
+    return json.dumps(content, ensure_ascii=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cache.structure import Structure, StructureKind
 from tests.fakes.structures import (
     END,
     allowed,
@@ -81,3 +82,19 @@ def test_what_was_said_before_is_said_again_from_its_tokens_alone(seed: int) -> 
             original.advance(token_id)
             again.advance(token_id)
         assert allowed(again) == allowed(original)
+
+
+@pytest.mark.parametrize(
+    ("structure", "text"),
+    [
+        (Structure(StructureKind.GRAMMAR, 'start: "<|im_end|>"'), "<|im_end|>"),
+        (Structure(StructureKind.GRAMMAR, 'start: "a<|im_start|>b"'), "a<|im_start|>b"),
+        (regex(r"x<\|endoftext\|>y"), "x<|endoftext|>y"),
+        (schema({"const": "<|im_end|>"}), '"<|im_end|>"'),
+    ],
+)
+def test_what_spells_a_special_token_comes_as_text(structure: Structure, text: str) -> None:
+    """The token itself ended the answer, or was in no text: `x` alone came of the expression."""
+    taken, has_ended = walk(begun(structure), at_random(0))
+    assert has_ended
+    assert tiny_tokenizer().decode(taken, skip_special_tokens=True) == text  # type: ignore[attr-defined]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
-from tokenizers import decoders
+from tokenizers import AddedToken, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
-from tests.fakes.tokenizers import SHAPES, a_tokenizer
+from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, a_tokenizer
 
 _SPACES = decoders.Replace("▁", " ")
+_PIECES = decoders.Sequence([_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
 
 
 @pytest.mark.parametrize("shape", ["bytes", "bytes+space", "bytes+nfc", "tiny"])
@@ -24,9 +28,7 @@ def test_byte_level_tokens_are_bytes(shape: str) -> None:
 @pytest.mark.parametrize("shape", ["llama legacy", "metaspace first", "metaspace always"])
 def test_sentencepiece_with_byte_fallback_is_known_by_its_decoder(shape: str) -> None:
     tokenizer = a_tokenizer(shape)
-    tokenizer.backend_tokenizer.decoder = decoders.Sequence(
-        [_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    tokenizer.backend_tokenizer.decoder = _PIECES
     vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
     ids = tokenizer.encode("hello ü", add_special_tokens=False)
     assert vocabulary.tokens.decode_bytes(ids).decode().strip() == "hello ü"
@@ -71,3 +73,44 @@ def test_an_end_that_is_no_token_is_left_out(named: set[int], ends: list[int]) -
     assert len(tokenizer) < 1850
     vocabulary = StructureVocabulary(tokenizer, vocab_size=1856, eos_token_ids=frozenset(named))
     assert vocabulary.tokens.eos_tokens == ends
+
+
+def _with_pieces(shape: str, added: tuple[AddedToken, ...]) -> PreTrainedTokenizerFast:
+    tokenizer = a_tokenizer(shape, added)
+    if shape.startswith("unigram"):  # as if trained with bytes for what it has no piece for
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        pieces = [tuple(piece) for piece in model["vocab"]]
+        tokenizer.backend_tokenizer.model = models.Unigram(pieces, unk_id=0, byte_fallback=True)
+    if not shape.startswith(("bytes", "tiny")):
+        tokenizer.backend_tokenizer.decoder = _PIECES
+    return tokenizer
+
+
+@pytest.mark.parametrize("shape", ["bytes", "tiny", "llama legacy", "metaspace first", "unigram never"])
+def test_a_text_that_spells_a_special_token_is_text(shape: str) -> None:
+    """It became the token: what a structure forced was missing in the answer, or ended it.
+
+    `<unk>` is among the pieces' own tokens, too.
+    """
+    unknown = AddedToken("<unk>", special=True, normalized=False)
+    tokenizer = _with_pieces(shape, CHATML_TOKENS if shape == "tiny" else (*CHATML_TOKENS, unknown))
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer) + 3, eos_token_ids=frozenset({0}))
+    special = set(tokenizer.convert_tokens_to_ids([token.content for token in CHATML_TOKENS]))
+    for text in ("<|im_end|>", "a<|endoftext|>b", "he<unk>he", "<unk>"):
+        ids = vocabulary.tokens.tokenize_str(text)
+        assert not special & set(ids)
+        assert tokenizer.decode(ids, skip_special_tokens=True).strip() == text
+    assert all(vocabulary.tokens.is_special_token(token_id) for token_id in special)
+
+
+def test_a_tag_that_is_a_token_and_not_special_stays_one() -> None:
+    tag = AddedToken("<tool_call>", special=False, normalized=False)
+    tokenizer = a_tokenizer("tiny", (*CHATML_TOKENS, tag))
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({2}))
+    assert vocabulary.tokens.tokenize_str("<tool_call>") == [tokenizer.convert_tokens_to_ids("<tool_call>")]
+
+
+def test_a_special_token_that_merges_lead_to_keeps_its_place() -> None:
+    tokenizer = a_tokenizer("bytes", (*CHATML_TOKENS, AddedToken("hell", special=True, normalized=False)))
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
+    assert vocabulary.tokens.tokenize_str("he") == tokenizer.encode("he")
