@@ -67,7 +67,7 @@ class RouterNode:
         self._held: HeldRequests | None = None
         if config.binding == "late":
             self._held = HeldRequests(self.routing, HoldOptions.of(config), queue)
-        self._prompt = PromptPlacer(self.routing, Admission.of(config, queue))
+        self._prompt = PromptPlacer(self.routing, Admission.of(config, queue), queue)
         self._waiting: dict[RequestId, _Held] = {}
         self._poll_at = float("inf")  # the earliest poll that is scheduled
         self._block_tokens = block_tokens

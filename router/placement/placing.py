@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from cache.errors import DeadlineExceeded
 from cache.types import RequestId
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
@@ -55,48 +56,84 @@ def make_placer(config: RouterConfig, routing: Routing, clock: Callable[[], floa
     """The one `config.binding` names."""
     if config.binding == "late":
         return LatePlacer(routing, HeldRequests(routing, HoldOptions.of(config), clock), clock)
-    return PromptPlacer(routing, Admission.of(config, clock))
+    return PromptPlacer(routing, Admission.of(config, clock), clock)
+
+
+LOOK_S = 0.1  # so often is looked whether there is room for those who had a replica and lost it
 
 
 class PromptPlacer:
-    """Dispatch at once: requests wait in the engines' queues, no longer than those may be."""
+    """Dispatch at once: requests wait in the engines' queues, no longer than those may be.
 
-    num_held = 0
+    Only who was placed before, and may have begun to be answered, waits here while all of those are full.
+    """
+
     held_s = 0.0
 
-    def __init__(self, routing: Routing, admission: Admission) -> None:
+    def __init__(self, routing: Routing, admission: Admission, clock: Callable[[], float]) -> None:
         self._routing = routing
         self._admission = admission
+        self._clock = clock
+        self._looking: set[asyncio.Future[None]] = set()
+
+    @property
+    def num_held(self) -> int:
+        return len(self._looking)
 
     async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
+        while query.is_again:
+            try:
+                return self._book(query, deadline)
+            except AllBusy:
+                pass  # room comes as others end
+            except NoReplica as error:
+                self._routing.note_refused(error)
+                raise
+            if deadline is not None and deadline <= self._clock():
+                raise DeadlineExceeded(deadline - since, self._clock() - since)
+            await self._pause()
         return self.place_now(query, deadline=deadline)
 
-    def place_now(self, query: RouteQuery, *, deadline: float | None = None) -> Placement:
-        """`place` without waiting, which it never does."""
+    async def _pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        looking = loop.create_future()
+        timer = loop.call_later(LOOK_S, _wake, looking)
+        self._looking.add(looking)
         try:
-            decision = self._routing.weigh(query)
-            if query.is_new:
-                wait_s = 0.0 if decision.starts_now else self._routing.wait_s()
-                num_waiting = sum([state.num_waiting for state in decision.ranking.states])
-                self._admission.came(
-                    decision.prefill_s,
-                    num_waiting=num_waiting,
-                    wait_s=wait_s,
-                    num_replicas=self._routing.free_replicas(0.0)[0],
-                    part=query.part,
-                )
-            if query.is_new and not decision.starts_now:
-                self._admission.check(
-                    wait_s=wait_s,
-                    ahead_s=min(wait_s, decision.start_s),
-                    own_s=decision.engine_s,
-                    deadline=math.inf if deadline is None else deadline,
-                    num_replicas=len(decision.ranking),
-                    part=query.part,
-                )
+            await looking
+        finally:
+            timer.cancel()
+            self._looking.discard(looking)
+
+    def place_now(self, query: RouteQuery, *, deadline: float | None = None) -> Placement:
+        """`place` without waiting."""
+        try:
+            return self._book(query, deadline)
         except (AllBusy, NoReplica) as error:
             self._routing.note_refused(error)
             raise
+
+    def _book(self, query: RouteQuery, deadline: float | None) -> Placement:
+        decision = self._routing.weigh(query)
+        if query.is_new:
+            wait_s = 0.0 if decision.starts_now else self._routing.wait_s()
+            num_waiting = sum([state.num_waiting for state in decision.ranking.states])
+            self._admission.came(
+                decision.prefill_s,
+                num_waiting=num_waiting,
+                wait_s=wait_s,
+                num_replicas=self._routing.free_replicas(0.0)[0],
+                part=query.part,
+            )
+        if query.is_new and not decision.starts_now:
+            self._admission.check(
+                wait_s=wait_s,
+                ahead_s=min(wait_s, decision.start_s),
+                own_s=decision.engine_s,
+                deadline=math.inf if deadline is None else deadline,
+                num_replicas=len(decision.ranking),
+                part=query.part,
+            )
         return self._routing.book(decision)
 
     def queue_state(self) -> QueueState:
@@ -106,7 +143,13 @@ class PromptPlacer:
         """The engines hear of it themselves."""
 
     def close(self) -> None:
-        pass
+        for looking in self._looking:
+            looking.cancel()
+
+
+def _wake(looking: asyncio.Future[None]) -> None:
+    if not looking.done():  # else cancelled in this turn of the loop
+        looking.set_result(None)
 
 
 class LatePlacer:

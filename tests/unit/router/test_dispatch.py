@@ -35,6 +35,7 @@ from tests.fakes.generations import (
     run,
 )
 from tests.fakes.http import BLOCK_SIZE, RouterUnderTest, counting, text_of
+from tests.fakes.router import query
 
 
 @pytest.fixture
@@ -121,6 +122,55 @@ async def test_an_answer_whose_deltas_were_lost_is_not_refused_while_others_wait
         report(idle)
         _first_only(router, lose_in_a_crowd)
         assert await run(a_generation(router)) == EXPECTED
+        assert_nothing_in_flight(router)
+
+
+@pytest.mark.parametrize("binding", ["late", "at_once"])
+@pytest.mark.parametrize("error", [ReplicaLost("gone"), DeltasLost()])
+async def test_an_answer_that_lost_its_replica_waits_for_room_where_all_are_full(
+    binding: str, error: Exception
+) -> None:
+    """With `at_once` it was refused as one too many, in the middle of the answer."""
+    async with RouterUnderTest(num_replicas=3, binding=binding) as router:
+        full = Load(num_waiting=10**6, free_blocks=1000, total_blocks=1000)
+
+        def report(load: Load) -> None:
+            for name in router.parts.routing.replicas:
+                router.parts.routing.on_load(name, load)
+
+        async def lose_among_full_ones(
+            request: GenerateRequest, name: ReplicaId
+        ) -> AsyncGenerator[Delta, None]:
+            async for delta in counting(request, name):
+                yield delta
+                report(full)
+                with pytest.raises(AllBusy):
+                    router.parts.routing.choose(query("somebody else"))
+                asyncio.get_running_loop().call_later(0.05, report, Load(free_blocks=1000, total_blocks=1000))
+                raise error
+
+        _first_only(router, lose_among_full_ones)
+        assert await run(a_generation(router)) == EXPECTED
+        assert len(router.calls.requests) == 2
+        assert router.parts.dispatcher.placer.num_held == 0
+        assert_nothing_in_flight(router)
+
+
+@pytest.mark.parametrize("binding", ["late", "at_once"])
+async def test_who_waits_for_room_again_waits_no_longer_than_its_deadline(binding: str) -> None:
+    async with RouterUnderTest(num_replicas=2, binding=binding) as router:
+
+        async def lose_for_good(request: GenerateRequest, name: ReplicaId) -> AsyncGenerator[Delta, None]:
+            async for delta in counting(request, name):
+                yield delta
+                for other in router.parts.routing.replicas:
+                    router.parts.routing.on_load(other, Load(num_waiting=10**6))
+                raise ReplicaLost("gone")
+
+        _always(router, lose_for_good)
+        with pytest.raises(DeadlineExceeded):
+            await run(a_generation(router, timeout_s=0.1))
+        assert router.parts.dispatcher.placer.num_held == 0
         assert_nothing_in_flight(router)
 
 

@@ -153,6 +153,30 @@ async def test_at_once_means_at_once() -> None:
 
 
 @pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_who_lost_its_replica_waits_for_room_and_for_nothing_once_it_is_closed(binding: str) -> None:
+    settings = config(binding=binding)
+    routing = Routing(settings)
+    placer = make_placer(settings, routing, time.monotonic)
+    routing.update_replicas({A: info()})
+    routing.on_load(A, load(num_waiting=10**6))
+    gone, left = (
+        asyncio.create_task(placer.place(query(name, is_again=True), since=0.0, deadline=None))
+        for name in ("gone", "left")
+    )
+    await turns()
+    assert placer.num_held == 2
+    gone.cancel()
+    await turns()
+    assert placer.num_held == 1
+    placer.close()
+    await asyncio.gather(gone, left, return_exceptions=True)
+    assert gone.cancelled()
+    assert left.cancelled()
+    assert placer.num_held == 0
+    assert routing.statistics().all_busy == 0
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
 async def test_who_would_wait_too_long_is_refused(binding: str) -> None:
     settings = config(binding=binding, max_wait_s=2.0)
     routing = Routing(settings)
