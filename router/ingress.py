@@ -206,13 +206,13 @@ class HandleCalls:
         """See `ReplicaCalls`. Ray's errors end here."""
         channels = self._channels
         reader = None if channels is None else channels.open(request)
-        if channels is None or reader is None:
-            response = deltas = self._generate.remote(request)
-        else:
-            response = self._generate.remote(request, reader.reply_to)
-            deltas = deltas_of(response, reader, channels.came_by_call)
-        has_ended, num_left = False, request.num_answers_left
+        response, has_ended, num_left = None, False, request.num_answers_left
         try:
+            if channels is None or reader is None:
+                response = deltas = self._generate.remote(request)
+            else:
+                response = self._generate.remote(request, reader.reply_to)
+                deltas = deltas_of(response, reader, channels.came_by_call)
             async for delta in deltas:
                 # Nothing comes after the last one: whoever has it reads no further, and there is nothing to
                 # cancel. A cancel would cost both sides as much as a delta, and Serve would count it as one.
@@ -230,7 +230,7 @@ class HandleCalls:
         finally:
             if channels is not None and reader is not None:
                 channels.close(reader)
-            if not has_ended:
+            if response is not None and not has_ended:
                 response.cancel()
 
     async def unpin(self, request: ReleasePin) -> bool:

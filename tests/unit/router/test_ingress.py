@@ -97,6 +97,17 @@ async def test_a_call_whose_deltas_are_lost_is_ended_before_another_is_made(
     assert call.is_cancelled
 
 
+async def test_a_call_that_cannot_even_be_made_leaves_no_reader() -> None:
+    """It stayed registered for ever, and the error came as Ray's."""
+    handle, reader = mock.Mock(), DeltaReader(ReplyTo(bytes(16), 0))
+    handle.options.return_value.remote.side_effect = DeploymentUnavailableError("d")
+    channels = mock.Mock(open=lambda _request: reader)
+    request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=9), 1)
+    with pytest.raises(NoReplica):
+        await anext(HandleCalls(handle, channels).generate(request))
+    channels.close.assert_called_once_with(reader)
+
+
 def test_a_router_outside_serve_has_no_peers() -> None:
     assert place_among_routers() == (0, 1)
 
