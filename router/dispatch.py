@@ -79,6 +79,7 @@ class Job:
     structure: Structure | None = None  # what the answer has to be; None = anything
     n: int = 1  # answers to it
     excluded: frozenset[ReplicaId] = frozenset()  # not to be sent there, whoever else fails
+    is_again: bool = False  # something like it was let in before: it is not refused for being one too many
 
 
 @dataclass(slots=True)
@@ -282,7 +283,7 @@ class Generation:
                 prompt=job.text,
                 asked_at=self._began_at,
                 is_handed_over=self._is_handed_over,
-                is_again=attempt > 0,
+                is_again=job.is_again or attempt > 0,
             ),
             since=self._began_at,
             deadline=self._deadline,

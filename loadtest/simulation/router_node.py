@@ -87,6 +87,7 @@ class RouterNode:
             max_tokens=turn.work.output_tokens - num_output,
             prompt=turn.prompt,
             asked_at=turn.work.arrival_s,
+            is_again=bool(excluded),
         )
         try:
             if self._held is not None:

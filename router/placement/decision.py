@@ -50,13 +50,13 @@ class RouteQuery(NamedTuple):
     part: float = 1.0  # of what came in one HTTP request: of n prompts each is 1/n
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
     is_handed_over: bool = False  # the replica that had it leaves: where nobody is left, others are to come
-    is_again: bool = False  # an attempt before this one failed, whether that excludes a replica or not
+    is_again: bool = False  # it was let in before, whether it excludes a replica for that or not
 
     @property
     def is_new(self) -> bool:
-        """It may be refused for being one too many. Whoever was placed before, or excludes replicas for
-        another reason, has waited, and may have begun to be answered."""
-        return not (self.is_again or self.excluded)
+        """It may be refused for being one too many. Whoever was placed before has waited, and may have begun
+        to be answered."""
+        return not self.is_again
 
 
 class Placement(NamedTuple):

@@ -59,10 +59,18 @@ class Copies:
         return list(decision.ranking.replica_ids(len(candidates)))
 
     async def make(
-        self, prefix: Prefix, lease: PinLease, target: ReplicaId, request_id: RequestId, timeout_s: float
+        self,
+        prefix: Prefix,
+        lease: PinLease,
+        target: ReplicaId,
+        request_id: RequestId,
+        timeout_s: float,
+        *,
+        is_again: bool,
     ) -> int:
         """Compute it there and have it held. Tokens that were cached already.
 
+        is_again: it takes the place of one that was lost, and is not refused where newcomers are.
         Raises PinsFull, another RequestRefused, or a RoutingError; then nothing is held there.
         """
         job = Job(
@@ -76,6 +84,7 @@ class Copies:
             timeout_s=timeout_s,
             pin=lease,
             excluded=frozenset(self._routing.replicas) - {target},
+            is_again=is_again,
         )
         generation = self._dispatcher.start(job)
         async with contextlib.aclosing(generation.deltas()) as deltas:

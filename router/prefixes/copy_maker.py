@@ -108,7 +108,12 @@ class CopyMaker:
         pin.held[target] = KeptCopy(since_number=report.number if report is not None else 0)
         try:
             cached = await self._copies.make(
-                pin.prefix, lease, target, request_id, min(self._timeout_s, seconds)
+                pin.prefix,
+                lease,
+                target,
+                request_id,
+                min(self._timeout_s, seconds),
+                is_again=pin.is_established,
             )
         except Exception:  # not a cancellation: what that has left there must be given back
             pin.held.pop(target, None)

@@ -78,7 +78,7 @@ def test_in_overload_those_let_in_before_it_was_known_wait_no_longer_than_others
     assert len(router.held) * 0.1 <= 0.5 + 0.2
     state = router.held.queue_state()
     assert (state.bound_s, state.is_overload) == (0.5, True)
-    lost = query("lost", 1, excluded=frozenset({B}))
+    lost = query("lost", 1, excluded=frozenset({B}), is_again=True)
     router.held.submit(lost, since=router.clock() - 60.0)  # may have begun to answer
     assert all(each.error is None for each in router.held.poll())
 
@@ -110,7 +110,7 @@ def test_what_a_lost_replica_had_under_way_is_no_overload() -> None:
     router.submit("first")
     router.clock.advance(1.0)
     for number in range(40):
-        router.held.submit(query(f"{number}", 100, excluded=frozenset({B})))
+        router.held.submit(query(f"{number}", 100, excluded=frozenset({B}), is_again=True))
     router.submit("new")
     assert not router.held.queue_state().is_overload
 
@@ -133,7 +133,7 @@ def test_an_idle_replica_takes_whoever_comes() -> None:
     router.report(A, backlog_s=0.4)
     only_a = frozenset({B})
     for name in "abc":
-        router.held.submit(query(name, 300, excluded=only_a))
+        router.held.submit(query(name, 300, excluded=only_a, is_again=True))
     router.submit("new", 300)
     assert router.poll() == ["new"]
 

@@ -187,7 +187,7 @@ async def test_who_would_wait_too_long_is_refused(binding: str) -> None:
         await placer.place(query("q"), since=0.0, deadline=None)
     assert caught.value.retry_after_s == pytest.approx(60_000 * (0.0001 + 0.011 / 512) - 2.0, abs=0.1)
     assert routing.statistics().all_busy == 1
-    lost = query("its replica was lost", excluded=frozenset({replica_id(1)}))
+    lost = query("its replica was lost", excluded=frozenset({replica_id(1)}), is_again=True)
     again = asyncio.create_task(placer.place(lost, since=0.0, deadline=None))
     await turns()
     assert again.done() is (binding == "at_once")

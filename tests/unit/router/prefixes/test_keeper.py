@@ -66,6 +66,20 @@ class TestMaking:
             router.routing.on_load(name, load(queued_uncached_tokens=50_000, num_waiting=3))
         assert fleet.holders(await router.hold(copies=1)) == names(1)
 
+    @pytest.mark.parametrize("num_replicas", [1, 3])
+    async def test_it_is_refused_where_requests_are(self, num_replicas: int) -> None:
+        """With several replicas it was let in however long it would wait."""
+        fleet = PaperFleet(num_replicas)
+        router = PaperRouter(fleet)
+        for name in fleet.replicas:
+            router.routing.on_load(name, load(queued_uncached_tokens=1_000_000, num_waiting=3))
+        with pytest.raises(AllBusy):
+            await router.hold(copies=1)
+        await settle(router)
+        assert fleet.asked == []
+        assert router.keeper.pins() == []
+        await router.keeper.aclose()
+
     async def test_who_leaves_or_is_silent_is_not_asked(self, fleet: PaperFleet, router: PaperRouter) -> None:
         router.routing.on_load(ReplicaId("r0"), load(is_draining=True))
         assert sorted(fleet.holders(await router.hold(copies=2))) == names(1, 2)
@@ -198,6 +212,18 @@ class TestKeeping:
         assert [told.pin_id for told in router.keeper.pins()] == [pin]  # nobody holds it: still told
         await settle(router)
         assert len(fleet.holders(pin)) == 1
+
+    async def test_a_lost_copy_is_made_again_where_newcomers_are_refused(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        pin = await router.hold(copies=1)
+        for name in fleet.replicas:
+            router.routing.on_load(name, load(queued_uncached_tokens=1_000_000, num_waiting=3))
+        fleet.lose(fleet.holders(pin)[0])
+        await settle(router)
+        assert len(fleet.holders(pin)) == 1
+        with pytest.raises(AllBusy):
+            await router.hold(copies=1)
 
     async def test_a_copy_that_drains_is_made_elsewhere(self, fleet: PaperFleet, router: PaperRouter) -> None:
         pin = await router.hold(copies=1)
