@@ -128,6 +128,8 @@ def check_request(request: GenerateRequest, vocab_size: int) -> None:
         )
     if not 0.0 < request.share < math.inf:
         raise InvalidRequest("share", f"{request.share} is not a finite number above 0")
+    if not 0.0 <= request.waited_s < math.inf:  # the waiting are sorted by it: NaN would undo their order
+        raise InvalidRequest("waited_s", f"{request.waited_s} is not a finite number of seconds, 0 or more")
     if request.sent_chars < 0:
         raise InvalidRequest("sent_chars", f"{request.sent_chars} is negative")
 
