@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+GENERATION_CONFIG = "generation_config.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 METADATA_PATTERNS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -215,6 +216,7 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
 def _resolve_folder(model: str, folder: Path, revision: str | None, model_id: str) -> ResolvedModel:
     _check_listing(model, [path.name for path in folder.iterdir()])
     config = _read_json(model, folder / "config.json")
+    _check_generation_config(model, folder)
     found = folder_revision(folder)
     if revision not in (None, found):
         needed = "leave it out, or deploy anew where the folder has changed since"
@@ -237,6 +239,19 @@ def _check_listing(model: str, names: Iterable[str]) -> None:
             "safetensors only; convert them with model.save_pretrained()",
         )
     raise ModelRefused(model, f"there are no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}")
+
+
+def _check_generation_config(model: str, folder: Path) -> None:
+    """Many models name what ends a text there alone, and transformers passes over a file it cannot read."""
+    path = folder / GENERATION_CONFIG
+    if not path.exists():
+        return
+    ends = _read_json(model, path).get("eos_token_id")
+    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise ModelRefused(
+            model, f"the eos_token_id of {GENERATION_CONFIG} is neither a token id nor a list of them"
+        )
 
 
 def _looks_like_a_path(model: str) -> bool:
@@ -273,6 +288,7 @@ def _resolve_hub(model: str, revision: str | None) -> ResolvedModel:
         ) from error
     _check_listing(model, names)
     config = _read_json(model, folder / "config.json")
+    _check_generation_config(model, folder)
     return ResolvedModel(model, folder, model, commit, hub_id=model, max_model_len=_length_limit(config))
 
 

@@ -96,6 +96,30 @@ def test_a_config_that_is_none_is_refused(folder: Path, content: str, reason: st
         resolve(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"eos_token_id": 2', "generation_config.json cannot be read"),
+        ("[2]", "generation_config.json is not a JSON object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id of generation_config.json is neither"),
+        ('{"eos_token_id": [2, 3.0]}', "eos_token_id of generation_config.json is neither"),
+    ],
+)
+def test_a_generation_config_that_is_none_is_refused(folder: Path, content: str, reason: str) -> None:
+    """transformers passes over it, and a model whose end is named there alone would never stop."""
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ModelRefused, match=reason):
+        resolve(str(folder))
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"eos_token_id": null}', '{"eos_token_id": 2}', '{"eos_token_id": [2, 3]}']
+)
+def test_a_generation_config_may_name_ends_or_none(folder: Path, content: str) -> None:
+    (folder / "generation_config.json").write_text(content)
+    assert resolve(str(folder)).folder == folder
+
+
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelRefused, match=r"no weights: neither model\.safetensors nor"):
