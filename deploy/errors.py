@@ -38,7 +38,9 @@ class DeployError(ServingError):
 
 class PortTaken(DeployError):
     def __init__(self, port: int, use: str) -> None:
-        super().__init__(f"port {port} ({use}) is in use; choose another base: make serve PORT={port + 100}")
+        # Spans that begin a hundred ports away do not reach it.
+        other = port + 100 if port + 200 <= 1 << 16 else port - 100
+        super().__init__(f"port {port} ({use}) is in use; choose another base: make serve PORT={other}")
         self.port = port
 
 

@@ -38,6 +38,14 @@ def test_taken_port_is_named_with_a_way_out() -> None:
             Ports(base).check_free("127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    "taken", [1, 8000, HIGHEST_BASE - SPAN, HIGHEST_BASE - SPAN + 1, HIGHEST_BASE + 5, 65535]
+)
+def test_the_way_out_is_a_base_that_may_be_chosen_and_does_not_meet_the_port(taken: int) -> None:
+    base = int(str(PortTaken(taken, "HTTP")).rpartition("PORT=")[2])
+    assert not Ports(base).base <= taken < base + SPAN
+
+
 def test_the_last_port_of_the_highest_base_is_the_last_there_is() -> None:
     assert HIGHEST_BASE == 65436
     highest = Ports(HIGHEST_BASE).environment().values()
