@@ -253,6 +253,8 @@ class CompletionBody(RequestBody):
             raise InvalidField(
                 "max_tokens", f"'max_tokens' must be {accepted_text(Endpoint.COMPLETIONS, 'max_tokens')}."
             )
+        if self.max_tokens == 0 and self.min_tokens:
+            raise InvalidField("min_tokens", "'min_tokens' must be between 0 and max_tokens (0).")
         return self
 
     @property

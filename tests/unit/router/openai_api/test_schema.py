@@ -242,6 +242,8 @@ def test_nothing_may_be_generated_only_where_the_prompt_comes_back() -> None:
     body = _completion(max_tokens=0, echo=True)
     assert (body.token_limit, body.tells_output) == (1, False)
     assert _completion(max_tokens=1, echo=True).tells_output
+    with pytest.raises(InvalidField, match=r"'min_tokens' must be between 0 and max_tokens \(0\)"):
+        _completion(max_tokens=0, echo=True, min_tokens=1)
     with pytest.raises(InvalidField, match="or 0 with echo"):
         _completion(max_tokens=0)
 
