@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from cache.errors import ServingError
 from router.config import RouterConfig
@@ -88,8 +89,16 @@ def build_api(
 async def _on_route_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 400
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    if status == 405:
+        headers = {"allow": ", ".join(_methods_at(request))}
     answer = route_error(status, request.method, request.url.path)
     return error_response(answer, headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Of all routes of this path: Starlette names those of the first."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 class _Routes:

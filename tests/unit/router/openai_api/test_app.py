@@ -30,6 +30,23 @@ async def test_wrong_routes_have_the_same_error_shape(
     assert ("allow" in answer.headers) is (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/prefixes", "GET, POST"),
+        ("POST", "/v1/prefixes/prefix-1", "DELETE, GET"),
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/models/x", "GET"),
+    ],
+)
+async def test_every_method_of_a_path_is_told(
+    router: RouterUnderTest, method: str, path: str, allowed: str
+) -> None:
+    """Those of the first route alone were."""
+    answer = await router.client.request(method, path)
+    assert (answer.status_code, answer.headers.get_list("allow")) == (405, [allowed])
+
+
 async def test_health_tells_why_not(router: RouterUnderTest) -> None:
     assert (await router.client.get("/health")).status_code == 200
     router.parts.service.readiness = lambda: Readiness("no replica is known", 0)
