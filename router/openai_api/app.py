@@ -293,7 +293,7 @@ def _timeout_of(request: Request, config: RouterConfig) -> float | None:
     if given is None:
         return most_s
     try:
-        timeout_s = float(given)
+        timeout_s = math.nan if "_" in given else float(given)  # Python's own way of writing it
     except ValueError:
         timeout_s = math.nan
     if not 0.0 < timeout_s <= limit_s:
