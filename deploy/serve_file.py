@@ -33,6 +33,7 @@ IMPORT_PATH = "deploy.app:build"
 DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
 HIGHEST_PORT = 65535
 NO_PROXY = "Disabled"
+MOST_REPLICAS = (1 << 31) - 1  # Serve's messages have no room for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ServeFile:
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
         _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
+        _check_numbers(application)
         replicas = options_of(application, "Replica")
         check_agreement(app.router_sketch(), app.replica, replicas, options_of(application, "Router"))
         return cls(
@@ -203,6 +205,18 @@ def _check_deployments(application: Mapping[str, Any]) -> None:
             # Serve replaces `deploy/app.py`'s whole, and takes its own class where none is named.
             needed = "must name a request_router_class where it is set: Serve's own knows no prefixes"
             raise ConfigError(f"{where}.{each['name']}.request_router_config", routing, needed)
+
+
+def _check_numbers(application: Mapping[str, Any]) -> None:
+    """Serve takes any integer in a file, and cannot tell its controller of it."""
+    for name in DEPLOYMENTS:
+        options = options_of(application, name)
+        most = max(replica_bounds(options))
+        if most > MOST_REPLICAS:
+            key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
+            where = f"applications.{application.get('name', 'default')}.deployments.{name}.{key}"
+            shown = most if most < 10**20 else "a number of more than twenty digits"
+            raise ConfigError(where, shown, f"must be at most {MOST_REPLICAS}")
 
 
 def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:

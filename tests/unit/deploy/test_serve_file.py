@@ -59,6 +59,28 @@ def test_typo_anywhere_is_refused(
         read(tmp_path, content)
 
 
+@pytest.mark.parametrize("number", [1 << 31, 10**400], ids=["just", "far"])
+@pytest.mark.parametrize(
+    ("key", "index", "options"),
+    [
+        ("Router.num_replicas", 0, "num_replicas"),
+        ("Replica.num_replicas", 1, "num_replicas"),
+        ("Replica.autoscaling_config.max_replicas", 1, "max_replicas"),
+    ],
+)
+def test_more_replicas_than_serve_can_count_are_refused(
+    content: dict[str, Any], tmp_path: Path, number: int, key: str, index: int, options: str
+) -> None:
+    """The check took them, and what counts GPUs or memory overflowed."""
+    deployment = content["applications"][0]["deployments"][index]
+    deployment.pop("num_replicas", None)
+    deployment |= (
+        {options: number} if options == "num_replicas" else {"autoscaling_config": {options: number}}
+    )
+    with pytest.raises(ConfigError, match=rf"deployments\.{key} = .*: must be at most 2147483647"):
+        read(tmp_path, content)
+
+
 def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) -> None:
     content["applications"][0]["deployments"][1]["max_ongoing_requests"] = -1
     where = r"applications\.warmpath\.deployments\.Replica\.max_ongoing_requests = -1: "
