@@ -35,6 +35,12 @@ class Contender:
         number = _deployment(_application(self.content), "Replica").get("num_replicas")
         return number if isinstance(number, int) else 1  # not said, or as many as the work wants
 
+    def url(self, port: int) -> str:
+        """Where it answers, started with that port."""
+        host = (self.content.get("http_options") or {}).get("host") or "127.0.0.1"
+        prefix = _application(self.content).get("route_prefix", "/")
+        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}{prefix.removesuffix('/')}"
+
     @property
     def engine(self) -> str:
         """What answers: for the report."""

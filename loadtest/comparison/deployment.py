@@ -69,7 +69,7 @@ class Deployment:
 
     def _start(self) -> None:
         port = free_base()
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = self._contender.url(port)
         file = _written(self._contender, self._folder)
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(

@@ -38,6 +38,28 @@ def test_what_ships_keeps_its_binding_and_rivals_dispatch_at_once() -> None:
     assert routers[3]["policy_options"] == {"replication": 64}
 
 
+@pytest.mark.parametrize(
+    ("options", "prefix", "url"),
+    [
+        (None, None, "http://127.0.0.1:9000"),
+        ({"host": "0.0.0.0"}, "/", "http://127.0.0.1:9000"),
+        ({"host": "127.0.0.2", "port": 1}, "/llm", "http://127.0.0.2:9000/llm"),
+    ],
+)
+def test_it_is_asked_where_its_file_has_it_answer(
+    tmp_path: Path, options: dict[str, Any] | None, prefix: str | None, url: str
+) -> None:
+    """A start was waited for at / of 127.0.0.1 until it had taken too long."""
+    content = yaml.safe_load(DEPLOY.read_text())
+    content["http_options"] = options
+    content["applications"][0].pop("route_prefix", None)
+    if prefix is not None:
+        content["applications"][0]["route_prefix"] = prefix
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(content))
+    assert read_contender(file, Changes()).url(9000) == url
+
+
 def test_engines_take_turns_as_the_rivals_own_do_unless_asked_otherwise() -> None:
     names = ["expected_time", "round_robin", "round_robin+shortest", "expected_time+shortest"]
     names += ["expected_time+late", "expected_time+late+shortest", RAY_ROUTER]
