@@ -6,14 +6,17 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from deploy.ports import Ports
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import checks, memory
+from tests.e2e.faults import checks, drivers, memory
 from tests.e2e.faults.checks import Row
 from tests.e2e.faults.run import status, summary
 from tests.e2e.faults.traffic import Outcome, Question, ask, clients
@@ -220,3 +223,22 @@ def test_who_ends_it_early_gets_the_rows_that_there_are(
     assert ended == command.INTERRUPTED
     assert "kept" in said
     assert "interrupted: 1 promises, none missed until then" in said
+
+
+def test_drivers_have_short_paths_whatever_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HAProxy binds sockets in the run folder, and does not start where their paths are too long."""
+    folders: list[Path] = []
+
+    def environment(_ports: Ports, folder: Path, *, fast_proxy: bool) -> dict[str, str]:
+        folders.append(folder)
+        raise KeyboardInterrupt
+
+    long = tmp_path / ("x" * 40)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(drivers, "serve_environment", environment)
+    with pytest.raises(KeyboardInterrupt):
+        drivers.serve(["serve", "deploy.yaml", "--port", "9000"], variables={}, prepare=lambda: None)
+    assert [folder.parent for folder in folders] == [Path("/tmp")]

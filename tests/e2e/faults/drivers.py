@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from deploy.__main__ import _parser
-from deploy.environment import fast_proxy_installed, serve_environment
+from deploy.environment import fast_proxy_installed, run_parent, serve_environment
 from deploy.ports import Ports
 
 
@@ -24,7 +24,9 @@ def serve(argv: list[str], *, variables: Mapping[str, str], prepare: Callable[[]
     arguments = _parser().parse_args(argv)
     fast = arguments.proxy == "fast" or (arguments.proxy == "auto" and fast_proxy_installed())
     ports = Ports(arguments.port)
-    with tempfile.TemporaryDirectory(prefix="warmpath-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="warmpath-", dir=run_parent(), ignore_cleanup_errors=True
+    ) as folder:
         os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
         os.environ.update(variables)
         prepare()
