@@ -1,4 +1,4 @@
-"""What every test runs under: one torch thread, no hub, examples that may take as long as they take."""
+"""What every test runs under: one torch thread, no hub, interpreted kernels, examples that may take long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Triton's kernels run in its interpreter, on the CPU. It asks when it is imported, for the whole process, and
+# families of transformers import it: so before any test's module. `python -m tests.gpu` has them compiled.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell's background job starts with SIGINT ignored, and so would every server the tests start and stop.
 signal.signal(signal.SIGINT, signal.default_int_handler)
