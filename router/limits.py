@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from cache.deep_threads import MAX_SOURCE_BYTES
 from cache.errors import ConfigError
 
 
@@ -49,7 +50,7 @@ _RANGES = {
     "max_header_bytes": (1024, 1 << 20),
     "max_body_bytes": (1024, 1 << 30),
     "max_json_depth": (4, 128),  # the parser's own end is at 200
-    "max_structure_bytes": (256, 1 << 24),
+    "max_structure_bytes": (256, MAX_SOURCE_BYTES),  # the stacks that they are compiled on hold no more
     "max_compile_seconds": (1, 60),
     "max_logprobs": (0, 20),  # engines refuse more
     "max_pending_structures": (1, 4096),  # each holds its source, and two threads work them off

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
 
+from cache.deep_threads import DeepThreads
 from cache.engine_report import COMPILE_BOUNDS_S, Distribution, Tally
 from cache.errors import QueueFull, StructureRefused
 from cache.structure import GrammarLimits, Structure
@@ -95,7 +96,7 @@ class StructureCompiler:
         self._max_kept = max_kept
         self._limit_s = limit_s
         self._build = build or compile_structure
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
+        self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="warmpath-structures")
         self._clock = clock
         self._lock = threading.Lock()  # guards all below
         self._compiled: OrderedDict[Structure, Future[StructureMatcher]] = OrderedDict()

@@ -13,11 +13,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from cache.deep_threads import DeepThreads
 from cache.engine_report import Distribution, Tally
 from cache.structure import GrammarLimits, Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
@@ -78,7 +79,7 @@ class StructureChecker:
         self._limit_s = limit_s
         self._max_pending = max_pending
         self._clock = clock
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="warmpath-structures")
+        self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="warmpath-structures")
         self._verdicts: OrderedDict[Structure, Future[Refusal | None]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()  # guards what its threads count

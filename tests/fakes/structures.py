@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -36,6 +37,24 @@ def schema(value: object, *, is_lenient: bool = False) -> Structure:
 
 def regex(source: str) -> Structure:
     return Structure(StructureKind.REGEX, source)
+
+
+def deep_structures(num_levels: int) -> list[Structure]:
+    """Rules that name the next one, and the same with brackets and with schemas: compiled by recursion."""
+    chain = [f"r{level}" for level in range(num_levels)]
+    ref = {f"d{level}": {"items": {"$ref": f"#/$defs/d{level + 1}"}} for level in range(num_levels)}
+    return [
+        Structure(StructureKind.GRAMMAR, _chained(chain, "", "")),
+        Structure(StructureKind.GRAMMAR, _chained([name.upper() for name in chain], "", "")),
+        Structure(StructureKind.GRAMMAR, _chained(chain[::3], "(" * 20, ")" * 20)),
+        schema({"$ref": "#/$defs/d0", "$defs": {**ref, f"d{num_levels}": {"type": "string"}}}),
+    ]
+
+
+def _chained(names: list[str], opened: str, closed: str) -> str:
+    pairs = itertools.pairwise(names)
+    lines = [f"{name}: {opened}{following}{closed}" for name, following in pairs]
+    return "\n".join([f"start: {names[0]}", *lines, f'{names[-1]}: "a"'])
 
 
 def begun(structure: Structure, min_tokens: int = 0) -> StructureMatcher:

@@ -14,7 +14,7 @@ from replica.structures import compiler as module
 from replica.structures.compiler import NoStructures, StructureCompiler, compile_structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
-from tests.fakes.structures import regex, schema, tiny_vocabulary
+from tests.fakes.structures import allowed, deep_structures, regex, schema, tiny_vocabulary
 
 BROKEN = schema({"type": "array", "uniqueItems": True})
 
@@ -53,6 +53,15 @@ async def test_twins_wait_for_one_compilation_which_is_on_no_callers_thread(buil
     assert compiler.begin(regex("a+")) is not first
     assert build.calls == [regex("a+")]
     assert all(name.startswith("warmpath-structures") for name in build.threads)
+
+
+async def test_what_is_deep_ends_no_process(build: Counting) -> None:
+    """Its stack would overflow on a thread like any other; what is compiled is followed on any."""
+    compiler = _compiler(build, max_kept=8, limit_s=60.0)
+    for structure in deep_structures(4000):
+        matcher = await compiler.begin_soon(structure)
+        assert allowed(matcher)
+    compiler.close()
 
 
 async def test_a_refusal_is_remembered(build: Counting) -> None:

@@ -12,7 +12,7 @@ from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
 from router.openai_api import structure_check
 from router.openai_api.structure_check import Refusal, StructureChecker, judge
-from tests.fakes.structures import regex, schema
+from tests.fakes.structures import deep_structures, regex, schema
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -91,6 +91,14 @@ def test_the_place_and_the_reason_are_told_and_nothing_is_quoted(
 )
 def test_what_can_be_followed_is_taken_however_it_looks(structure: Structure) -> None:
     assert judge(structure) is None
+
+
+async def test_what_is_deep_ends_no_process() -> None:
+    """Its stack would overflow on a thread like any other."""
+    checker = StructureChecker(60, 64)
+    for structure in deep_structures(4000):
+        await checker.check(structure, "guided_grammar")
+    checker.close()
 
 
 async def test_the_field_is_named_and_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
