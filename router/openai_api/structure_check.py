@@ -7,7 +7,9 @@ the structure itself shows here. Knows llguidance; knows neither fields nor repl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import re
 import threading
 import time
@@ -15,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -30,6 +33,10 @@ NUM_THREADS = 2  # one structure that takes long does not keep everybody's waiti
 TRIED_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branches first meet
 MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
+MAX_PLACE_S = 1.0  # for that: each part may take seconds, and nobody else's structure is tried meanwhile
+# Of a division by what `multipleOf` says. Each is a state that llguidance visits while it compiles, and keeps;
+# no limit of its own counts them: a hundred thousand take half a second and 80 MB, a million ten or more.
+MAX_REMAINDERS = 100_000
 
 # What llguidance says, and what is said of it: its own words may quote the structure.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -49,6 +56,12 @@ _REASONS: tuple[tuple[str, str], ...] = (
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 _IN_GRAMMAR = re.compile(r"(?:at )?(\d+)\((\d+)\): (?!invalid regex)")
 _KEYWORD = re.compile(r"[$A-Za-z]{1,40}")
+_SCHEMA_IN_GRAMMAR = re.compile(r"%json\s*")
+_JSON = json.JSONDecoder()
+_TOO_MANY_REMAINDERS = (
+    f"all its 'multipleOf' together may have at most {MAX_REMAINDERS} as their least common multiple, "
+    "trailing zeros left out"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +168,51 @@ class StructureChecker:
 
 def judge(structure: Structure) -> Refusal | None:
     """None for what can be followed. Takes about a millisecond; a hard one as long as the limits allow."""
+    if any(_num_remainders(schema) > MAX_REMAINDERS for schema in _schemas_in(structure)):
+        return Refusal(_TOO_MANY_REMAINDERS)
     said = _tried(structure)
     if said is None:
         return None
     pointer = _place(structure, said) if structure.kind is StructureKind.JSON_SCHEMA else None
     return Refusal(_reason(said), pointer)
+
+
+def _schemas_in(structure: Structure) -> list[object]:
+    """The schema that it is, or those inside its grammar, as far as they are JSON: others are refused."""
+    match structure.kind:
+        case StructureKind.JSON_SCHEMA:
+            return [json.loads(structure.source)]
+        case StructureKind.REGEX:
+            return []
+    found = []
+    for begin in _SCHEMA_IN_GRAMMAR.finditer(structure.source):
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(_JSON.raw_decode(structure.source, begin.end())[0])
+    return found
+
+
+def _num_remainders(schema: object) -> int:
+    """Of all that `multipleOf` says in it, taken together: parts may meet at a number, by `allOf` or `$ref`.
+
+    Trailing zeros are free, and so are digits behind the point.
+    """
+    num, waiting = 1, [schema]
+    for part in waiting:
+        if isinstance(part, dict):
+            step = part.get("multipleOf")
+            if isinstance(step, int | float) and not isinstance(step, bool) and step and math.isfinite(step):
+                num = math.lcm(num, _without_zeros(Fraction(str(step)).numerator))
+                if num > MAX_REMAINDERS:
+                    break
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return num
+
+
+def _without_zeros(number: int) -> int:
+    digits = str(abs(number)).rstrip("0")
+    return int(digits)
 
 
 def _tried(structure: Structure) -> str | None:
@@ -183,14 +236,14 @@ def _following(mask: bytes) -> int | None:
 
 
 def _place(structure: Structure, said: str) -> str:
-    """The smallest part of a schema against which the same is said."""
-    root = json.loads(structure.source)
+    """The smallest part of a schema against which the same is said, as far as it is found in time."""
+    root, until_s = json.loads(structure.source), time.perf_counter() + MAX_PLACE_S
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
     place, num_tries = Part(root, (), 0), 0
     while True:
         for inner in inner_parts(place):
             num_tries += 1
-            if num_tries > MAX_TRIES:
+            if num_tries > MAX_TRIES or time.perf_counter() > until_s:
                 return place.shown()
             alone = {**shared, **inner.schema} if isinstance(inner.schema, dict) else inner.schema
             if _tried(Structure(StructureKind.JSON_SCHEMA, json.dumps(alone), structure.is_lenient)) == said:

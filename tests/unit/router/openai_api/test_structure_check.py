@@ -93,6 +93,35 @@ def test_what_can_be_followed_is_taken_however_it_looks(structure: Structure) ->
     assert judge(structure) is None
 
 
+@pytest.mark.parametrize(
+    "structure",
+    [
+        schema({"type": "integer", "multipleOf": 100_000_007}),
+        schema({"$ref": "#/hidden", "multipleOf": 997, "hidden": {"type": "integer", "multipleOf": 1009}}),
+        schema({"allOf": [{"multipleOf": each} for each in (97, 89, 83)]}),
+        Structure(StructureKind.GRAMMAR, 'start: %json\n{"type": "integer", "multipleOf": 100000007}'),
+    ],
+    ids=lambda structure: structure.source[:40],
+)
+def test_what_would_be_compiled_for_minutes_is_not_begun(structure: Structure) -> None:
+    """No thread can be stopped, and memory grows for as long."""
+    refusal = judge(structure)
+    assert refusal is not None
+    assert "'multipleOf' together may have at most 100000" in refusal.reason
+
+
+@pytest.mark.parametrize("step", [1, 0.01, 0.25, 60, 1000, 1024, 3600, 1_000_000, 1e-9, 2.0**-10])
+def test_steps_in_use_are_followed(step: float) -> None:
+    assert judge(schema({"type": "number", "multipleOf": step})) is None
+
+
+def test_the_search_for_the_place_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part may take as long as a structure may, and a schema has hundreds."""
+    monkeypatch.setattr(structure_check, "MAX_PLACE_S", 0.0)
+    refusal = judge(schema(_object(a=_UNIQUE)))
+    assert refusal == Refusal("'uniqueItems' cannot be enforced", "#")
+
+
 async def test_what_is_deep_ends_no_process() -> None:
     """Its stack would overflow on a thread like any other."""
     checker = StructureChecker(60, 64)
