@@ -64,7 +64,7 @@ SNAPSHOT_REQUEST = b"snapshot"
 
 MAX_QUEUED_BATCHES = 10_000  # per subscriber; a slower one loses batches, sees the gap, asks for a snapshot
 MAX_QUEUED_SNAPSHOTS = 16  # per asking router, which waits for one before it asks again
-MAX_REQUEST_BYTES = 1024  # ZMQ drops the connection of whoever sends more
+MAX_REQUEST_BYTES = 1024  # of a topic, too: ZMQ drops the connection of whoever sends more
 
 # The first of several arrivals is told of at once, the others of a burst together this much later.
 UPDATE_INTERVAL_S = 0.002
@@ -114,7 +114,9 @@ class Publisher:
         self._tells_blocks = tells_blocks
         self._context: Any = Context()
         try:
-            self._pub = self._bind(PUB, host, port, {SNDHWM: MAX_QUEUED_BATCHES})
+            self._pub = self._bind(
+                PUB, host, port, {SNDHWM: MAX_QUEUED_BATCHES, MAXMSGSIZE: MAX_REQUEST_BYTES}
+            )
             self._router = self._bind(
                 ROUTER,
                 host,

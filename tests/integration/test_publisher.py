@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from array import array
@@ -35,6 +36,8 @@ from tests.fakes.engine import fingerprint
 
 EPOCH = 7
 HASHER = BlockHasher(fingerprint())
+# ZMTP 3.0: its signature, version, mechanism, and that this is no server.
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\x00") + bytes(32)
 CHAIN: list[BlockHash] = HASHER.chain(HASHER.root(), array("i", range(400)))
 
 
@@ -248,6 +251,21 @@ def test_an_oversized_request_costs_only_its_own_connection() -> None:
         other.ask()
         assert other.snapshot().epoch == EPOCH
         other.context.destroy(linger=0)
+
+
+def test_an_oversized_subscription_is_not_read_into_memory() -> None:
+    """What it subscribes to is all that a subscriber may send: a few bytes."""
+    with connected() as (publisher, log, listener):
+        place, port = publisher.event_endpoint.removeprefix("tcp://").split(":")
+        with socket.create_connection((place, int(port)), timeout=5.0) as stranger:
+            stranger.sendall(_GREETING + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB")
+            stranger.sendall(b"\x02" + (1 << 30).to_bytes(8, "big") + b"\x01kv")  # a frame of 1 GiB begins
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # its own greeting comes first
+                    pass
+        log.stored(CHAIN[0])
+        publisher.publish(log.flush(Load()))
+        assert listener.batch().seq == log.seq
 
 
 def test_a_subscriber_that_does_not_read_blocks_nobody() -> None:
