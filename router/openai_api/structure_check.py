@@ -34,8 +34,8 @@ TRIED_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branches first meet
 MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
 MAX_PLACE_S = 1.0  # for that: each part may take seconds, and nobody else's structure is tried meanwhile
-# Of a division by what `multipleOf` says. Each is a state that llguidance visits while it compiles, and keeps;
-# no limit of its own counts them: a hundred thousand take half a second and 80 MB, a million ten or more.
+# Of a division by what `multipleOf` says. Each is a state that llguidance visits while it compiles,
+# and keeps; no limit of its own counts them: a hundred thousand take half a second and 80 MB, a million ten or more.
 MAX_REMAINDERS = 100_000
 
 # What llguidance says, and what is said of it: its own words may quote the structure.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
@@ -82,6 +84,28 @@ def test_gbnf_becomes_lark() -> None:
     assert structure is not None
     assert "start:" in structure.source
     assert "::=" not in structure.source
+
+
+def test_grammars_are_read_in_time_that_grows_with_their_length() -> None:
+    """The event loop waits: both took minutes."""
+    began_s = time.perf_counter()
+    rules = "".join(f"r{number} ::= r{number + 1}\n" for number in range(4000))
+    for grammar in (f'root ::= r0\n{rules}r4000 ::= "a"', "\n" * 60_000 + 'root ::= "a"'):
+        assert _structure(guided_grammar=grammar) is not None
+    assert time.perf_counter() - began_s < 5.0
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a" rest | [b-d]\nrest ::= root? end\nend ::= ("x" | other){2,3} # why\nother ::= "y"+',
+        'root ::= one\none ::= two\ntwo ::= "a" one | "b"\nUp-Down ::= "c" root*',
+    ],
+)
+def test_gbnf_becomes_what_its_converter_makes_of_it(grammar: str) -> None:
+    structure = _structure(guided_grammar=grammar)
+    assert structure is not None
+    assert structure.source.split() == gbnf_to_lark(grammar).split()
 
 
 @pytest.mark.parametrize(
