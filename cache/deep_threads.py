@@ -3,7 +3,7 @@
 llguidance compiles by recursion, one level for each rule that names another and for each bracket, and a
 stack that overflows ends the process: a grammar of 20 KB did, in which each rule names the next one, and a
 schema of `$ref`s likewise. No limit of llguidance's counts those levels. They cost less than 1 KiB of stack
-for each byte of source, so `MAX_SOURCE_BYTES` fit here. Room is address space: only what is used becomes memory.
+for each byte of source, so `MAX_SOURCE_BYTES` fit here. Only what is used of it becomes memory.
 Knows threads; knows no grammars.
 """
 

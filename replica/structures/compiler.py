@@ -6,11 +6,12 @@ Knows grammars, limits and threads; knows neither requests nor steps.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -104,19 +105,26 @@ class StructureCompiler:
         self._compile_s = Tally(COMPILE_BOUNDS_S)
 
     def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
-        try:
-            return self._compiled_soon(structure).result(self._limit_s).begun(min_tokens)
-        except TimeoutError:
-            raise self._took_too_long() from None
+        compiled = self._compiled_soon(structure)
+        wait([compiled], self._limit_s)
+        return self._begun(compiled, min_tokens)
 
     async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
         compiled = self._compiled_soon(structure)
         if not compiled.done():
-            # Shielded: others may be waiting for the same one.
-            try:
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(compiled)), self._limit_s)
-            except TimeoutError:
-                raise self._took_too_long() from None
+            # Not cancelled with its caller: others may be waiting for the same one.
+            waited = asyncio.wrap_future(compiled)
+            waited.add_done_callback(_look_at)
+            await asyncio.wait([waited], timeout=self._limit_s)
+        return self._begun(compiled, min_tokens)
+
+    def _begun(self, compiled: Future[StructureMatcher], min_tokens: int) -> StructureMatcher:
+        """Raises an error of the caller's own: a remembered one that is raised again and again would keep
+        what every caller had in hand, requests and all."""
+        if not compiled.done():
+            raise self._took_too_long()
+        if (error := compiled.exception()) is not None:
+            raise copy.copy(error)
         return compiled.result().begun(min_tokens)
 
     def totals(self) -> CompileTotals:
@@ -181,3 +189,9 @@ def compile_structure(vocabulary: StructureVocabulary, structure: Structure) -> 
     if not words.any():
         raise StructureRefused("no text has it")
     return compiled
+
+
+def _look_at(waited: asyncio.Future[StructureMatcher]) -> None:
+    """So that nobody complains that its error was never asked for."""
+    if not waited.cancelled():
+        waited.exception()

@@ -35,7 +35,7 @@ PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branche
 MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
 MAX_PLACE_S = 1.0  # for that: each part may take seconds, and nobody else's structure is tried meanwhile
 # Of a division by what `multipleOf` says. Each is a state that llguidance visits while it compiles,
-# and keeps; no limit of its own counts them: a hundred thousand take half a second and 80 MB, a million ten or more.
+# and keeps; no limit of its own counts them: a hundred thousand take half a second and 80 MB.
 MAX_REMAINDERS = 100_000
 
 # What llguidance says, and what is said of it: its own words may quote the structure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -53,6 +54,17 @@ async def test_twins_wait_for_one_compilation_which_is_on_no_callers_thread(buil
     assert compiler.begin(regex("a+")) is not first
     assert build.calls == [regex("a+")]
     assert all(name.startswith("warmpath-structures") for name in build.threads)
+
+
+async def test_a_remembered_refusal_keeps_nothing_of_who_is_refused(build: Counting) -> None:
+    compiler = _compiler(build)
+    for begin in (compiler.begin_soon, lambda structure: asyncio.to_thread(compiler.begin, structure)):
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(StructureRefused) as caught:
+                await begin(BROKEN)
+            lengths.append(len(list(traceback.walk_tb(caught.value.__traceback__))))
+        assert lengths[1] == lengths[2]
 
 
 async def test_what_is_deep_ends_no_process(build: Counting) -> None:
