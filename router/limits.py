@@ -19,7 +19,7 @@ class Limits:
     max_header_bytes: int = 16 << 10  # names and values together; proxies in front mostly allow less
     max_body_bytes: int = 4 << 20  # of a request; a million tokens of text fit
     max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
-    max_messages: int = 4096  # of a chat
+    max_messages: int = 4096  # of a chat, and calls in all of them: templates write each
     max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
     max_answers: int = 128  # `n`, and prompts times `n`: each is a sequence of its own; the API's own bound
     max_stop_strings: int = 16  # and as many `stop_token_ids`: each is looked for after every token

@@ -76,7 +76,16 @@ def to_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
     limit = limits_of(info).max_messages
     if not isinstance(value, list) or not 1 <= len(value) <= limit:
         raise InvalidField("messages", f"'messages' must be a list of 1 to {limit} messages.")
+    # Each has a message of its own for its answer. 140,000 fit a body, and stop the event loop for seconds.
+    if sum(len(calls) for item in value for calls in _lists_of_calls(item)) > limit:
+        raise InvalidField("messages", f"'messages' must have at most {limit} tool calls in all of them.")
     return tuple(_to_message(item, f"messages[{index}]") for index, item in enumerate(value))
+
+
+def _lists_of_calls(message: object) -> list[list[object]]:
+    """The message's, if it has one; what is none is found to be wrong later."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    return [calls] if isinstance(calls, list) else []
 
 
 def _to_message(value: object, at: str) -> ChatMessage:

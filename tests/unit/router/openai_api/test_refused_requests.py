@@ -19,6 +19,11 @@ LIMITS = Limits(
 )
 BEYOND: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 3}, "messages"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 3}]},
+        "messages",
+    ),
     ("/v1/completions", {"prompt": ["x"] * 3}, "prompt"),
     ("/v1/completions", {"prompt": "x", "stop": ["x"] * 3}, "stop"),
     ("/v1/completions", {"prompt": "x", "stop": "xxxx"}, "stop"),
