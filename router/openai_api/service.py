@@ -344,7 +344,9 @@ class Service:
         """What was asked for, or all that is left. Raises PromptTooLong, NoReplica if no limit is known."""
         limit = self.max_model_len()
         if limit is None:
-            raise NoReplica()
+            error = NoReplica()
+            self._routing.note_refused(error)  # no placer ever hears of it
+            raise error
         if prompt_tokens + (asked or 1) > limit:
             raise PromptTooLong(prompt_tokens, asked or 1, limit, param=param)
         return asked or limit - prompt_tokens
