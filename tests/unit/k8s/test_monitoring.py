@@ -12,11 +12,12 @@ from cache.types import ReplicaId
 from k8s import promql
 from k8s.places import ROOT
 from k8s.promql import alerts, dashboard, expressions, promql_findings, write_expressions
+from router.errors import ReplicaLost
 from router.fleet.engine_series import EngineView, engine_families
 from router.fleet.exposition import text
 from tests.fakes.http import RouterUnderTest
 from tests.fakes.reports import an_engine_report
-from tests.fakes.router import info
+from tests.fakes.router import info, load
 
 Series = dict[str, dict[str, set[str]]]  # name -> label -> values that were seen
 
@@ -95,6 +96,37 @@ async def test_every_expression_names_what_is_there(series: Series) -> None:
 )
 async def test_wrong_names_are_seen(series: Series, expression: str, wrong: list[str]) -> None:
     assert wrong_names(expression, series) == wrong
+
+
+async def counted(router: RouterUnderTest, alert: str) -> float:
+    """What the series that the alert asks for first has counted."""
+    (expression,) = [each["expr"] for each in alerts() if each["alert"] == alert]
+    selector = re.search(r'(\w+)\{(\w+)="(\w+)"\}', expression)
+    assert selector is not None
+    name, label, wanted = selector.groups()
+    families = text_string_to_metric_families((await router.client.get("/metrics")).text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if sample.labels[label] == wanted)
+
+
+async def test_a_client_that_nobody_can_serve_is_seen() -> None:
+    """Whether there is no replica when it comes, or the last one leaves under it."""
+    async with RouterUnderTest(num_replicas=1) as router:
+        router.answer_with(ReplicaLost("gone"))
+        assert (await router.complete()).status_code == 503
+        assert await counted(router, "WarmpathNoReplica") == 1
+        router.parts.routing.update_replicas({})
+        assert (await router.complete()).status_code == 503
+        assert await counted(router, "WarmpathNoReplica") == 2
+
+
+async def test_the_share_of_refused_requests_counts_a_body_of_many_prompts_once() -> None:
+    async with RouterUnderTest() as router:
+        full = load(num_waiting=100_000, queued_uncached_tokens=10_000_000)
+        for replica_id in router.replicas:
+            router.parts.routing.on_load(replica_id, full)
+        assert (await router.complete([f"prompt {number}" for number in range(16)])).status_code == 429
+        assert await counted(router, "WarmpathOverloaded") == 1
 
 
 def test_every_alert_leads_to_its_runbook() -> None:
