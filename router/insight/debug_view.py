@@ -83,7 +83,9 @@ class RequestView(msgspec.Struct, frozen=True):
     hot_tokens: int
     recompute_weight: float
     held_s: float  # it waited at the router before the decision
+    attempt: int  # that is shown, from 1: which computed the first token; the latest where none has yet
     num_attempts: int
+    rest_to: str | None  # who was sent what was left of an answer that had been cut off
     excluded: list[str]  # replicas that had failed it or refused it before
     num_candidates: int
     candidates: list[CandidateView]  # best first, the first of them
@@ -176,8 +178,10 @@ def request_view(
         block_size=block_size,
         hot_tokens=record.shape.hot_tokens,
         recompute_weight=record.shape.recompute_weight,
-        held_s=max(0.0, entry.records[0].decided_at - entry.asked_at) if entry.num_attempts == 1 else 0.0,
+        held_s=max(0.0, record.decided_at - entry.asked_at) if entry.attempt == 1 else 0.0,
+        attempt=entry.attempt,
         num_attempts=entry.num_attempts,
+        rest_to=entry.rest_to,
         excluded=sorted(record.excluded),
         num_candidates=len(record.ranking),
         candidates=_candidates(record, memory_pressure_s, max_candidates),

@@ -63,8 +63,8 @@ def _what_came(request: RequestView) -> Iterator[str]:
     yield f"A prompt of {tokens(request.prompt_tokens)}: {blocks}{behind}."
     if request.held_s > _ENOUGH_S:
         yield f"It waited {seconds(request.held_s)} at the router until a replica was nearly free."
-    if request.num_attempts > 1:
-        yield f"This is attempt {request.num_attempts}; {_before(request.excluded)}."
+    if request.attempt > 1:
+        yield f"This is attempt {request.attempt}; {_before(request.excluded)}."
 
 
 def _where_it_went(request: RequestView) -> Iterator[str]:
@@ -181,6 +181,11 @@ def _what_happened(request: RequestView) -> Iterator[str]:
     yield from _uncached(request, outcome)
     if request.first_token_s is not None:
         yield f"First token after {seconds(request.first_token_s)}."
+    if request.rest_to is not None:
+        yield (
+            f"The answer was cut off after that; attempt {request.num_attempts} sent the rest to "
+            f"{request.rest_to}."
+        )
     if request.total_s is not None:
         yield f"{tokens(request.output_tokens)} out, over after {seconds(request.total_s)}."
     else:

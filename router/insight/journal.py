@@ -36,6 +36,17 @@ class JournalEntry:
     verdict: ShadowVerdict | None = None  # of the last attempt
     number: int = 0  # of the request, in the order they first wanted a replica
     revision: int = 0  # the journal's when something was last heard of it
+    answering_attempt: int | None = None  # which of them computed the first token, from 1
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt `record` is of, from 1."""
+        return self.answering_attempt or self.num_attempts
+
+    @property
+    def rest_to(self) -> ReplicaId | None:
+        """Where the rest of an answer that had begun was sent last; None where it was not cut off."""
+        return self.records[-1].replica_id if self.attempt < self.num_attempts else None
 
     @property
     def record(self) -> DecisionRecord:
@@ -114,6 +125,7 @@ class Journal(SilentObserver):
         entry = self._entries.get(account.request_id)
         if entry is not None:
             entry.account = account
+            entry.answering_attempt = entry.num_attempts
             self._heard(entry)
 
     def shadowed(self, verdict: ShadowVerdict) -> None:

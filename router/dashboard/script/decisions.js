@@ -129,7 +129,7 @@ function detail(request) {
 function story(request) {
   const best = request.candidates[0];
   const parts = [`${request.policy} sent ${count(request.prompt_tokens)} tokens to ${nameOf(best.replica)}: ${DECISIONS[request.reason] ?? request.reason}.`];
-  if (request.num_attempts > 1) parts.push(`It was attempt ${request.num_attempts}${request.excluded.length ? `, without ${request.excluded.map(nameOf).join(", ")}` : ""}.`);
+  if (request.attempt > 1) parts.push(`It was attempt ${request.attempt}${request.excluded.length ? `, without ${request.excluded.map(nameOf).join(", ")}` : ""}.`);
   if (request.held_s > 0.0005) parts.push(`It was held here for ${seconds(request.held_s)}.`);
   if (request.outcome) {
     const { outcome } = request;
@@ -137,6 +137,7 @@ function story(request) {
       `${count(tokens)} ${(REASONS[name]?.[0] ?? name).toLowerCase()}`).join(", ");
     parts.push(`The engine found ${count(outcome.delivered)} tokens${outcome.delivered === best.cached_tokens ? ", as expected" : ""}${why ? `, and computed ${why}` : ""}.`);
   }
+  if (request.rest_to !== null) parts.push(`The answer was cut off after its first token; attempt ${request.num_attempts} sent the rest to ${nameOf(request.rest_to)}.`);
   if (request.total_s !== null) parts.push(`Over after ${seconds(request.total_s)}, ${plural(request.output_tokens, "token")} out.`);
   if (request.shadow && !request.shadow.agrees) parts.push(`${request.shadow.policy} would have chosen ${nameOf(request.shadow.replica)}.`);
   return parts.join(" ");

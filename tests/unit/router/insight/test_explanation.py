@@ -35,7 +35,9 @@ REQUEST = RequestView(
     hot_tokens=0,
     recompute_weight=2.0,
     held_s=0.0,
+    attempt=1,
     num_attempts=1,
+    rest_to=None,
     excluded=[],
     num_candidates=2,
     candidates=[HOLDER, IDLE],
@@ -118,8 +120,14 @@ def test_what_has_not_happened_is_not_told() -> None:
 
 def test_waiting_and_retries_come_first() -> None:
     assert "It waited 250 ms at the router" in text(held_s=0.25)
-    assert "This is attempt 3; C and D had refused or lost it." in text(num_attempts=3, excluded=["C", "D"])
-    assert "This is attempt 2; what was answered before was lost on its way." in text(num_attempts=2)
+    assert "This is attempt 3; C and D had refused or lost it." in text(attempt=3, excluded=["C", "D"])
+    assert "This is attempt 2; what was answered before was lost on its way." in text(attempt=2)
+
+
+def test_an_answer_that_went_on_elsewhere_is_told_as_the_attempt_that_began_it() -> None:
+    told = text(num_attempts=2, rest_to="B")
+    assert "This is attempt" not in told
+    assert "430 ms. The answer was cut off after that; attempt 2 sent the rest to B. 8 tokens out" in told
 
 
 def test_the_shadow_speaks_last() -> None:

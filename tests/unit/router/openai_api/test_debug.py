@@ -14,9 +14,10 @@ from cache.errors import ConfigError, QueueFull
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.config import RecordConfig
+from router.errors import ReplicaLost
 from router.insight.accounting import UncachedReason
 from router.insight.debug_view import DebugPage
-from tests.fakes.http import BLOCK_SIZE, RouterUnderTest
+from tests.fakes.http import BLOCK_SIZE, RouterUnderTest, counting
 
 TOKEN = "a token of many letters"
 SECRET = "a secret prompt"
@@ -140,9 +141,26 @@ async def test_a_retry_names_who_refused(router: RouterUnderTest) -> None:
         [request] = (await page(router, last="1")).requests
         if request.num_attempts == 2:
             break
-    assert request.excluded == [first]
+    assert (request.attempt, request.rest_to, request.excluded) == (2, None, [first])
     assert request.outcome is not None
     assert request.outcome.replica == second
+
+
+async def test_a_continued_answer_is_shown_as_it_began(router: RouterUnderTest) -> None:
+    """The attempt that computed the first token, and who was sent the rest."""
+
+    async def dies_once(request: GenerateRequest, replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        async for delta in counting(request, replica):
+            yield delta
+            if not request.attempt:
+                raise ReplicaLost("killed")
+
+    router.follow(dies_once)
+    assert (await router.complete("prompt", max_tokens=6)).status_code == 200
+    (first, _), (second, _) = router.calls.requests
+    [request] = (await page(router, last="1")).requests
+    assert (request.attempt, request.num_attempts, request.rest_to) == (1, 2, second)
+    assert (request.excluded, request.candidates[0].replica) == ([], first)
 
 
 async def test_the_metrics_sum_up(router: RouterUnderTest) -> None:
