@@ -74,18 +74,15 @@ def _where_it_went(request: RequestView) -> Iterator[str]:
     match request.reason:
         case RouteReason.PREFIX:
             yield f"{policy} sent it to {chosen.replica}, which was expected to hold {held}."
-            if request.available_tokens > chosen.cached_tokens:
-                yield (
-                    f"Some other replica held {tokens(request.available_tokens)}, but could not be chosen: "
-                    "it was draining, full or excluded."
-                )
-            else:
-                yield "Nobody held more."
+            yield from _out_of_reach(request) if _is_out_of_reach(request) else ("Nobody held more.",)
         case RouteReason.LOAD:
             yield f"{policy} sent it to {chosen.replica}, expected to hold {held}, although others held more."
             yield from _against_the_holder(request)
         case RouteReason.COLD:
-            yield f"Nobody held any of it, so {policy} sent it where it would cost least: {chosen.replica}."
+            who = "Nobody that could be chosen" if _is_out_of_reach(request) else "Nobody"
+            where = "where it would cost least: " if policy == ExpectedTime.name else "to "
+            yield f"{who} held any of it, so {policy} sent it {where}{chosen.replica}."
+            yield from _out_of_reach(request)
         case RouteReason.BLIND:
             yield (
                 f"{policy} sent it to {chosen.replica} by load alone: what that replica caches was unknown "
@@ -108,6 +105,19 @@ def _where_it_went(request: RequestView) -> Iterator[str]:
         )
 
 
+def _is_out_of_reach(request: RequestView) -> bool:
+    """Whether somebody that was no candidate held more than any that was, where the chosen one held most."""
+    return request.available_tokens > request.candidates[0].cached_tokens
+
+
+def _out_of_reach(request: RequestView) -> Iterator[str]:
+    if _is_out_of_reach(request):
+        yield (
+            f"Some other replica held {tokens(request.available_tokens)}, but could not be chosen: "
+            "it was draining, full or excluded, or takes no request of that length."
+        )
+
+
 def _against_the_holder(request: RequestView) -> Iterator[str]:
     """Why not the replica that held most."""
     chosen = request.candidates[0]
@@ -115,7 +125,9 @@ def _against_the_holder(request: RequestView) -> Iterator[str]:
     if holder.cached_tokens <= chosen.cached_tokens:
         return  # further down than is shown
     if chosen.terms is None or holder.terms is None:
-        yield f"{holder.replica} held {tokens(holder.cached_tokens)} but had more waiting requests."
+        # Without speeds the default policy weighs tokens by requests; what others weigh is not known here.
+        why = " but had more requests" if request.policy == ExpectedTime.name else ""
+        yield f"{holder.replica} held {tokens(holder.cached_tokens)}{why}."
         return
     difference_s = holder.terms.total_s - chosen.terms.total_s
     compared = "more" if difference_s > 0 else "less by the default cost model"
@@ -146,7 +158,8 @@ def _what_it_would_cost(request: RequestView) -> Iterator[str]:
         else:
             yield (
                 f"{best.replica} would have cost {seconds(-difference_s)} less by these terms: among near-"
-                "ties the draw is random, and each of several routers prefers its own share of the replicas."
+                "ties the draw is random, each of several routers prefers its own share of the replicas, and "
+                "after one has left a shared prefix is to be computed by one heir."
             )
 
 

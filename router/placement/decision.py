@@ -20,9 +20,9 @@ from router.pricing.cost import RequestShape, engine_s
 class RouteReason(StrEnum):
     """Why the chosen replica was chosen."""
 
-    PREFIX = "prefix"  # nobody holds more of the prompt
+    PREFIX = "prefix"  # nobody that may be chosen holds more of the prompt
     LOAD = "load"  # somebody holds more, but would take longer
-    COLD = "cold"  # nobody holds any of it
+    COLD = "cold"  # nobody that may be chosen holds any of it
     BLIND = "blind"  # the chosen one's cache is unknown: silent, or another fingerprint
     TURN = "turn"  # the policy does not look at prefixes
 

@@ -135,7 +135,7 @@ function story(request) {
     const { outcome } = request;
     const why = Object.entries(outcome.uncached).sort((a, b) => b[1] - a[1]).map(([name, tokens]) =>
       `${count(tokens)} ${(REASONS[name]?.[0] ?? name).toLowerCase()}`).join(", ");
-    parts.push(`The engine found ${count(outcome.delivered)} tokens${outcome.delivered === best.cached_tokens ? ", as expected" : ""}${why ? `, and computed ${why}` : ""}.`);
+    parts.push(`The engine found ${count(outcome.delivered)} tokens${outcome.delivered === outcome.captured ? ", as expected" : ""}${why ? `, and computed ${why}` : ""}.`);
   }
   if (request.rest_to !== null) parts.push(`The answer was cut off after its first token; attempt ${request.num_attempts} sent the rest to ${nameOf(request.rest_to)}.`);
   if (request.total_s !== null) parts.push(`Over after ${seconds(request.total_s)}, ${plural(request.output_tokens, "token")} out.`);

@@ -11,9 +11,9 @@ const REASONS = { // of tokens, in the order told; the words of `python -m route
   capped_block: ["Last block", "the prompt ends with a full block, and one token must be computed"],
 };
 const DECISIONS = {
-  prefix: "nobody holds more of the prompt",
+  prefix: "nobody that could be chosen holds more of the prompt",
   load: "somebody holds more, but would take longer",
-  cold: "nobody holds any of it",
+  cold: "nobody that could be chosen holds any of it",
   blind: "its cache is unknown: silent, or another fingerprint",
   turn: "the policy does not look at prefixes",
 };

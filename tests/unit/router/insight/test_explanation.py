@@ -81,10 +81,27 @@ def test_a_draining_holder_is_not_among_the_candidates() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("cold", "Nobody held any of it"), ("blind", "by load alone"), ("turn", "does not look at caches")],
+    [("cold", "held any of it, so"), ("blind", "by load alone"), ("turn", "does not look at caches")],
 )
 def test_other_reasons_have_words_of_their_own(reason: str, words: str) -> None:
     assert words in text(reason=reason, candidates=[IDLE, HOLDER], exact_tokens=0)
+
+
+def test_a_cold_decision_does_not_deny_a_holder_that_could_not_be_chosen() -> None:
+    told = text(reason="cold", candidates=[IDLE], exact_tokens=0)
+    assert "Nobody that could be chosen held any of it" in told
+    assert "Some other replica held 1,952 tokens, but could not be chosen" in told
+    alone = text(reason="cold", candidates=[IDLE], exact_tokens=0, available_tokens=0)
+    assert "Nobody held any of it, so expected_time sent it where it would cost least: B." in alone
+    assert "could not be chosen" not in alone
+
+
+def test_what_other_policies_weigh_is_not_guessed() -> None:
+    unpriced = [candidate("B", 0, None), candidate("A", 1952, None)]
+    assert "A held 1,952 tokens but had more requests." in text(reason="load", candidates=unpriced)
+    assert "A held 1,952 tokens." in text(reason="load", candidates=unpriced, policy="preble")
+    cold = {"reason": "cold", "candidates": [IDLE], "available_tokens": 0}
+    assert "so preble sent it to B." in text(**cold, policy="preble")
 
 
 def test_every_reason_of_a_decision_and_of_a_token_is_worded() -> None:
