@@ -103,7 +103,7 @@ class EngineMeter:
         tallies["decode_s"].add(last_s - first_s)
         tallies["inference_s"].add(last_s - admitted_s)
         tallies["prompt_length"].add(request.num_prompt_tokens)
-        tallies["computed_length"].add(request.num_prompt_tokens - (request.cached_tokens or 0))
+        tallies["computed_length"].add(_num_computed(request))
         tallies["output_length"].add(num_output)
         tallies["max_tokens"].add(request.sampling.max_tokens)
         if num_output > 1:
@@ -161,7 +161,7 @@ class EngineMeter:
             prompt_tokens=self._prompt_tokens,
             cached_prompt_tokens=self._cached_prompt_tokens,
             queried_tokens=self._queried_tokens,
-            generated_tokens=self._generated_tokens,
+            generated_tokens=self._generated_tokens - self._nobodys_tokens,
             stopped=self._ended[Ending.STOP],
             length_limited=self._ended[Ending.LENGTH],
             aborted=self._ended[Ending.ABORTED],
@@ -190,13 +190,20 @@ class EngineMeter:
         )
 
     def _count_prompt(self, request: Request, now_s: float) -> None:
-        """Once per request, however often it was preempted or had to wait for room."""
+        """Once, however often it was preempted or had to wait for room, and however many answers it has."""
+        self._tallies["first_token_s"].add(now_s - request.arrival_s)
+        if request.has_followed:
+            return
         cached = request.cached_tokens or 0
         self._prompt_tokens += request.num_prompt_tokens
         self._cached_prompt_tokens += cached
         if self._looks_up_prefixes:
             self._queried_tokens += request.num_prompt_tokens
-        self._tallies["first_token_s"].add(now_s - request.arrival_s)
+
+
+def _num_computed(request: Request) -> int:
+    """Tokens of its prompt that were computed for it: none where another answer's were."""
+    return 0 if request.has_followed else request.num_prompt_tokens - (request.cached_tokens or 0)
 
 
 def _mask_s(sequences: Sequence[ScheduledSequence]) -> float | None:

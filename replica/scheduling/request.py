@@ -75,6 +75,7 @@ class Request:
     logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked
     choice: int = 0  # which of the answers to its prompt
     followers: list[Request] = field(default_factory=list)  # that begin where its prompt is computed
+    has_followed: bool = False  # its prompt was computed for another answer to it
     tenant: str = ""  # whose turn it uses
     share: float = 1.0  # its tenant's, above 0
     priority: int = 0  # among its tenant's; least goes first (`cache/priority.py`)

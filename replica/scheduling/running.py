@@ -47,6 +47,7 @@ class Running:
         place = self.requests.index(leader) + 1
         for follower in followers:
             follower.cached_tokens, follower.admitted_s = leader.cached_tokens, leader.admitted_s
+            follower.has_followed = True
             if len(self.requests) < places and self._try_fork(leader, follower):
                 follower.state = RequestState.RUNNING
                 self.requests.insert(place, follower)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cache.engine_report import EngineReport
 from cache.messages import GenerateRequest
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
-from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_pin, make_request, sim_core
 
 SIM = SimConfig(base_s=0.1, per_token_s=0.01, per_attention_s=0.0, per_sequence_s=0.0)
 
@@ -35,6 +37,26 @@ def test_prompts_are_counted_once_and_split_by_source() -> None:
     assert numbers.generated_tokens == 6
     assert numbers.length_limited == 2
     assert numbers.computed_tokens == 21 + 1 + 2 * 2
+
+
+def test_a_prompt_with_several_answers_is_counted_once() -> None:
+    """They share what one of them computes; each has tokens, times and an end of its own."""
+    core = sim_core()
+    run(core, make_request("a", range(21), max_tokens=3))
+    run(core, replace(make_request("b", range(25), max_tokens=3), n=3))
+    numbers = report(core)
+    assert numbers.prompt_tokens == numbers.queried_tokens == 21 + 25
+    assert numbers.cached_prompt_tokens == 20
+    assert numbers.computed_length.total == 21 + 5
+    assert (numbers.generated_tokens, numbers.length_limited) == (12, 4)
+    assert count(core, "first_token_s") == count(core, "prompt_length") == 4
+
+
+def test_a_prefix_that_is_held_has_no_generated_token() -> None:
+    core = sim_core(64, max_model_len=100)
+    run(core, make_pin("p", range(20)))
+    numbers = report(core)
+    assert (numbers.prompt_tokens, numbers.generated_tokens) == (20, 0)
 
 
 def test_without_a_prefix_cache_nothing_is_queried() -> None:
