@@ -80,14 +80,14 @@ class Journal(SilentObserver):
 
         O(requests kept) for the last of these.
         """
-        for prefix in ID_PREFIXES:
-            request_id = request_id.removeprefix(prefix)
-        entry = self._entries.get(RequestId(request_id))
-        if entry is not None:
-            return entry
+        # As it is first: a client's own id may begin like those in answers.
+        names = [request_id, *(request_id[len(p) :] for p in ID_PREFIXES if request_id.startswith(p))]
+        for name in names:
+            if (entry := self._entries.get(RequestId(name))) is not None:
+                return entry
         # The router adds a suffix of its own to what a client sends: clients repeat themselves.
-        start = request_id + "-"
-        return next((e for e in reversed(self._entries.values()) if e.request_id.startswith(start)), None)
+        starts = tuple([f"{name}-" for name in names])
+        return next((e for e in reversed(self._entries.values()) if e.request_id.startswith(starts)), None)
 
     # --- what is heard ------------------------------------------------------------------------
 

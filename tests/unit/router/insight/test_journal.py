@@ -69,6 +69,21 @@ def test_names_are_forgiving() -> None:
     assert bench.journal.find("") is None
 
 
+def test_a_clients_id_may_begin_like_those_in_answers() -> None:
+    bench = Bench()
+    for name in ("chatcmpl-7-ab", "cmpl-8-cd"):
+        bench.routing.choose(query(name))
+    for asked, found in (
+        ("chatcmpl-7", "chatcmpl-7-ab"),
+        ("cmpl-chatcmpl-7-ab", "chatcmpl-7-ab"),
+        ("cmpl-8", "cmpl-8-cd"),
+        ("chatcmpl-cmpl-8-cd", "cmpl-8-cd"),
+    ):
+        entry = bench.journal.find(asked)
+        assert entry is not None, asked
+        assert entry.request_id == found
+
+
 def test_many_attempts_are_counted_and_the_latest_kept() -> None:
     bench = Bench()
     for _ in range(MAX_ATTEMPTS_KEPT + 3):
