@@ -373,7 +373,9 @@ class Generation:
         if why is None or is_last or not (self._is_handed_over or self._has_alternative()):
             raise self._final(error) from error
         phase = "mid_stream" if self.has_tokens else "before_first_token"
-        self._continues_from = len(self._job.prompt) + self._num_output_tokens if self.has_tokens else 0
+        # Answers that are over have nothing that anybody needs again.
+        going_on = sum([len(answer.token_ids) for answer in self._answers if not answer.is_over])
+        self._continues_from = len(self._job.prompt) + going_on if self.has_tokens else 0
         self._shared.metrics.retries.labels(why, phase).inc()
         logger.warning(
             "retrying elsewhere",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.messages import Delta, GenerateRequest
+from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.config import RecordConfig
 from router.deltas.delta_channels import ChannelStatistics
@@ -123,6 +123,22 @@ async def test_a_continuation_is_counted_with_what_it_cost(router: RouterUnderTe
     assert router.metric("warmpath_continuations_total") == 1
     assert router.metric("warmpath_continued_tokens_total", source="cached") == 32
     assert router.metric("warmpath_continued_tokens_total", source="computed") == 12
+
+
+async def test_answers_that_are_over_are_not_continued(router: RouterUnderTest) -> None:
+    """Of two one has ended: the other is continued from 40 prompt tokens and 2 of its own."""
+
+    async def dies_once(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        if not request.attempt:
+            yield Delta("all of it", tuple(range(10)), 0, FinishReason.LENGTH, choice=0)
+            yield Delta("a part", (1, 2), 0, None, choice=1)
+            raise ReplicaLost("killed")
+        yield Delta(" and the rest", tuple(range(8)), 36, FinishReason.LENGTH, choice=1)
+
+    router.follow(dies_once)
+    assert (await router.complete(list(range(40)), max_tokens=10, n=2)).status_code == 200
+    assert router.metric("warmpath_continued_tokens_total", source="cached") == 36
+    assert router.metric("warmpath_continued_tokens_total", source="computed") == 6
 
 
 async def test_a_thousand_replicas_that_came_and_went_leave_no_series(router: RouterUnderTest) -> None:
