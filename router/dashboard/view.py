@@ -22,13 +22,14 @@ from router.insight.accounting import UncachedReason
 from router.insight.debug_view import RequestView
 from router.insight.hot_chains import HotRun
 from router.insight.insight import Insight, LiveView
+from router.insight.journal import JournalEntry
 from router.insight.recent_traffic import Span
 from router.placement.routing import Routing
 from router.placement.routing_statistics import ReplicaStatistics
 from router.prefixes.prefix import PinnedPrefix
 
 FORMAT_VERSION = 1
-MAX_DECISIONS = 12  # in one answer, the latest that have changed
+MAX_DECISIONS = 12  # in one answer, of those that have changed; the others are in the next ones
 MAX_FOLLOWED = 40  # of the latest requests; what comes of those before them is not told any more
 MAX_CANDIDATES = 4  # of one decision; of the rest their number
 MAX_RUNS = 96  # of the hottest chains
@@ -161,13 +162,13 @@ class Dashboard:
 
     def view(self, *, span: int = 0, router: str | None = None, cursor: int = 0) -> DashboardView:
         """span: index into `recent_traffic.SPANS`; router, cursor: of the last answer, if there was one."""
-        journal, insight, config = self._live.journal, self._insight, self._config
-        since = cursor if router == insight.name else 0
+        insight, config = self._insight, self._config
+        told, cursor = self._changed(cursor if router == insight.name else 0)
         pins = self._pins()
         return DashboardView(
             version=FORMAT_VERSION,
             router=insight.name,
-            cursor=journal.revision,
+            cursor=cursor,
             uptime_s=insight.uptime_s,
             model=config.model_name,
             policy=config.policy,
@@ -183,9 +184,22 @@ class Dashboard:
                     insight.since_start(entry.asked_at),
                     insight.view(entry, MAX_CANDIDATES),
                 )
-                for entry in journal.changed_since(since, MAX_FOLLOWED)[:MAX_DECISIONS]
+                for entry in told
             ],
         )
+
+    def _changed(self, since: int) -> tuple[list[JournalEntry], int]:
+        """What to tell, newest first, and the cursor behind it.
+
+        Whoever has just come gets the latest; whoever follows, what was heard first, and the rest by its next
+        questions: what is passed over once is never told, and a request that is over would look as if it ran.
+        """
+        journal = self._live.journal
+        changed = journal.changed_since(since, MAX_FOLLOWED)
+        if not since or len(changed) <= MAX_DECISIONS:
+            return changed[:MAX_DECISIONS], journal.revision
+        last = sorted([entry.revision for entry in changed])[MAX_DECISIONS - 1]
+        return [entry for entry in changed if entry.revision <= last], last
 
     def _fleet(self) -> FleetView:
         numbers = self._routing.fleet_statistics()

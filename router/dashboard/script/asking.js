@@ -1,6 +1,8 @@
-// Asking for the data: once a second, later after failures, not at all while nobody looks.
+// Asking for the data: once a second, sooner while there is more, later after failures, not at all while nobody looks.
 
 const POLL_MS = 1000;
+const MORE_MS = 250; // after an answer that is full of decisions: more have changed than it tells
+const FULL = 12; // decisions in one
 const TIMEOUT_MS = 8000;
 const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
 const SAME_ROUTER_TRIES = 3; // with several Routers behind one address, asked again for the one that is shown
@@ -59,7 +61,8 @@ async function poll() {
   failures = 0;
   showSuccessor();
   show();
-  timer = setTimeout(poll, asked === span ? POLL_MS : 0);
+  const isFull = heard.get(shown).view.decisions.length >= FULL;
+  timer = setTimeout(poll, asked !== span ? 0 : isFull ? MORE_MS : POLL_MS);
 }
 
 function lost(error) {

@@ -13,6 +13,7 @@ import pytest
 
 from cache.events import Load
 from cache.types import ReplicaId, RequestId
+from router.dashboard.page import load_page
 from router.dashboard.view import MAX_CANDIDATES, MAX_DECISIONS, MAX_RUNS, DashboardView
 from router.errors import NoReplica
 from router.placement.decision import RouteQuery
@@ -146,6 +147,34 @@ async def test_what_came_of_a_request_is_told_though_others_came_after_it(router
     [row] = (await ask(router, router=before.router, cursor=before.cursor)).decisions
     assert row.request.request_id == "slow"
     assert row.request.first_token_s is not None
+
+
+async def test_a_burst_is_told_to_its_end(router: RouterUnderTest) -> None:
+    """Whoever follows knows in the end of each of the latest requests what came of it."""
+    first = await ask(router)
+    for number in range(10):
+        await router.complete(f"r{number}")
+    known = {row.number: row for row in (await ask(router)).decisions}
+    cursor = (await ask(router)).cursor
+    for request_id in (slow := [RequestId(f"slow{number}") for number in range(10)]):
+        router.parts.routing.choose(RouteQuery(request_id, (), 5))
+    for _ in range(2):
+        view = await ask(router, router=first.router, cursor=cursor)
+        known, cursor = known | {row.number: row for row in view.decisions}, view.cursor
+    for request_id in slow:
+        router.parts.routing.finish(request_id)
+    for number in range(MAX_DECISIONS):
+        await router.complete(f"r{number} again")
+    for _ in range(3):
+        view = await ask(router, router=first.router, cursor=cursor)
+        assert len(view.decisions) <= MAX_DECISIONS
+        known, cursor = known | {row.number: row for row in view.decisions}, view.cursor
+    assert len(known) == 10 + 10 + MAX_DECISIONS
+    assert all(row.request.total_s is not None for row in known.values())
+
+
+def test_the_page_asks_again_when_an_answer_is_full() -> None:
+    assert f"const FULL = {MAX_DECISIONS};" in load_page().content.decode()
 
 
 async def test_another_routers_cursor_hides_nothing(router: RouterUnderTest) -> None:
