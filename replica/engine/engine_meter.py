@@ -59,8 +59,8 @@ class EngineMeter:
             self._prompt_s += elapsed_s
         self._tallies["step_tokens"].add(work.new_tokens)
         self._tallies["step_sequences"].add(work.sequences)
-        # Those that had only their last token to compute.
-        num_decodes = sum([sequence.num_new_tokens == 1 and sequence.start > 0 for sequence in sequences])
+        # One token each, and none of a prompt: the last one of a cached prompt comes alone, too.
+        num_decodes = sum([s.num_new_tokens == 1 and s.start >= s.num_prompt_tokens for s in sequences])
         self._decode_tokens += num_decodes
         self._mixed_steps += 0 < num_decodes < work.sequences
         if (mask_s := _mask_s(sequences)) is not None:
@@ -197,7 +197,8 @@ class EngineMeter:
         cached = request.cached_tokens or 0
         self._prompt_tokens += request.num_prompt_tokens
         self._cached_prompt_tokens += cached
-        if self._looks_up_prefixes:
+        # A prompt that is to be scored is computed whole.
+        if self._looks_up_prefixes and request.sampling.prompt_logprobs is None:
             self._queried_tokens += request.num_prompt_tokens
 
 

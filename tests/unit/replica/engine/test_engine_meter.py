@@ -65,6 +65,24 @@ def test_without_a_prefix_cache_nothing_is_queried() -> None:
     assert (report(core).queried_tokens, report(core).prompt_tokens) == (0, 21)
 
 
+def test_a_prompt_that_is_scored_queries_nothing() -> None:
+    """No hit is wanted for it: it would count as a miss of what nobody looked up."""
+    core = sim_core()
+    [request] = core.take(make_request("a", range(21), max_tokens=1))
+    request.sampling = replace(request.sampling, prompt_logprobs=0)
+    core.step()
+    assert (report(core).queried_tokens, report(core).prompt_tokens) == (0, 21)
+
+
+def test_the_last_token_of_a_cached_prompt_is_no_decode() -> None:
+    core = sim_core()
+    run(core, make_request("a", range(21), max_tokens=1))
+    run(core, make_request("b", range(21), max_tokens=3))
+    numbers = report(core)
+    assert numbers.cached_prompt_tokens == 20
+    assert (numbers.computed_tokens, numbers.decode_tokens) == (21 + 1 + 2, 2)
+
+
 def test_times_are_of_the_engines_clock_and_add_up() -> None:
     clock = VirtualClock()
     core = sim_core(sim=SIM, clock=clock)
