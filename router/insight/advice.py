@@ -99,7 +99,10 @@ def _elsewhere(summary: SummaryView) -> Iterator[Advice]:
     yield Advice(
         title="Relieve the replicas that hold the prefixes",
         tokens=busy,
-        evidence="another replica held them, and waiting for it would have cost more than computing again",
+        evidence=(
+            "another replica held them, and waiting for it would have cost more than computing again, or it "
+            "was full, draining or excluded"
+        ),
         change="add replicas, or spread arrivals: with shorter queues more requests go where their prefix is",
     )
 
