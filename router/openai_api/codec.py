@@ -10,7 +10,8 @@ first computed token: a chunk before that would make a slow answer look fast.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -285,44 +286,49 @@ def total_usage(choices: Sequence[Choice]) -> Usage:
     )
 
 
-async def whole_answer(codec: Codec, choices: Sequence[Choice], deltas: AsyncIterator[Indexed]) -> bytes:
-    """One JSON object, when every choice has finished."""
-    async for item in deltas:
-        choice = choices[item.index]
-        piece = choice.take(item.delta)
-        choice.texts.append(piece.text)
-        choice.calls += piece.calls
+async def whole_answer(
+    codec: Codec, choices: Sequence[Choice], deltas: AsyncGenerator[Indexed, None]
+) -> bytes:
+    """One JSON object, when every choice has finished. Closes `deltas`."""
+    async with aclosing(deltas):
+        async for item in deltas:
+            choice = choices[item.index]
+            piece = choice.take(item.delta)
+            choice.texts.append(piece.text)
+            choice.calls += piece.calls
     return codec.whole(choices, total_usage(choices))
 
 
 async def event_stream(
     codec: Codec,
     choices: Sequence[Choice],
-    deltas: AsyncIterator[Indexed],
+    deltas: AsyncGenerator[Indexed, None],
     *,
     include_usage: bool,
     continuous_usage: bool,
 ) -> AsyncGenerator[bytes, None]:
     """The events of a whole answer, `[DONE]` last. Raises whatever `deltas` raises, then sends no more.
+    Closes them, also where nobody takes what has just been sent.
 
     What ends the answer comes in one piece, with the chunk that finished its last choice: sending costs by
     the piece, not by the byte.
     """
     has_usage = include_usage or continuous_usage
     ending: list[bytes] = []
-    async for item in deltas:
-        choice = choices[item.index]
-        piece = choice.take(item.delta)
-        if not piece.text and not piece.calls and item.delta.finish_reason is None:
-            continue  # tokens whose text is held back: nothing to show yet
-        usage = total_usage(choices) if continuous_usage else None
-        content = event(codec.chunk(item.index, choice, piece, usage, has_usage))
-        choice.calls += piece.calls
-        choice.has_started = True
-        if all(choice.finish_reason is not None for choice in choices):
-            ending.append(content)
-        else:
-            yield content
+    async with aclosing(deltas):
+        async for item in deltas:
+            choice = choices[item.index]
+            piece = choice.take(item.delta)
+            if not piece.text and not piece.calls and item.delta.finish_reason is None:
+                continue  # tokens whose text is held back: nothing to show yet
+            usage = total_usage(choices) if continuous_usage else None
+            content = event(codec.chunk(item.index, choice, piece, usage, has_usage))
+            choice.calls += piece.calls
+            choice.has_started = True
+            if all(choice.finish_reason is not None for choice in choices):
+                ending.append(content)
+            else:
+                yield content
     for choice in choices:
         _finish_reason(choice)
     if include_usage:

@@ -233,11 +233,11 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 async def asgi_call(
-    api: ASGIApp, path: str, body: dict[str, Any], disconnect: asyncio.Event
+    api: ASGIApp, path: str, body: dict[str, Any], disconnect: asyncio.Event, *, reads: bool = True
 ) -> list[Message | Exception]:
     """The application called as a server does it; the messages sent, and what was raised, last.
 
-    disconnect: set when the client is to be gone.
+    disconnect: set when the client is to be gone. reads: False for one that takes nothing that it is sent.
     """
     sent: list[Message | Exception] = []
     content = [json.dumps(body).encode()]
@@ -250,7 +250,7 @@ async def asgi_call(
 
     async def send(message: Message) -> None:
         sent.append(message)
-        await asyncio.sleep(0)
+        await (asyncio.sleep(0) if reads else asyncio.Event().wait())
 
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,

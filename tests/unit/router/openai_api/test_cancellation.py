@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -53,6 +54,25 @@ async def test_a_handler_that_is_cancelled_cancels_its_generation(
         await call
     assert (router.calls.running, router.calls.cancelled) == (0, 1)
     assert router.metric("warmpath_requests_total", endpoint="completions", outcome="cancelled") == 1
+
+
+async def test_a_client_that_leaves_what_it_was_sent_unread_leaves_no_error(router: RouterUnderTest) -> None:
+    """Nothing of its answer is left to the garbage collector, which would close it beside us."""
+    complaints: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+    router.answer_with(Delta(text_of(0), (1,), 0), then_hang=True)
+    disconnect = asyncio.Event()
+    body = {"model": MODEL, "prompt": ["x", "y"], "stream": True}
+    call = asyncio.create_task(asgi_call(router.api, "/v1/completions", body, disconnect, reads=False))
+    await _until_hanging(router, 2)
+    disconnect.set()
+    await asyncio.wait_for(call, 20)
+    for _ in range(200):
+        gc.collect(0)
+        await asyncio.sleep(0)
+    assert (router.calls.running, router.calls.cancelled) == (0, 2)
+    assert complaints == []
 
 
 @pytest.mark.parametrize("is_told", [True, False])
