@@ -30,6 +30,7 @@ from loadtest.users.llm_user import COUNTS, LlmUser, Setting
 
 DEFAULT_HOST = "http://127.0.0.1:8000"
 _JOIN_LIMIT_S = 10.0  # for workers that are on their way while the master finds out that there is no server
+_SETTLE_S = 0.5  # a worker says that it is ready before it has set up what it reports
 _LEAVE_LIMIT_S = 2.0  # for those that were told to go
 _REPORT_KEY = "llm_counts"
 _total = Counts()  # of all workers
@@ -130,10 +131,12 @@ def _find_server(environment: Environment, **_: Any) -> None:
 
 def _dismiss_workers(runner: MasterRunner, num_expected: int) -> None:
     """A worker that has not joined cannot be told, and one that is told while it still joins goes on and
-    hears nothing any more: those that this process has started are ended if they stay."""
+    hears nothing any more, or sends a report that locust answers with a traceback: those that this process
+    has started are given a moment, and are ended if they stay."""
     with gevent.Timeout(_JOIN_LIMIT_S, False):
         while len(runner.clients.ready) < num_expected:
             gevent.sleep(0.1)
+    gevent.sleep(_SETTLE_S)
     runner.quit()
     started = psutil.Process().children()
     with gevent.Timeout(_LEAVE_LIMIT_S, False):
