@@ -60,26 +60,25 @@ def _check_waits(router: RouterConfig, replica: ReplicaConfig) -> None:
 
 def _check_places(replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
     """Routers send a replica as many as its engine takes."""
-    places = replica.max_running + replica.max_waiting
     ongoing = options.get("max_ongoing_requests", REPLICA_MAX_ONGOING)
-    if ongoing < places:
-        needed = (
-            f"must be at least {places}: args.replica.max_running ({replica.max_running}) and max_waiting "
-            f"({replica.max_waiting}), or Serve turns away what Routers send"
-        )
-        raise ConfigError("applications.deployments.Replica.max_ongoing_requests", ongoing, needed)
+    _check_ongoing("Replica", ongoing, replica, "Serve turns away what Routers send")
 
 
 def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any]) -> None:
     """A Router is one call for each client, from the first byte to the last, and it is it that refuses."""
-    places = replica.max_running + replica.max_waiting
     ongoing = router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING)
+    _check_ongoing("Router", ongoing, replica, "Serve holds clients back before a Router hears of them")
+
+
+def _check_ongoing(deployment: str, ongoing: int, replica: ReplicaConfig, otherwise: str) -> None:
+    """At least what one replica takes."""
+    places = replica.max_running + replica.max_waiting
     if ongoing < places:
         needed = (
-            f"must be at least {places}, what one replica takes (args.replica.max_running + max_waiting), or "
-            "Serve holds clients back before a Router hears of them"
+            f"must be at least {places}: args.replica.max_running ({replica.max_running}) and max_waiting "
+            f"({replica.max_waiting}), or {otherwise}"
         )
-        raise ConfigError("applications.deployments.Router.max_ongoing_requests", ongoing, needed)
+        raise ConfigError(f"applications.deployments.{deployment}.max_ongoing_requests", ongoing, needed)
 
 
 def _check_scaling(router: RouterConfig, options: Mapping[str, Any]) -> None:
