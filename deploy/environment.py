@@ -14,14 +14,10 @@ from pathlib import Path
 from deploy.ports import Ports
 
 _PROXY_BUFFER_BYTES = 64 << 10  # per direction of a busy connection; a prompt of some 12,000 tokens fits
-
-
-_MOST_SOCKET_CHARS = (
-    97  # of a path that HAProxy binds: the system's 107, less what it puts behind it meanwhile
-)
-_LONGEST_SOCKET = (
-    f"/{'x' * len('warmpath-12345678')}/{'x' * 56}/metrics.sock"  # Serve adds the node's id, 56 digits
-)
+# Of a path that HAProxy binds: the system's 107, less what it puts behind it meanwhile.
+_MOST_SOCKET_CHARS = 97
+# Below the folder for temporary files: Serve adds the node's id, 56 digits.
+_LONGEST_SOCKET = f"/{'x' * len('warmpath-12345678')}/{'x' * 56}/metrics.sock"
 
 
 def run_parent() -> str:
