@@ -32,7 +32,7 @@ PARTS = (CONVERSATION, GENERATED, HELD_OUT, ADVERSE, SURPLUS, ROUTERS, TUNED)
 
 # Every policy's best setting, as `python -m loadtest tune` found it.
 TUNED_POLICIES = Path(__file__).parents[1] / "data" / "tuned_policies.txt"
-TUNING_SEEDS = (100,)  # not among `SEEDS`
+TUNING_SEEDS = (141,)  # its window of the trace shares least with those of `SEEDS`
 TUNING_REPLICAS = 16
 
 
