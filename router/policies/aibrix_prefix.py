@@ -5,9 +5,10 @@ Source: AIBrix e3e10f9e (2026-08-22), `prefix-cache`: hashes of a prompt's chunk
     max - min > 8 requests  ->  only the least loaded pods may match
     by match in whole percent, then fewest requests: the first with requests <= mean + 1 * sigma
     none                    ->  fewest requests, ties at random
-128 characters a chunk, as its documentation has it and recommends (the code's 4 would hold 16 prompts of
-12,000 tokens); a deviation factor of 1 as in its code (2 in its documentation).
-Not represented: pods' metrics as old as the last scrape, which favours it.
+sigma is the sample's standard deviation, over n - 1. 128 characters a chunk, as its documentation has it and
+recommends (the code's 4 would hold 16 prompts of 12,000 tokens); a deviation factor of 1 and a gate of 8 as in
+its code (2 and 16 in its documentation).
+Not represented: requests are what its gateway has open, here what the replicas and this router know.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class AibrixPrefix(StatefulPolicy):
         # In whole percent: nearly equal matches are decided by load. `allowed` is in order of load already.
         holders.sort(key=lambda candidate: -(100 * matched[candidate.replica_id] // len(prefixes)))
         loads = [num_requests(candidate) for candidate in by_load]
-        limit = statistics.fmean(loads) + self._options.standard_deviation_factor * statistics.pstdev(loads)
+        sigma = statistics.stdev(loads) if len(loads) > 1 else 0.0
+        limit = statistics.fmean(loads) + self._options.standard_deviation_factor * sigma
         return next((candidate for candidate in holders if num_requests(candidate) <= limit), None)
 
     def _allowed(self, by_load: Sequence[Candidate]) -> Sequence[Candidate]:

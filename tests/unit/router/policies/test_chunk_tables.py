@@ -61,15 +61,24 @@ def test_aibrix_takes_the_longest_match() -> None:
 
 
 def test_aibrix_passes_over_a_holder_far_above_the_mean() -> None:
-    """Loads 8, 1, 0: mean 3, deviation sqrt(38 / 3) = 3.56, so up to 6.56: b's half is taken, not a's all."""
+    """Loads 8, 1, 0: mean 3, deviation sqrt(38 / 2) = 4.36, so up to 7.36: b's half is taken, not a's all."""
     bench = Bench("aibrix_prefix")
     bench.sent("a", of_blocks(DOC))
     bench.sent("b", of_blocks(DOC[:4]))
     assert bench.choice([busy("a", 8), busy("b", 1), busy("c", 0)], of_blocks(DOC)) == "b"
-    # Two deviations, as its documentation has it: up to 10.1
+    # Two deviations, as its documentation has it: up to 11.7
     lenient = Bench("aibrix_prefix", options={"standard_deviation_factor": 2.0})
     lenient.sent("a", of_blocks(DOC))
     assert lenient.choice([busy("a", 8), busy("b", 1), busy("c", 0)], of_blocks(DOC)) == "a"
+
+
+def test_aibrix_deviates_as_a_sample_does() -> None:
+    """Loads 6, 4, 0: mean 3.33, deviation sqrt(18.7 / 2) = 3.06 (over all three it would be 2.49)."""
+    bench = Bench("aibrix_prefix")
+    bench.sent("a", of_blocks(DOC))
+    assert bench.choice([busy("a", 6), busy("b", 4), busy("c", 0)], of_blocks(DOC)) == "a"
+    alone = Bench("aibrix_prefix", "a")
+    assert alone.choice([busy("a", 6)], of_blocks(DOC)) == "a"
 
 
 @pytest.mark.parametrize(("most", "chosen"), [(8, "b"), (9, "c")])
