@@ -5,9 +5,9 @@ Source: AIBrix e3e10f9e (2026-08-22), `prefix-cache`: hashes of a prompt's chunk
     max - min > 8 requests  ->  only the least loaded pods may match
     by match in whole percent, then fewest requests: the first with requests <= mean + 1 * sigma
     none                    ->  fewest requests, ties at random
-sigma is the sample's standard deviation, over n - 1. 128 characters a chunk, as its documentation has it and
-recommends (the code's 4 would hold 16 prompts of 12,000 tokens); a deviation factor of 1 and a gate of 8 as in
-its code (2 and 16 in its documentation).
+sigma is the sample's standard deviation, over n - 1. 128 characters a chunk, as its documentation has it
+and recommends (the code's 4 would hold 16 prompts of 12,000 tokens); a deviation factor of 1 and a gate of 8
+as in its code (2 and 16 in its documentation).
 Not represented: requests are what its gateway has open, here what the replicas and this router know.
 """
 
@@ -23,7 +23,7 @@ from router.policies.base import PolicyContext, PolicyRequest, Scored
 from router.policies.indexes.prefix_store import PrefixStore
 from router.policies.options import check_range
 from router.policies.prompt_parts import PromptChunks, prompt_chunks
-from router.policies.ranking import chosen_first, least_loaded, num_requests
+from router.policies.ranking import chosen_first, least_loaded, least_loaded_if_uneven, num_requests
 from router.policies.stateful import StatefulPolicy
 from router.pricing.cost import Candidate
 
@@ -81,7 +81,7 @@ class AibrixPrefix(StatefulPolicy):
         if not prefixes:
             return None
         self._store.expire(self._clock())
-        allowed = self._allowed(by_load)
+        allowed = least_loaded_if_uneven(by_load, num_requests, self._options.imbalance_abs_count)
         matched = self._store.match(prefixes, [candidate.replica_id for candidate in allowed])
         holders = [candidate for candidate in allowed if candidate.replica_id in matched]
         # In whole percent: nearly equal matches are decided by load. `allowed` is in order of load already.
@@ -90,12 +90,6 @@ class AibrixPrefix(StatefulPolicy):
         sigma = statistics.stdev(loads) if len(loads) > 1 else 0.0
         limit = statistics.fmean(loads) + self._options.standard_deviation_factor * sigma
         return next((candidate for candidate in holders if num_requests(candidate) <= limit), None)
-
-    def _allowed(self, by_load: Sequence[Candidate]) -> Sequence[Candidate]:
-        least, most = num_requests(by_load[0]), num_requests(by_load[-1])
-        if most - least <= self._options.imbalance_abs_count:
-            return by_load
-        return [candidate for candidate in by_load if num_requests(candidate) == least]
 
     def _chunks(self, request: PolicyRequest) -> PromptChunks:
         return prompt_chunks(request.hints, self._block_size, self._options.chunk_chars)

@@ -40,6 +40,17 @@ def least_loaded(
     return sorted(candidates, key=lambda candidate: (load(candidate), rng.random()))
 
 
+def least_loaded_if_uneven(
+    candidates: Sequence[Candidate], load: Callable[[Candidate], float], max_apart: float
+) -> Sequence[Candidate]:
+    """All of them; where the most and the least load are further apart than that, those with the least."""
+    loads = [load(candidate) for candidate in candidates]
+    least = min(loads)
+    if max(loads) - least <= max_apart:
+        return candidates
+    return [candidate for candidate, its_load in zip(candidates, loads, strict=True) if its_load == least]
+
+
 def num_requests(candidate: Candidate) -> int:
     """Requests the replica has, whoever sent them."""
     return candidate.load.num_requests

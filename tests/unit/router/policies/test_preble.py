@@ -46,7 +46,7 @@ def test_aibrix_preble_goes_to_the_holder_of_more_than_half_used_least() -> None
     bench.sent("c", of_blocks(DOC))
     bench.sent("b", of_blocks(DOC))
     bench.sent("b", cold("p"))
-    assert bench.choice([busy("a", 0), busy("b", 0), busy("c", 50)], of_blocks(DOC)) == "c"
+    assert bench.choice([busy("a", 0), busy("b", 0), busy("c", 8)], of_blocks(DOC)) == "c"
 
 
 def test_aibrix_preble_explores_at_half_a_match() -> None:
@@ -54,6 +54,20 @@ def test_aibrix_preble_explores_at_half_a_match() -> None:
     bench.sent("a", of_blocks(DOC[:20]))
     assert bench.choice(ABC, of_blocks(DOC[:39])) == "a"
     assert bench.choice(ABC, of_blocks(DOC)) == "b"
+
+
+@pytest.mark.parametrize(("most", "matched", "cold_one"), [(8, "c", "a"), (9, "b", "b")])
+def test_aibrix_preble_beyond_eight_requests_apart_chooses_the_least_loaded_alone(
+    most: int, matched: str, cold_one: str
+) -> None:
+    """c holds all of it and b its beginning; nothing was sent to a, so by the window it is idle."""
+    bench = Bench("aibrix_preble")
+    bench.sent("b", of_blocks(DOC[:20]))
+    bench.sent("c", of_blocks(DOC))
+    among = [busy("a", 3), busy("b", 0), busy("c", most)]
+    assert bench.choice(among, of_blocks(DOC)) == matched
+    assert bench.choice(among, cold("p")) == cold_one
+    assert len(bench.rank(among, cold("p"))) == 3
 
 
 def test_aibrix_preble_work_is_prefill_and_decode_of_the_window() -> None:
