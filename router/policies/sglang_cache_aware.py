@@ -2,13 +2,13 @@
 
 Source: SGLang router, `cache_aware` (sgl-model-gateway, 2026): one radix tree of characters, shared by all
 workers.
-    max - min > 32 requests and max > 1.1 * min  ->  least loaded
-    matched / prompt characters > 0.5            ->  who was last sent that prefix
+    max - min > 64 requests and max > 1.5 * min  ->  least loaded
+    matched / prompt characters > 0.3            ->  who was last sent that prefix
     otherwise                                    ->  least loaded
 The prompt enters the tree whichever rule chose; ties go to the first worker, so an idle fleet's cold prompts
-all do. Defaults are those of its library, as most descriptions have them; its command line starts with
-0.3 / 64 / 1.5. Of the tree each worker keeps 2^26 characters, the command line's value: the library's
-10,000 would forget every prompt of a usual length at once.
+all do. Defaults are those that a router starts with (`RouterArgs`, its command line), also of the tree, of
+which each worker keeps 2^26 characters. The library's own, as many descriptions have them, are 32, 1.1 and
+0.5, and 10,000 characters, which would forget every prompt of a usual length at once.
 Not represented: eviction every 30 s (here at once); a worker's circuit breaker. Load is this gateway's own
 count of open requests, as there.
 """
@@ -27,9 +27,9 @@ from router.pricing.cost import Candidate
 
 @dataclass(frozen=True, slots=True)
 class SglangCacheAwareOptions:
-    cache_threshold: float = 0.5  # share of the prompt that must be matched
-    balance_abs_threshold: int = 32  # requests between the most and the least loaded
-    balance_rel_threshold: float = 1.1  # the most loaded over the least
+    cache_threshold: float = 0.3  # share of the prompt that must be matched
+    balance_abs_threshold: int = 64  # requests between the most and the least loaded
+    balance_rel_threshold: float = 1.5  # the most loaded over the least
     max_tree_chars: int = 2**26  # per replica
 
     def __post_init__(self) -> None:

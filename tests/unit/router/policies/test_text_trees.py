@@ -14,11 +14,11 @@ COOK = "You are a cook. What goes well with fennel?"
 # --- SGLang ----------------------------------------------------------------------------------------
 
 
-def test_sglang_goes_where_more_than_half_is_known() -> None:
+def test_sglang_goes_where_more_than_three_tenths_are_known() -> None:
     bench = Bench("sglang_cache_aware")
-    bench.sent("b", of_text("x" * 50))
-    assert bench.choice(ABC, of_text("x" * 50 + "y" * 49)) == "b"  # 50 of 99
-    assert bench.choice(ABC, of_text("x" * 50 + "y" * 50)) == "a"  # 50 of 100: not more than half
+    bench.sent("b", of_text("x" * 30))
+    assert bench.choice(ABC, of_text("x" * 30 + "y" * 69)) == "b"  # 30 of 99
+    assert bench.choice(ABC, of_text("x" * 30 + "y" * 70)) == "a"  # 30 of 100: not more
 
 
 def test_sglang_takes_who_was_last_sent_the_prefix() -> None:
@@ -36,10 +36,10 @@ def test_sglang_below_the_threshold_takes_the_least_loaded_the_first_of_equals()
 @pytest.mark.parametrize(
     ("loads", "chosen"),
     [
-        ((32, 0, 0), "a"),  # 32 apart: not more than 32
-        ((33, 0, 0), "b"),  # 33 apart, and 33 > 1.1 * 0
-        ((440, 400, 400), "a"),  # 40 apart, but 440 = 1.1 * 400
-        ((441, 400, 401), "b"),  # 441 > 440
+        ((64, 0, 0), "a"),  # 64 apart: not more than 64
+        ((65, 0, 0), "b"),  # 65 apart, and 65 > 1.5 * 0
+        ((600, 400, 400), "a"),  # 200 apart, but 600 = 1.5 * 400
+        ((601, 400, 401), "b"),  # 601 > 600
     ],
 )
 def test_sglang_balances_when_load_is_uneven_by_both_measures(
@@ -67,7 +67,7 @@ def test_sglang_forgets_the_least_recently_used_text() -> None:
 
 def test_blocks_stand_for_their_characters() -> None:
     """3 of 6 blocks are half of 384 characters; with 4 tokens more the half is not reached."""
-    bench = Bench("sglang_cache_aware")
+    bench = Bench("sglang_cache_aware", options={"cache_threshold": 0.5})
     known = hint_chain("doc", 4)
     bench.sent("b", of_blocks(known))
     assert bench.choice(ABC, of_blocks([*known, *hint_chain("q", 3)])) == "b"
