@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cache.types import RequestId
 from router.policies.indexes.hash_ring import HashRing, position
 from tests.fakes.policies import Bench, busy, candidate, candidates, cold, of_blocks
 from tests.fakes.router import STEP_TIME, hint_chain
@@ -61,21 +62,48 @@ def test_llmd_adds_the_exact_match_to_queue_and_cache() -> None:
 
 @pytest.mark.parametrize("name", ["dynamo_kv", "ray_kv_aware"])
 def test_dynamo_adds_prefill_and_blocks_in_use(name: str) -> None:
-    """a: (800 + 3200 - 1600) / 16 + 0.1 * 1000 = 250; b: 3200 / 16 + 0 = 200."""
-    among = [
-        candidate("a", 1600, queued_tokens=800, used_fraction=0.1, total_blocks=1000),
-        candidate("b", total_blocks=1000),
-    ]
-    assert costs(Bench(name), among) == {"a": 250.0, "b": 200.0}
-    only_match = Bench(name, options={"overlap_score_weight": 2.0})  # (4000 - 3200) / 16 + 100
-    assert costs(only_match, among)["a"] == 150.0
-    light_prefill = Bench(name, options={"prefill_load_scale": 0.5})
-    assert costs(light_prefill, among) == {"a": 175.0, "b": 100.0}
+    """a: (800 + 3200 - 1600) / 16 = 150, and 50 of another prompt and this one's 200; b: 200 and 200."""
+    among = [candidate("a", 1600, queued_tokens=800), candidate("b")]
+    assert costs(busy_bench(name), among) == {"a": 400.0, "b": 400.0}
+    only_match = busy_bench(name, overlap_score_weight=2.0)  # (4000 - 3200) / 16 + 250
+    assert costs(only_match, among)["a"] == 300.0
+    light_prefill = busy_bench(name, prefill_load_scale=0.5)
+    assert costs(light_prefill, among) == {"a": 325.0, "b": 300.0}
+
+
+def busy_bench(name: str, **options: object) -> Bench:
+    """a has a prompt of 50 blocks in flight."""
+    bench = Bench(name, options=options)
+    bench.sent("a", of_blocks(hint_chain("other", 50), name="other"))
+    return bench
+
+
+def test_dynamo_counts_blocks_from_sending_to_the_end_whatever_replicas_report() -> None:
+    """What waits in an engine's queue holds no blocks there, and counts here."""
+    bench = busy_bench("dynamo_kv")
+    among = [candidate("a", used_fraction=0.0), candidate("b", used_fraction=0.9)]
+    assert costs(bench, among) == {"a": 450.0, "b": 400.0}
+    bench.sent("b", of_blocks(hint_chain("other", 50), name="other"))  # b accepted it in the end
+    assert costs(bench, among) == {"a": 400.0, "b": 450.0}
+    bench.policy.finished(RequestId("other"), ())
+    assert costs(bench, among) == {"a": 400.0, "b": 400.0}
+
+
+def test_dynamo_counts_what_prompts_in_flight_share_once() -> None:
+    bench = Bench("dynamo_kv")
+    bench.sent("a", of_blocks(DOC.hints[:150], name="first"))
+    bench.sent("a", of_blocks([*DOC.hints[:100], *hint_chain("own", 7)], name="second"))
+    assert costs(bench, candidates("ab")) == {"a": 200.0 + 207, "b": 200.0 + 200}
+    bench.policy.finished(RequestId("first"), ())
+    assert costs(bench, candidates("ab"))["a"] == 200.0 + 207  # 107 in use, 100 of which are its own
+    bench.leave("a")
+    bench.join("a")
+    assert costs(bench, candidates("ab"))["a"] == 200.0 + 200
 
 
 def test_dynamo_never_credits_more_than_there_is_to_compute() -> None:
     bench = Bench("dynamo_kv", options={"overlap_score_weight": 4.0})
-    assert costs(bench, [candidate("a", 1600)]) == {"a": 0.0}
+    assert costs(bench, [candidate("a", 1600)]) == {"a": 200.0}  # its own blocks, which all would take
 
 
 def test_dynamo_draws_by_softmax_when_warm() -> None:
