@@ -1,12 +1,14 @@
 """The endpoint picker's weighted sum with what replicas really hold in the prefix's place.
 
 Source: llm-d inference-scheduler 520af478 (2026-05-17) with its kv-cache-manager, `precise-prefix-cache-
-scorer` in its guide's profile: queue 2, KV cache 2, prefix 3, most wins, ties at random; the prefix score is
-the contiguous leading blocks held / the prompt's blocks. Speculative entries (off by default there, on in
-this form: 2 s for what was just routed) are this router's predictions, which live as long as
+scorer` in the profile of llm-d's guide with release 0.5 and of mid-2026: queue 2, KV cache 2, prefix 3, most
+wins, ties at random (1, 1 and 2 between the two, and in the scheduler's own sample of that revision); the
+prefix score is the contiguous leading blocks held / the prompt's blocks. Speculative entries (off by default
+there, on in this form: 2 s for what was just routed) are this router's predictions, which live as long as
 `predicted_ttl_s` says.
-Not represented: other tiers than GPU memory (0.8 for a CPU's); an index that misses lost events; metrics as
-old as the last scrape. The last two favour it.
+Not represented: `no-hit-lru-scorer`, which the later guide adds with a weight of 2 and which tells pods
+apart only for a prompt that nobody holds anything of; other tiers than GPU memory (0.8 for a CPU's); an index
+that misses lost events; metrics as old as the last scrape. The last two favour it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ Source: vLLM production-stack a6c01db0 (2026-08-05), `--routing-logic kvaware`: 
 asked who holds the tokens; the instance it names is taken if matched >= prompt - kv_aware_threshold
 (2,000 tokens), so that every prompt shorter than that goes to the named one. Otherwise the session's place
 on the hash ring, and without a session the lowest rate of the last 60 s. No load.
-Not represented: the controller's delay, and that the first instance of its answer need not hold most. Here
-the answer is this router's own exact index, the longest match of it; both favour it. Nobody holding
-anything is "no match", as there.
+Not represented: the controller's delay, and that it names whoever was first to hold the prompt's first 256
+tokens, with as much of the prompt as that one was first to hold. Here the answer is this router's own exact
+index, the longest match of it; both favour it. Where all prompts begin alike, either way those shorter than
+2,000 tokens and that beginning all go to one replica: a quarter of the Mooncake conversation trace. Nobody
+holding anything is "no match", as there. Without `--session-key` (its default) it has no sessions and goes
+by rate; here it has those that clients name.
 """
 
 from __future__ import annotations
