@@ -15,8 +15,9 @@ one; 0.15 s per token to decode); replicas keep what their caches hold (198,516 
 node when it is evicted rather than when its window ends; a request is taken to decode 45 tokens, which there
 is so only where its client sets no limit (with 343, the mean of the Mooncake conversation trace, it is
 slower); nodes are moved every 10 s (an interval its source has, commented out) instead of at every request,
-with which it is sooner on 16 replicas and later, by 6 %, on four. The cheapest of a matched set is
-taken, where its source mistakes the place in the set for the replica. All of this is meant to favour it.
+with which it is sooner on 16 replicas and in overload, and later, by 6 %, on four at load 0.85. The cheapest
+of a matched set is taken, where its source mistakes the place in the set for the replica. All of this is
+meant to favour it.
 Not represented: the copy of a hot node when its times to first token double within the window, which a
 policy is not told; that a request three nodes or more below its important one moves nothing. Blocks of the
 engine stand for tokens.
