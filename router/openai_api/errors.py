@@ -51,6 +51,7 @@ class _Row:
     outcome: str  # the label in `warmpath_requests_total`: few values, so that it stays readable
     code: str | None = None  # None: the error's own `code`, where it has one
     retry_after_s: Callable[[Any], float] | None = None
+    is_final: bool = False  # the API's own clients ask again after a 5xx, unless they are told not to
 
 
 _BUSY = _Row(429, RATE_LIMIT, "busy", "server_busy", lambda error: getattr(error, "retry_after_s", 1.0))
@@ -76,7 +77,8 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
     # Ours.
     shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded"),
-    errors.TooManyDeaths: _Row(500, SERVER, "failed", "too_many_deaths"),
+    # Asked again it would take the next replicas with it.
+    errors.TooManyDeaths: _Row(500, SERVER, "failed", "too_many_deaths", is_final=True),
     shared.ForwardFailed: _Row(500, SERVER, "failed", "forward_failed"),
     # It stops, say, and nobody else could take over: a new attempt may find another replica.
     shared.RequestRefused: _Row(503, UNAVAILABLE, "failed", "refused", lambda _error: 1.0),
@@ -104,6 +106,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
     headers = {}
     if row.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(row.retry_after_s(error))))
+    if row.is_final:
+        headers["x-should-retry"] = "false"
     if row.status == 401:
         headers["www-authenticate"] = "Bearer"
     return ErrorAnswer(

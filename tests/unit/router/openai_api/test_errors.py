@@ -51,5 +51,11 @@ def test_retry_after_is_whole_seconds_and_at_least_one() -> None:
     assert answer_to(shared.ForwardFailed("x")).headers == {}
 
 
+def test_only_who_killed_replicas_is_told_not_to_come_again() -> None:
+    assert answer_to(errors.TooManyDeaths("r", 2)).headers == {"x-should-retry": "false"}
+    for error in (shared.ForwardFailed("x"), shared.DeadlineExceeded(1, 2), KeyError("x")):
+        assert "x-should-retry" not in answer_to(error).headers
+
+
 def test_the_field_is_named() -> None:
     assert answer_to(errors.InvalidField("stop", "no")).param == "stop"

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from cache.errors import QueueFull
+from router.errors import ReplicaLost
 from tests.fakes.http import MODEL, RouterUnderTest, counting
 
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
@@ -93,3 +94,16 @@ async def test_busy_is_retried_by_the_client(router: RouterUnderTest, client: op
     assert caught.value.response.headers["retry-after"] == "1"
     patient = client.with_options(max_retries=1)
     assert (await patient.completions.create(model=MODEL, prompt="a", max_tokens=2)).choices[0].text
+
+
+async def test_what_killed_its_replicas_is_not_asked_again_by_the_client() -> None:
+    async with RouterUnderTest(num_replicas=6) as router:
+        router.answer_with(ReplicaLost("gone"))
+        transport = httpx.ASGITransport(router.api)
+        async with openai.AsyncOpenAI(
+            base_url="http://router/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
+        ) as client:
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.completions.create(model=MODEL, prompt="a")
+        assert caught.value.code == "too_many_deaths"
+        assert len(router.calls.requests) == router.config.max_deaths
