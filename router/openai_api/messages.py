@@ -58,6 +58,7 @@ class ChatMessage(BaseModel):
     tool_calls: tuple[PastCall, ...] = ()  # of an assistant
     tool_call_id: str | None = None  # of a tool's answer
     name: str | None = None  # of who speaks, among several of one role; many templates do not look at it
+    reasoning: str | None = None  # of an assistant, before the content; templates show the latest turns'
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read messages."""
@@ -68,6 +69,8 @@ class ChatMessage(BaseModel):
             message["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             message["name"] = self.name
+        if self.reasoning is not None:  # templates have either name of it
+            message["reasoning"] = message["reasoning_content"] = self.reasoning
         return message
 
 
@@ -110,7 +113,22 @@ def _to_message(value: object, at: str) -> ChatMessage:
         tool_calls=calls,
         tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
         name=speaker,
+        reasoning=_to_reasoning(value, role, at),
     )
+
+
+def _to_reasoning(message: dict[str, Any], role: str, at: str) -> str | None:
+    """vLLM calls it `reasoning`, and once called it as most clients and templates do."""
+    if role != "assistant":
+        return None
+    for name in ("reasoning", "reasoning_content"):
+        text = message.get(name)
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise InvalidField(f"{at}.{name}", f"'{at}.{name}' must be a string.")
+        return text
+    return None
 
 
 def _to_call_id(value: object, role: str, at: str) -> str | None:
@@ -211,6 +229,7 @@ MESSAGES_SCHEMA = {
             "role": {"enum": list(_ROLES)},
             "content": {"anyOf": [{"type": "string"}, _PARTS]},
             "name": {"type": "string"},
+            "reasoning_content": {"type": "string"},
         },
     },
 }

@@ -52,9 +52,10 @@ def _flattened(message: Message, index: int) -> dict[str, Any]:
 
 
 def _content_size(message: Message) -> int:
-    content, calls, name = message.get("content"), message.get("tool_calls"), message.get("name")
+    content, calls = message.get("content"), message.get("tool_calls")
     size = len(json.dumps(calls, default=str)) if calls else 0
-    size += len(name) if isinstance(name, str) else 0
+    for name in ("name", "reasoning"):
+        size += len(message[name]) if isinstance(message.get(name), str) else 0
     if isinstance(content, Sequence) and not isinstance(content, str):
         return size + sum(len(str(part)) for part in content)
     return size + (len(content) if isinstance(content, str) else 0)

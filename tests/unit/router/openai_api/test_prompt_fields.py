@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
-from tests.fakes.tokenizers import a_tokenizer
+from tests.fakes.tokenizers import CHATML, a_tokenizer
 
 CLS, SEP = 1, 2
 NAMED = (
@@ -86,3 +86,12 @@ async def test_a_speakers_name_is_read_where_the_template_reads_it() -> None:
             plain = prompt_of(router)
             await ask(router, name="don")
             assert (prompt_of(router) != plain) is is_read
+
+
+async def test_an_assistants_reasoning_is_read_where_the_template_reads_it() -> None:
+    template = CHATML.replace("{{ message.content }}", "{{ message.reasoning_content }}{{ message.content }}")
+    async with RouterUnderTest(tokenizer=a_tokenizer("bytes", template=template)) as router:
+        messages = [{"role": "assistant", "content": "b", "reasoning": "a"}, {"role": "user", "content": "c"}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 2}
+        assert (await router.client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert "assistant\nab<|im_end|>" in router.tokenizer.decode(prompt_of(router))

@@ -380,3 +380,22 @@ def test_a_messages_name_reaches_the_template_and_is_a_string() -> None:
     with pytest.raises(InvalidField) as caught:
         _chat(messages=[{"role": "user", "content": "x", "name": 5}])
     assert caught.value.param == "messages[0].name"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_an_assistants_reasoning_reaches_the_template_and_is_a_string(name: str) -> None:
+    def told(role: str, **message: object) -> object:
+        return _chat(messages=[{"role": role, "content": "x", **message}]).messages[0].for_template()
+
+    plain = {"role": "assistant", "content": "x"}
+    assert told("assistant", **{name: "so"}) == {**plain, "reasoning": "so", "reasoning_content": "so"}
+    assert told("assistant", **{name: None}) == plain
+    assert told("user", **{name: "so"}) == {"role": "user", "content": "x"}
+    with pytest.raises(InvalidField) as caught:
+        told("assistant", **{name: ["so"]})
+    assert caught.value.param == f"messages[0].{name}"
+
+
+def test_vllms_name_of_reasoning_goes_before_the_older_one() -> None:
+    message = {"role": "assistant", "content": "x", "reasoning": "new", "reasoning_content": "old"}
+    assert _chat(messages=[message]).messages[0].reasoning == "new"
