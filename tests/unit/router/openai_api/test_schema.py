@@ -313,6 +313,25 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Fie
             refuse_unsupported(endpoint, {field.name: neutral})
 
 
+# What would change the answer where OpenAI or vLLM serve it, and was taken for a field nobody knows.
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moderation", {"model": "omni", "policy": {"input": {"mode": "block"}}}),
+        ("thinking_token_budget", 0),
+        ("repetition_detection", {"max_pattern_size": 8, "min_count": 3}),
+        ("logprob_token_ids", [1, 2]),
+        ("watermarking", True),
+        ("return_prompt_text", True),
+        ("ec_transfer_params", {"do_remote_encode": True}),
+    ],
+)
+def test_what_changes_an_answer_elsewhere_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        _chat(**{name: value})
+    assert caught.value.param == name
+
+
 @pytest.mark.parametrize(
     ("name", "value", "is_neutral"),
     [
