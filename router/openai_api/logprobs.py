@@ -2,7 +2,8 @@
 
 A token is told as its text. One that is no whole character by itself (a byte of an emoji, say) is told by its
 bytes, escaped, as the API does: `\\xf0\\x9f` in chats, `bytes:\\xf0\\x9f` in completions. Chats also have the
-bytes themselves: those of an answer, one after another, are its text.
+bytes themselves: those of an answer's tokens, one after another, are its text and what is left out of it,
+special tokens and what a stop string cuts off.
 
 Knows token ids, their bytes and packed numbers; knows neither deltas' text nor how chunks are sent.
 """
@@ -112,8 +113,9 @@ class CompletionLogprobRecord:
 
     def _tell_all(self, token_ids: Sequence[int], found: Logprobs) -> None:
         for token_id, logprob, top in _each(token_ids, found):
-            told = {self._spelled(other): other_logprob for other, other_logprob in top}
-            told.setdefault(self._spelled(token_id), logprob)  # the token itself is always there
+            told: dict[str, float] = {}
+            for other, other_logprob in (*top, (token_id, logprob)):  # the token itself is always there
+                told.setdefault(self._spelled(other), other_logprob)  # of two spelled alike the more probable
             self._tell(token_id, logprob, told)
 
     def _tell(self, token_id: int, logprob: float | None, top: dict[str, float] | None) -> None:

@@ -49,6 +49,21 @@ def test_a_character_in_pieces_is_told_by_its_bytes() -> None:
     assert [entry.bytes for entry in entries.content] == [[token] for token in ids]
 
 
+def test_of_tokens_spelled_alike_the_most_probable_is_told() -> None:
+    """SentencePiece has `A` and `<0x41>`. Whether a token was the likeliest is found out with the maximum."""
+
+    def spelled(token_id: int) -> bytes:
+        return b"A" if token_id in (1, 2) else b"B"
+
+    for drawn, own in ((1, -0.25), (2, -3.0)):
+        record = CompletionLogprobRecord(spelled, lambda _id: False)
+        record.take(Delta("A", (drawn,), 0, None, logprobs((own, {1: -0.25, 3: -2.0, 2: -3.0}))))
+        told = record.due()
+        assert told is not None
+        assert told.token_logprobs == [own]
+        assert told.top_logprobs == [{"A": -0.25, "B": -2.0}]
+
+
 def test_special_tokens_are_told_and_take_no_place_but_where_the_prompt_spells_them() -> None:
     def spelled(token_id: int) -> bytes:
         return b"<s>" if token_id == 0 else bytes([token_id])
