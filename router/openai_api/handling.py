@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cache.errors import ServingError
+from router.errors import MalformedJson
 from router.openai_api.body import parse_object, read_limited
 from router.openai_api.errors import answer_to, outcome_of
 from router.openai_api.fields import Endpoint
@@ -98,6 +99,11 @@ class Handling:
         content = await read_limited(
             request.stream(), request.headers.get("content-length"), self._limits.max_body_bytes
         )
+        if not content and "upgrade" in request.headers:  # as Java's client asks first, of plain HTTP
+            raise MalformedJson(
+                "it is empty. Servers drop it with a request to upgrade the connection, as HTTP/2 over plain "
+                "HTTP begins: let the client send HTTP/1.1."
+            )
         return parse_object(content, self._limits.max_json_depth)
 
     async def plainly(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
+from tests.http_server import scripted_server
 
 SECRET = "a secret prompt"
 
@@ -123,3 +125,21 @@ async def test_what_names_a_session_keeps_it_in_one_place(
             visited.append(len({replica for replica, _ in router.calls.requests}))
     with_session, without = visited
     assert with_session == 1 < without
+
+
+def test_a_body_lost_with_an_upgrade_is_told_from_one_that_was_not_sent() -> None:
+    """Java's client asks for HTTP/2 over plain HTTP like this; uvicorn drops the body."""
+    upgrade = {
+        "connection": "Upgrade, HTTP2-Settings",
+        "upgrade": "h2c",
+        "http2-settings": "AAEAAEAAAAIAAAAB",
+    }
+    with scripted_server(RouterUnderTest()) as server:
+        answers = [
+            httpx.post(f"{server.url}/v1/completions", headers=headers, json=sent)
+            for headers, sent in ((upgrade, {"model": MODEL, "prompt": "a"}), ({}, None))
+        ]
+    assert [(answer.status_code, error_of(answer)["code"]) for answer in answers] == [
+        (400, "malformed_json")
+    ] * 2
+    assert ["HTTP/1.1" in error_of(answer)["message"] for answer in answers] == [True, False]
