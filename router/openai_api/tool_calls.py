@@ -140,6 +140,8 @@ class HermesReader:
             return True
         after = len(self._buffer) if end < 0 else end + len(CLOSE)
         if call is None:
+            if (last := body.rfind(OPEN)) >= 0:  # this tag was but a word, in a thought or a call gone wrong
+                after = len(body[:last].rstrip())
             texts.append(self._lead + OPEN + self._buffer[:after])
         else:
             calls.append(call)

@@ -59,6 +59,19 @@ CASES: list[tuple[str, str, list[tuple[str, str]]]] = [
         "",
         [("f", '{"n": ' + "9" * 5000 + "}")],
     ),
+    # A tag that begins no call hides none that follows.
+    (
+        f"<think>\nA `<tool_call>` it is.\n</think>\n\n{CALL}",
+        "<think>\nA `<tool_call>` it is.\n</think>",
+        [("weather", '{"place": "Zürich"}')],
+    ),
+    (
+        '<tool_call>{"name": "f", "arguments": {\n<tool_call>{"name": "f"}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {',
+        [("f", "{}")],
+    ),
+    ("<tool_call> or <tool_call>x</tool_call> \n<tool_call>", None, []),
+    (f"{OPEN} {OPEN}{CALL}", f"{OPEN} {OPEN}", [("weather", '{"place": "Zürich"}')]),
     # What is no call is text, to the last character.
     ("<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
     ("<tool_call>{}</tool_call>", None, []),
