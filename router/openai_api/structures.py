@@ -27,6 +27,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # What Lark's notation has and GBNF has not. llguidance looks for the same with `^\s*`, which takes the
 # square of the number of empty lines: 60,000 of them were 50 s.
 _LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
+_SWITCHES = (
+    "disable_any_whitespace",
+    "disable_additional_properties",
+    "disable_fallback",
+    "_backend_was_auto",
+)
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 # Where JSON Schema has schemas in schemas.
@@ -66,10 +72,11 @@ def to_structure(value: object, info: ValidationInfo) -> Structure:
     """`structured_outputs`: an object that names one kind. Raises InvalidField or UnsupportedParameter."""
     at = "structured_outputs"
     given = {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else {}
-    if given.get("json_object") is False:
-        del given["json_object"]
+    for switch in ("json_object", *_SWITCHES):  # vLLM's own object writes them all
+        if given.get(switch) is False:
+            del given[switch]
     other = next((key for key in given if key not in _KINDS), None)
-    if other in ("structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_fallback"):
+    if other in ("structural_tag", "whitespace_pattern", *_SWITCHES):
         raise UnsupportedParameter(f"{at}.{other}", f"'{at}.{other}' is not supported by this server.")
     if len(given) != 1 or other is not None:
         raise InvalidField(at, f"'{at}' must be an object with exactly one of {', '.join(_KINDS)}.")

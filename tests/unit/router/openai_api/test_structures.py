@@ -142,11 +142,33 @@ def test_what_makes_no_sense_is_named(param: str, fields: dict[str, Any]) -> Non
     assert (error.param, error.code) == (param, "invalid_value")
 
 
-@pytest.mark.parametrize("name", ["structural_tag", "whitespace_pattern"])
-def test_what_is_not_implemented_is_named_so(name: str) -> None:
-    error = _refused(structured_outputs={name: "x"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("structural_tag", "x"),
+        ("whitespace_pattern", "x"),
+        ("disable_any_whitespace", True),
+        ("disable_additional_properties", True),
+    ],
+)
+def test_what_is_not_implemented_is_named_so(name: str, value: object) -> None:
+    error = _refused(structured_outputs={"json": {}, name: value})
     assert isinstance(error, UnsupportedParameter)
     assert error.param == f"structured_outputs.{name}"
+
+
+def test_vllms_own_object_is_taken_with_all_its_switches_off() -> None:
+    """`dataclasses.asdict(StructuredOutputsParams(regex="a+"))`."""
+    absent = dict.fromkeys(
+        ("json", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern", "_backend")
+    )
+    off = dict.fromkeys(
+        ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "_backend_was_auto"),
+        False,
+    )
+    assert _structure(structured_outputs={"regex": "a+", **absent, **off}) == Structure(
+        StructureKind.REGEX, "a+"
+    )
 
 
 def test_a_structure_beside_free_text_is_one_structure() -> None:
