@@ -33,8 +33,17 @@ class ClientGone(ServingError):
     """The client closed its connection before the answer was complete."""
 
 
+# What else ends a line for Python's `splitlines`, and so for clients that read lines with httpx; of control
+# characters below a space JSON allows none.
+_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+
+
 def event(content: bytes) -> bytes:
-    """One server-sent event. `content` is JSON of ours, so it holds no line break."""
+    """One server-sent event. `content` is JSON of ours; it comes out as one line, whoever reads it."""
+    if not content.isascii():
+        text = content.decode()
+        if "\x85" in text or "\u2028" in text or "\u2029" in text:
+            content = text.translate(_LINE_ENDS).encode()
     return b"data: " + content + b"\n\n"
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 from collections.abc import AsyncGenerator
 
 import pytest
 from starlette.types import Message
 
-from cache.messages import Delta
+from cache.messages import Delta, FinishReason
 from router.openai_api.streams import DONE, SseResponse, event, merge
+from tests.fakes.http import RouterUnderTest
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
 
@@ -59,6 +61,16 @@ async def test_a_slow_reader_slows_the_streams() -> None:
         await asyncio.sleep(0)
     assert len(seen) < 20
     await merged.aclose()
+
+
+async def test_an_event_is_one_line_for_clients_that_split_as_python_does(router: RouterUnderTest) -> None:
+    text = "".join(map(chr, (*range(0x00, 0x21), *range(0x7F, 0xA1), *range(0x2027, 0x202B)))) + "é\\日"
+    router.answer_with(Delta(text, (1,), 0, FinishReason.STOP))
+    for answer in (await router.chat(stream=True), await router.complete(stream=True)):
+        *events, done = [line async for line in answer.aiter_lines() if line]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in events]
+        assert done == "data: [DONE]"
+        assert [choice.get("text", choice.get("delta", {}).get("content")) for choice in choices] == [text]
 
 
 @pytest.mark.parametrize("pieces", [[event(b"1") + DONE], [event(b"1"), event(b"2"), event(b"3") + DONE]])
