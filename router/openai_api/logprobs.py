@@ -105,6 +105,7 @@ class CompletionLogprobRecord:
     def take(self, delta: Delta) -> None:
         if self._prompt:
             prompt, self._prompt = self._prompt, ()
+            self._num_chars = -self._num_added_spaces(prompt)
             self._tell(prompt[0], None, None)  # nothing is before it that could make it probable
             if delta.prompt_logprobs is not None:
                 self._tell_all(prompt[1:], delta.prompt_logprobs)
@@ -123,11 +124,24 @@ class CompletionLogprobRecord:
         self._tokens.append(self._spelled(token_id))
         self._logprobs.append(logprob)
         self._top.append(top)
-        self._offsets.append(self._num_chars + self._breaks_off(spelled))
+        at = max(0, self._num_chars)
+        self._offsets.append(at + self._breaks_off(spelled))
         if not self._is_special(token_id) or self._prompt_text.startswith(
-            spelled.decode(errors="replace"), self._num_chars
+            spelled.decode(errors="replace"), at
         ):
             self._num_chars += len(self._decoder.decode(spelled))  # characters that are whole now
+
+    def _num_added_spaces(self, prompt: Sequence[int]) -> int:
+        """Tokenizers whose words begin with their space put one before the first, which is in no text."""
+        num_in_tokens = 0
+        for token_id in prompt:
+            spelled = b"" if self._is_special(token_id) else self._token_bytes(token_id)
+            after = spelled.lstrip(b" ")
+            num_in_tokens += len(spelled) - len(after)
+            if after:
+                break
+        num_in_text = len(self._prompt_text) - len(self._prompt_text.lstrip(" "))
+        return int(num_in_tokens == num_in_text + 1)
 
     def _breaks_off(self, spelled: bytes) -> bool:
         """Whether a character was begun and this does not go on with it: it is shown as U+FFFD then."""

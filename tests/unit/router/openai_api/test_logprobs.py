@@ -7,11 +7,13 @@ from array import array
 from typing import Any
 
 import pytest
+from tokenizers import decoders
 
 from cache.messages import Delta, FinishReason, Logprobs
 from cache.types import ReplicaId
 from router.openai_api.logprobs import ChatLogprobRecord, CompletionLogprobRecord
 from tests.fakes.http import RouterUnderTest, a_replica_info
+from tests.fakes.tokenizers import a_tokenizer
 
 
 def logprobs(*tokens: tuple[float, dict[int, float]]) -> Logprobs:
@@ -78,6 +80,33 @@ def test_special_tokens_are_told_and_take_no_place_but_where_the_prompt_spells_t
         assert told.tokens == ["<s>", "a", "b"]
         assert told.token_logprobs == [None, -2, -1]
         assert told.text_offset == offsets
+
+
+PIECES = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+
+
+@pytest.mark.parametrize("shape", ["bytes", "llama legacy", "metaspace first"])
+@pytest.mark.parametrize("prompt", ["hello word", " hello", "  or", "é or", " ", "\nus"])
+async def test_offsets_are_places_in_the_text_whatever_stands_before_its_first_word(
+    shape: str, prompt: str
+) -> None:
+    """SentencePiece puts a space there: it is part of a token, and not of the prompt that comes back."""
+    tokenizer = a_tokenizer(shape)
+    if shape != "bytes":
+        tokenizer.backend_tokenizer.decoder = PIECES
+    prompt_ids, (drawn,) = tokenizer(prompt)["input_ids"], tokenizer.convert_tokens_to_ids(["o"])
+    others = logprobs(*[(-1.0, {})] * (len(prompt_ids) - 1)) if len(prompt_ids) > 1 else None
+    async with RouterUnderTest(tokenizer=tokenizer) as router:
+        router.answer_with(Delta("o", (drawn,), 0, FinishReason.STOP, logprobs((-1.0, {})), others))
+        (choice,) = (await router.complete(prompt, echo=True, logprobs=0)).json()["choices"]
+    told = choice["logprobs"]
+    assert (choice["text"], told["tokens"][-1]) == (f"{prompt}o", "o")
+    assert told["text_offset"][-1] == len(prompt)
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        if not token.startswith("bytes:") and offset:
+            assert choice["text"].startswith(token, offset)
 
 
 async def test_what_was_held_back_is_told_with_the_next_chunk(router: RouterUnderTest) -> None:
