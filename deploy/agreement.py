@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cache.errors import ConfigError
-from deploy.scaling_options import targets_of
+from deploy.scaling_options import targets_of, whole
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 
@@ -60,13 +60,13 @@ def _check_waits(router: RouterConfig, replica: ReplicaConfig) -> None:
 
 def _check_places(replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
     """Routers send a replica as many as its engine takes."""
-    ongoing = options.get("max_ongoing_requests", REPLICA_MAX_ONGOING)
+    ongoing = whole(options.get("max_ongoing_requests", REPLICA_MAX_ONGOING))
     _check_ongoing("Replica", ongoing, replica, "Serve turns away what Routers send")
 
 
 def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any]) -> None:
     """A Router is one call for each client, from the first byte to the last, and it is it that refuses."""
-    ongoing = router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING)
+    ongoing = whole(router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING))
     _check_ongoing("Router", ongoing, replica, "Serve holds clients back before a Router hears of them")
 
 

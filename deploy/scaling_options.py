@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from cache.errors import ConfigError
@@ -21,6 +21,7 @@ from deploy.wanted_replicas import Targets
 POLICY = "deploy.autoscaling:QueuedWork"
 AUTO_MAX_REPLICAS = 100  # Serve's own, for `num_replicas: auto`
 _DEFAULTS = AutoscalingConfig()
+_WHOLE = TypeAdapter(int)
 
 
 def check_scaling(where: str, options: Mapping[str, Any]) -> None:
@@ -45,7 +46,7 @@ def check_scaling(where: str, options: Mapping[str, Any]) -> None:
         key = ".".join([where, *(str(part) for part in first["loc"])])
         value = scaling if first["loc"] == () else first.get("input")
         raise ConfigError(key, value, first["msg"].removeprefix("Value error, ")) from None
-    if scaling.get("min_replicas") == 0:
+    if replica_bounds(options)[0] == 0:
         needed = "must be at least 1: without a replica nothing waits that Serve could see"
         raise ConfigError(f"{where}.min_replicas", 0, needed)
 
@@ -62,11 +63,17 @@ def replica_bounds(options: Mapping[str, Any]) -> tuple[int, int]:
     """Fewest and most replicas of a deployment whose options were checked."""
     scaling, number = options.get("autoscaling_config"), options.get("num_replicas")
     if scaling is None and number != "auto":
-        number = 1 if number is None else int(number)
+        number = 1 if number is None else whole(number)
         return number, number
     scaling = scaling or {}
     most = AUTO_MAX_REPLICAS if number == "auto" else _DEFAULTS.max_replicas
-    return int(scaling.get("min_replicas", _DEFAULTS.min_replicas)), int(scaling.get("max_replicas", most))
+    fewest = scaling.get("min_replicas", _DEFAULTS.min_replicas)
+    return whole(fewest), whole(scaling.get("max_replicas", most))
+
+
+def whole(value: Any) -> int:
+    """A whole number of options that were checked, as Serve reads it: it takes text for numbers, too."""
+    return _WHOLE.validate_python(value)
 
 
 def _check_policy(where: str, policy: Any) -> None:

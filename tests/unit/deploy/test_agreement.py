@@ -66,12 +66,13 @@ def test_a_wait_that_replicas_refuse(content: dict[str, Any], wait_s: float | No
 def test_fewer_calls_than_one_replica_takes(content: dict[str, Any], deployment: str) -> None:
     """Serve would hold the others back, or refuse them, before anybody of ours hears of them."""
     options = next(d for d in content["applications"][0]["deployments"] if d["name"] == deployment)
-    options["max_ongoing_requests"] = 319
-    error = refusal(content)
-    assert error.field == f"applications.deployments.{deployment}.max_ongoing_requests"
-    assert "at least 320" in error.accepted
-    options["max_ongoing_requests"] = 320
-    ServeFile.checked(Path("deploy.yaml"), content)
+    for few, enough in ((319, 320), ("319", "320.0")):  # Serve takes text for numbers, too
+        options["max_ongoing_requests"] = few
+        error = refusal(content)
+        assert error.field == f"applications.deployments.{deployment}.max_ongoing_requests"
+        assert "at least 320" in error.accepted
+        options["max_ongoing_requests"] = enough
+        ServeFile.checked(Path("deploy.yaml"), content)
     del options["max_ongoing_requests"]  # then it is what `deploy/app.py` asks for
     ServeFile.checked(Path("deploy.yaml"), content)
 

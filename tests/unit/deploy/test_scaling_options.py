@@ -35,6 +35,7 @@ def policy(function: Any = POLICY, **kwargs: Any) -> dict[str, Any]:
             "w.autoscaling_config.min_replicas",
             "must be at least 1: without a replica",
         ),
+        (options(min_replicas="0"), "w.autoscaling_config.min_replicas", "must be at least 1"),
         (options(min_replicas=5), "w.autoscaling_config", "max_replicas (4) must be greater"),
         (options(upscale_delay_s=-1), "w.autoscaling_config.upscale_delay_s", "greater than or equal to 0"),
         (options(policy={"function": POLICY}), "w.autoscaling_config.policy", "unknown key 'function'"),
@@ -92,6 +93,7 @@ def test_only_our_own_policy_has_targets() -> None:
         (options(min_replicas=2), (2, 4)),
         ({"autoscaling_config": {}}, (1, 1)),
         ({"num_replicas": "auto"}, (1, 100)),
+        (options(min_replicas="2", max_replicas="4.0"), (2, 4)),
     ],
 )
 def test_bounds(given: dict[str, Any], bounds: tuple[int, int]) -> None:
