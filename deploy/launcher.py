@@ -31,6 +31,7 @@ from deploy.errors import DeployFailed
 from deploy.ports import Ports
 from deploy.preflight import check_gpus, check_keys, check_memory, check_models
 from deploy.serve_file import ServeFile
+from replica.errors import EventSocketError
 
 POLL_S = 0.25
 FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
@@ -208,8 +209,8 @@ def _root_cause(application: Any) -> str:
 
 def _wrong_setting(application: Any) -> str | None:
     """What the first one to start said of its settings, if that is why it failed. Serve starts it again, and
-    again, to hear the same."""
-    settings = _names(ConfigError)
+    again, to hear the same: without end, where another replica started and has the port that both want."""
+    settings = _names(ConfigError) | _names(EventSocketError)
     for deployment in application.deployments.values():
         if FAILED_TO_START in deployment.message:
             cause = _innermost(deployment.message)

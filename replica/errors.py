@@ -67,8 +67,8 @@ class EventSocketError(EngineError):
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         super().__init__(
-            f"event_host = {host!r}, event_port = {port}: cannot listen there ({reason}); "
-            "choose other ports, or event_port 0 for free ones"
+            f"event_host = {host!r}, event_port = {port}: cannot listen there ({reason}); event_host must be "
+            "an address of the replica's machine, event_port 0 for free ports where replicas share one"
         )
         self.host = host
         self.port = port

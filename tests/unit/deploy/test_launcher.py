@@ -65,6 +65,12 @@ Traceback (most recent call last):
             TRACEBACK.format(error="cache.errors.ConfigError: num_blocks = 0: must be at least 1"),
             "ConfigError: num_blocks = 0: must be at least 1",
         ),
+        (  # of two replicas that share a machine; the other one has the port
+            TRACEBACK.format(
+                error="replica.errors.EventSocketError: event_host = '127.0.0.1', event_port = 5"
+            ),
+            "EventSocketError: event_host = '127.0.0.1', event_port = 5",
+        ),
         (TRACEBACK.format(error="OSError: the hub does not answer"), None),  # it may the next time
         ("", None),
     ],
