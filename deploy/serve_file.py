@@ -185,6 +185,11 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
     if prefix != "/" and not is_path:
         where = f"applications.{application.get('name', 'default')}.route_prefix"
         raise ConfigError(where, prefix, "must be /, or a path such as /llm without a / behind it")
+    for key, value in (content.get("http_options") or {}).items():
+        if key.startswith("ssl_") and value:
+            # HAProxy listens without it, and asks Routers that speak it without it: errors, in the clear.
+            needed = "must be left out: Serve's fast proxy knows no TLS, which ends at your ingress"
+            raise ConfigError(f"http_options.{key}", HIDDEN if "password" in key else value, needed)
 
 
 def _check_deployments(application: Mapping[str, Any]) -> None:

@@ -238,6 +238,25 @@ def test_what_nobody_could_ask_is_refused(
         read(tmp_path, content)
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("ssl_keyfile", "'/secret/of/mine'"),
+        ("ssl_ca_certs", "'/secret/of/mine'"),
+        ("ssl_keyfile_password", r"'\(hidden\)'"),
+    ],
+)
+def test_tls_that_the_fast_proxy_does_not_know_is_refused(
+    content: dict[str, Any], tmp_path: Path, key: str, shown: str
+) -> None:
+    """It would listen in the clear where the file asks for TLS."""
+    content["http_options"][key] = "/secret/of/mine"
+    with pytest.raises(ConfigError, match=rf"^http_options\.{key} = {shown}: must be left out"):
+        read(tmp_path, content)
+    content["http_options"][key] = None
+    read(tmp_path, content)
+
+
 @pytest.mark.parametrize("prefix", ["/", "/llm", "/a/b"])
 def test_a_prefix_of_all_paths_is_known(content: dict[str, Any], tmp_path: Path, prefix: str) -> None:
     content["applications"][0]["route_prefix"] = prefix
