@@ -69,6 +69,7 @@ class ServeFile:
         _check_port(schema.http_options.port)
         application = _our_application(path, content)
         _check_way_in(content, application)
+        _check_capacity(schema.target_capacity)
         _check_deployments(application)
         _check_environments(application)
         _require_one_loop(application)
@@ -190,6 +191,13 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
             # HAProxy listens without it, and asks Routers that speak it without it: errors, in the clear.
             needed = "must be left out: Serve's fast proxy knows no TLS, which ends at your ingress"
             raise ConfigError(f"http_options.{key}", HIDDEN if "password" in key else value, needed)
+
+
+def _check_capacity(percent: float | None) -> None:
+    """It scales every number of replicas that the file says, and whoever starts them waits for those."""
+    if percent is not None and percent < 100:
+        needed = "must be left out, or 100: num_replicas says how many there are"
+        raise ConfigError("target_capacity", percent, needed)
 
 
 def _check_deployments(application: Mapping[str, Any]) -> None:

@@ -257,6 +257,17 @@ def test_tls_that_the_fast_proxy_does_not_know_is_refused(
     read(tmp_path, content)
 
 
+@pytest.mark.parametrize("percent", [0, 50, "99.5"])
+def test_a_part_of_the_replicas_that_are_waited_for_is_refused(
+    content: dict[str, Any], tmp_path: Path, percent: float | str
+) -> None:
+    content["target_capacity"] = percent
+    with pytest.raises(ConfigError, match=r"^target_capacity = .*: must be left out, or 100"):
+        read(tmp_path, content)
+    content["target_capacity"] = 100
+    read(tmp_path, content)
+
+
 @pytest.mark.parametrize("prefix", ["/", "/llm", "/a/b"])
 def test_a_prefix_of_all_paths_is_known(content: dict[str, Any], tmp_path: Path, prefix: str) -> None:
     content["applications"][0]["route_prefix"] = prefix
