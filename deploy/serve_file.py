@@ -19,6 +19,7 @@ from ray.serve.schema import (
     RayActorOptionsSchema,
     ServeApplicationSchema,
     ServeDeploySchema,
+    gRPCOptionsSchema,
 )
 
 from cache.errors import ConfigError
@@ -311,6 +312,7 @@ def options_of(application: Mapping[str, Any], deployment: str) -> Mapping[str, 
 def _refuse_typos(content: Mapping[str, Any]) -> None:
     _refuse_unknown("deploy.yaml", content, ServeDeploySchema.model_fields)
     _refuse_unknown("http_options", content.get("http_options"), HTTPOptionsSchema.model_fields)
+    _refuse_unknown("grpc_options", content.get("grpc_options"), gRPCOptionsSchema.model_fields)
     _refuse_unknown("logging_config", content.get("logging_config"), LoggingConfig.model_fields)
     for application in _mappings(content.get("applications")):
         name = application.get("name", "default")

@@ -41,6 +41,7 @@ def test_own_file(content: dict[str, Any], tmp_path: Path) -> None:
     [
         ((), "http_option", "http_options"),
         (("http_options",), "prt", "port"),
+        (("grpc_options",), "prt", "port"),
         (("applications", 0), "import_pat", "import_path"),
         (("applications", 0, "args", "replica"), "modle", "model"),
         (("applications", 0, "deployments", 1), "max_ongoing_request", "max_ongoing_requests"),
@@ -51,6 +52,7 @@ def test_typo_anywhere_is_refused(
     content: dict[str, Any], tmp_path: Path, path: tuple[str | int, ...], key: str, nearest: str
 ) -> None:
     content["applications"][0]["deployments"][1]["ray_actor_options"] = {"num_gpus": 0}
+    content["grpc_options"] = {}
     place: Any = content
     for step in path:
         place = place[step]
