@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cache.errors import ConfigError
-from deploy.scaling_options import targets_of, whole
+from deploy.scaling_options import POLICY, targets_of, whole
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 
@@ -35,6 +35,7 @@ def check_agreement(
     _check_places(replica, options)
     _check_entrance(replica, router_options)
     _check_scaling(router, options)
+    _check_who_scales(router_options)
 
 
 def _check_heartbeat(router: RouterConfig, replica: ReplicaConfig) -> None:
@@ -90,3 +91,10 @@ def _check_scaling(router: RouterConfig, options: Mapping[str, Any]) -> None:
         f"must be less than args.router.max_wait_s ({router.max_wait_s}): Routers refuse before so much waits"
     )
     raise ConfigError(where, targets.target_queued_s, needed)
+
+
+def _check_who_scales(router_options: Mapping[str, Any]) -> None:
+    """Routers tell it nothing, and of whom it hears nothing it lets there be as many as there are."""
+    if targets_of(router_options) is not None:
+        where = "applications.deployments.Router.autoscaling_config.policy.policy_function"
+        raise ConfigError(where, POLICY, "must be another: this one goes by what replicas' engines tell")

@@ -92,6 +92,17 @@ def test_a_recording_in_blocks_that_are_not_the_replicas(content: dict[str, Any]
     ServeFile.checked(Path("deploy.yaml"), content)
 
 
+def test_a_policy_of_replicas_that_is_given_to_routers(content: dict[str, Any]) -> None:
+    """It would let there be as many as there are, whatever comes."""
+    routers = content["applications"][0]["deployments"][0]
+    del routers["num_replicas"]
+    routers["autoscaling_config"] = {"max_replicas": 3, "policy": {"policy_function": POLICY}}
+    error = refusal(content)
+    assert error.field.endswith("Router.autoscaling_config.policy.policy_function")
+    del routers["autoscaling_config"]["policy"]
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
 def test_a_queue_that_routers_never_let_grow(content: dict[str, Any]) -> None:
     scaled_by_work(content, 10.0)
     error = refusal(content)
