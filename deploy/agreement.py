@@ -36,6 +36,7 @@ def check_agreement(
     _check_entrance(replica, router_options)
     _check_scaling(router, options)
     _check_who_scales(router_options)
+    _check_host_memory(replica)
 
 
 def _check_heartbeat(router: RouterConfig, replica: ReplicaConfig) -> None:
@@ -98,3 +99,10 @@ def _check_who_scales(router_options: Mapping[str, Any]) -> None:
     if targets_of(router_options) is not None:
         where = "applications.deployments.Router.autoscaling_config.policy.policy_function"
         raise ConfigError(where, POLICY, "must be another: this one goes by what replicas' engines tell")
+
+
+def _check_host_memory(replica: ReplicaConfig) -> None:
+    """What is not named is not kept when it is evicted, and `recompute` keeps nothing of who is put back."""
+    if replica.host_cache_gib and not replica.prefix_caching and replica.preemption == "recompute":
+        needed = "must be 0 where prefix_caching is false and preemption recompute: nothing would ever be in it"
+        raise ConfigError("args.replica.host_cache_gib", replica.host_cache_gib, needed)

@@ -92,6 +92,17 @@ def test_a_recording_in_blocks_that_are_not_the_replicas(content: dict[str, Any]
     ServeFile.checked(Path("deploy.yaml"), content)
 
 
+def test_host_memory_that_would_stay_empty(content: dict[str, Any]) -> None:
+    replica = content["applications"][0]["args"]["replica"]
+    replica |= {"host_cache_gib": 8, "prefix_caching": False}
+    error = refusal(content)
+    assert (error.field, error.value) == ("args.replica.host_cache_gib", 8.0)
+    replica["preemption"] = "swap"
+    ServeFile.checked(Path("deploy.yaml"), content)
+    replica |= {"preemption": "recompute", "prefix_caching": True}
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
 def test_a_policy_of_replicas_that_is_given_to_routers(content: dict[str, Any]) -> None:
     """It would let there be as many as there are, whatever comes."""
     routers = content["applications"][0]["deployments"][0]
