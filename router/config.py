@@ -113,6 +113,7 @@ class RouterConfig:
                 "shadow_policy_options", dict(self.shadow_policy_options), "has no shadow_policy to go with"
             )
         check_secret("debug_token", self.debug_token)
+        _check_sendable("debug_token", self.debug_token)
         if self.debug_token is not None and self.tenants.has_keys:
             raise ConfigError(
                 "debug_token", HIDDEN, "cannot be set beside API keys: operators' keys open /debug/route"
@@ -153,3 +154,12 @@ def check_secret(name: str, value: str | None) -> None:
     """A secret is long enough not to be guessed. Raises ConfigError without showing it."""
     if value is not None and len(value) < MIN_SECRET_CHARS:
         raise ConfigError(name, HIDDEN, f"must have at least {MIN_SECRET_CHARS} characters")
+
+
+def _check_sendable(name: str, value: str | None) -> None:
+    """What clients send in a header arrives as it was set. Raises ConfigError without showing it."""
+    if value is not None and not (value.isascii() and value.isprintable() and value == value.strip()):
+        accepted = (
+            "must be of printable ASCII characters, without white space around it: headers hold no other"
+        )
+        raise ConfigError(name, HIDDEN, accepted)

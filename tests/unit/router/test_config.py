@@ -71,6 +71,14 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
         RecordConfig(folder="traces", key="hunter2")
 
 
+@pytest.mark.parametrize("token", ["s" * 20 + "\n", " " * 20, "ß" * 20, "s" * 20 + "\0"])
+def test_a_token_that_no_header_brings_is_refused_and_not_shown(token: str) -> None:
+    """A file's last line break is easily part of it; whoever sends the rest would get 401 for ever."""
+    with pytest.raises(ConfigError, match=r"^debug_token = '\(hidden\)': must be of printable ASCII"):
+        config(debug_token=token)
+    config(debug_token="a pass phrase of some words")
+
+
 def test_one_kind_of_key_opens_the_debug_page() -> None:
     keys = TenantSettings(keys_file="/k", cache_scope="shared")
     with pytest.raises(ConfigError, match="operators' keys open") as caught:
