@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
@@ -32,8 +33,9 @@ class RecordConfig:
     block_tokens: int | None = None  # a multiple of the block size: coarser ids, smaller files; None = that
 
     def __post_init__(self) -> None:
-        if not self.folder:
-            raise ConfigError("record.folder", self.folder, "must name a folder")
+        if not Path(self.folder).is_absolute():
+            accepted = "must be an absolute path: Routers run in folders of Ray's"
+            raise ConfigError("record.folder", self.folder, accepted)
         if not 1 << 16 <= self.max_file_bytes <= 1 << 40:
             raise ConfigError(
                 "record.max_file_bytes", self.max_file_bytes, "must be between 64 KiB and 1 TiB"

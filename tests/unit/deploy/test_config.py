@@ -72,7 +72,11 @@ def test_what_follows_from_the_replicas_cannot_be_set_twice() -> None:
         ({"replica": 3}, "args.replica"),
         ({"router": {"policy_options": {"near_tie": "a"}}}, "args.router.policy_options.near_tie"),
         ({"router": {"record": {"folder": ""}}}, "args.router.record.folder"),
-        ({"router": {"record": {"folder": "x", "max_total_bytes": 5}}}, "args.router.record.max_total_bytes"),
+        ({"router": {"record": {"folder": "~/traces"}}}, "args.router.record.folder"),
+        (
+            {"router": {"record": {"folder": "/x", "max_total_bytes": 5}}},
+            "args.router.record.max_total_bytes",
+        ),
         ({"router": {"shadow_policy": "fastest"}}, "args.router.shadow_policy"),
         ({"replica": {"sim": {"slowdown": -1.0}}}, "args.replica.sim.slowdown"),
         ({"router": {"tenants": {"keys_file": "keys.yaml"}}}, "args.router.tenants.keys_file"),

@@ -68,7 +68,7 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
     assert caught.value.field == "debug_token"
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"record\.key"):
-        RecordConfig(folder="traces", key="hunter2")
+        RecordConfig(folder="/traces", key="hunter2")
 
 
 @pytest.mark.parametrize("token", ["s" * 20 + "\n", " " * 20, "ß" * 20, "s" * 20 + "\0"])
@@ -87,15 +87,15 @@ def test_one_kind_of_key_opens_the_debug_page() -> None:
 
 
 def test_secrets_are_in_no_representation() -> None:
-    made = config(debug_token="a" * 20, record=RecordConfig(folder="traces", key="b" * 20))
+    made = config(debug_token="a" * 20, record=RecordConfig(folder="/traces", key="b" * 20))
     assert "aaaa" not in repr(made)
     assert "bbbb" not in repr(made)
 
 
 def test_recorded_blocks_are_whole_blocks() -> None:
-    config(record=RecordConfig(folder="traces", block_tokens=64))
+    config(record=RecordConfig(folder="/traces", block_tokens=64))
     with pytest.raises(ConfigError, match="multiple of 16"):
-        config(record=RecordConfig(folder="traces", block_tokens=40))
+        config(record=RecordConfig(folder="/traces", block_tokens=40))
 
 
 def test_a_shadow_policys_knobs_are_its_own() -> None:
