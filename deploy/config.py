@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import date
 from enum import Enum
 from typing import Any, get_args, get_type_hints
 
@@ -100,7 +101,16 @@ def _convert(where: str, value: Any, kind: Any, *, is_secret: bool) -> Any:
         if isinstance(kind, type) and issubclass(kind, Enum):
             raise ConfigError(where, value, "must be one of " + ", ".join(kind)) from None
         shown = HIDDEN if is_secret else _without_secrets(value, section)
-        raise ConfigError(where, shown, str(error)) from None
+        raise ConfigError(where, shown, f"{error}{_advice(value, kind)}") from None
+
+
+def _advice(value: Any, kind: Any) -> str:
+    """How text is written that YAML takes for something else."""
+    if str not in (kind, *get_args(kind)) or bool in get_args(kind):
+        return ""
+    if isinstance(value, bool):
+        return "; put it in quotes: YAML takes on, off, yes and no for true and false"
+    return "; put it in quotes" if isinstance(value, int | float | date) else ""
 
 
 def _without_secrets(value: Any, section: Any) -> Any:

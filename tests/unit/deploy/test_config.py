@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
@@ -89,6 +90,22 @@ def test_bad_value_names_key_and_value(args: dict[str, Any], field: str) -> None
         AppConfig.from_args(args)
     assert caught.value.field == field
     assert str(caught.value).startswith(field + " = ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("greedy_screen: on", "greedy_screen = True: .*; put it in quotes: YAML takes on, off"),
+        ("greedy_screen: off", "greedy_screen = False: .*; put it in quotes: YAML takes on, off"),
+        ("model: 8080", "model = 8080: .*; put it in quotes$"),
+        ("revision: 2026-01-01", r"revision = datetime\.date\(2026, 1, 1\): .*; put it in quotes$"),
+        ("async_scheduling: 1", r"async_scheduling = 1: Expected `bool \| str`, got `int`$"),
+        ("num_blocks: yes", r"num_blocks = True: Expected `int \| null`, got `bool`$"),
+    ],
+)
+def test_what_yaml_takes_for_something_else_than_text_is_to_be_quoted(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        AppConfig.from_args({"replica": yaml.safe_load(text)})
 
 
 def test_where_keys_tell_tenants_apart_nobody_can_forge_a_hash() -> None:
