@@ -136,9 +136,13 @@ def _add_key_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    accepted = argparse.ArgumentTypeError(f"must be a whole number between 1 and {MAX_LAST}")
+    try:
+        value = int(text)
+    except ValueError:
+        raise accepted from None
     if not 1 <= value <= MAX_LAST:
-        raise argparse.ArgumentTypeError(f"must be between 1 and {MAX_LAST}")
+        raise accepted
     return value
 
 

@@ -209,6 +209,15 @@ def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixt
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("number", ["0", "201", "few"])
+def test_a_number_of_requests_that_none_is_is_told_its_range(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["explain", "--last", number])
+    assert "argument --last: must be a whole number between 1 and 200" in capsys.readouterr().err
+
+
 def test_advice_adds_several_routers_up(run: Any) -> None:
     """Each answer comes from whichever Router the connection reached."""
     routers = itertools.cycle("abac")
