@@ -85,7 +85,7 @@ def resolve(model: str, revision: str | None = None) -> ResolvedModel:
     start. Raises ModelRefused. Does not import torch or transformers.
     """
     if model == tiny_model.MODEL_ID:
-        return _resolve_folder(model, tiny_model.ensure_built(), revision=None, model_id=tiny_model.MODEL_ID)
+        return _resolve_folder(model, _tiny_folder(), revision=None, model_id=tiny_model.MODEL_ID)
     folder = Path(model).expanduser()
     if folder.exists():
         if not folder.is_dir():
@@ -94,6 +94,16 @@ def resolve(model: str, revision: str | None = None) -> ResolvedModel:
     if _looks_like_a_path(model):
         raise ModelRefused(model, "this folder does not exist")
     return _resolve_hub(model, revision)
+
+
+def _tiny_folder() -> Path:
+    try:
+        return tiny_model.ensure_built()
+    except OSError as error:
+        reason = f"its weights cannot be written below {tiny_model.cache_root()} ({error.strerror or error})"
+        raise ModelRefused(
+            tiny_model.MODEL_ID, f"{reason}: set WARMPATH_CACHE to a folder that can be written to"
+        ) from error
 
 
 def stored_dtype(resolved: ResolvedModel) -> str:

@@ -50,6 +50,18 @@ def test_a_folder_is_named_by_its_last_part_and_its_own_digest(folder: Path) -> 
     assert resolve(str(folder), resolved.revision) == resolved
 
 
+def test_a_place_for_the_tiny_models_weights_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container whose file system is read-only, or whose user has no home."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WARMPATH_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(
+        ModelRefused, match=r"'tiny': its weights cannot be written below .*file/cache \(Not a"
+    ):
+        resolve("tiny")
+
+
 def test_an_equal_copy_elsewhere_has_the_same_revision(folder: Path, tmp_path: Path) -> None:
     """Replicas on other nodes must agree on every block hash."""
     assert (
