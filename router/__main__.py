@@ -178,6 +178,12 @@ def _new_key(console: Console, arguments: argparse.Namespace) -> None:
 def _client(url: str, token: str | None) -> httpx.Client:
     headers = {"connection": "close"}  # a new connection may reach another Router
     if token is not None:
+        if not (token.isascii() and token.isprintable() and token == token.strip()):
+            # Said here, without the token: httpx shows the whole header, as if no server were there.
+            raise CannotAsk(
+                f"the token (--token, or {TOKEN_VARIABLE}) cannot be sent: it has a line end, a space before "
+                "or after it, or a character that is not ASCII"
+            )
         headers["authorization"] = f"Bearer {token}"
     try:
         return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S)

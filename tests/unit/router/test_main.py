@@ -209,6 +209,15 @@ def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixt
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("token", ["a-secret-of-mine\n", " a-secret-of-mine", "a-secret-of-miné"])
+def test_a_token_that_no_header_brings_is_named_and_not_shown(run: Any, token: str) -> None:
+    """Such as an environment variable with the line end of the file that it is from."""
+    status, out, err = run(lambda _: page(), "explain", "--token", token)
+    assert (status, out) == (1, "")
+    assert f"the token (--token, or {command.TOKEN_VARIABLE}) cannot be sent" in err
+    assert "secret" not in err
+
+
 @pytest.mark.parametrize("number", ["0", "201", "few"])
 def test_a_number_of_requests_that_none_is_is_told_its_range(
     number: str, capsys: pytest.CaptureFixture[str]
