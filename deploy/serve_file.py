@@ -70,6 +70,7 @@ class ServeFile:
         _check_port(schema.http_options.port)
         application = _our_application(path, content)
         _check_way_in(content, application)
+        _check_listener(content.get("http_options") or {})
         _check_capacity(schema.target_capacity)
         _check_deployments(application)
         _check_environments(application)
@@ -85,7 +86,7 @@ class ServeFile:
             app=app,
             app_name=application.get("name", "default"),
             route_prefix=application.get("route_prefix", "/"),
-            host=schema.http_options.host or "127.0.0.1",
+            host=schema.http_options.host,
             port=schema.http_options.port,
             num_replicas=replica_bounds(replicas)[0],
         )
@@ -187,7 +188,14 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
     if prefix != "/" and not is_path:
         where = f"applications.{application.get('name', 'default')}.route_prefix"
         raise ConfigError(where, prefix, "must be /, or a path such as /llm without a / behind it")
-    for key, value in (content.get("http_options") or {}).items():
+
+
+def _check_listener(options: Mapping[str, Any]) -> None:
+    """It listens where the file says, and as it says."""
+    if not options.get("host", "0.0.0.0").strip():
+        needed = "must be an address: Serve takes none for all of this machine's, which 0.0.0.0 says"
+        raise ConfigError("http_options.host", options["host"], needed)
+    for key, value in options.items():
         if key.startswith("ssl_") and value:
             # HAProxy listens without it, and asks Routers that speak it without it: errors, in the clear.
             needed = "must be left out: Serve's fast proxy knows no TLS, which ends at your ingress"

@@ -259,6 +259,18 @@ def test_tls_that_the_fast_proxy_does_not_know_is_refused(
     read(tmp_path, content)
 
 
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_no_address_of_this_machine_alone(
+    content: dict[str, Any], tmp_path: Path, host: str
+) -> None:
+    """As a template's variable leaves it that is not set: Serve would listen on every interface."""
+    content["http_options"]["host"] = host
+    with pytest.raises(ConfigError, match=r"^http_options\.host = .*: must be an address"):
+        read(tmp_path, content)
+    del content["http_options"]["host"]
+    assert read(tmp_path, content).host == "0.0.0.0"  # what Serve itself does then
+
+
 @pytest.mark.parametrize("percent", [0, 50, "99.5"])
 def test_a_part_of_the_replicas_that_are_waited_for_is_refused(
     content: dict[str, Any], tmp_path: Path, percent: float | str
