@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import httpx
 import msgspec
+import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -154,9 +155,9 @@ def _new_key(console: Console, arguments: argparse.Namespace) -> None:
         console.print(new_secret(), markup=False, soft_wrap=True)
         return
     key = new_key()
-    lines = [f"  - name: {arguments.name}"]
+    lines = [f"  - {_setting('name', arguments.name)}"]
     if arguments.tenant is not None:
-        lines.append(f"    tenant: {arguments.tenant}")
+        lines.append(f"    {_setting('tenant', arguments.tenant)}")
     lines.append(f'    sha256: "{digest_of(key.encode()).hex()}"')
     if arguments.operator:
         lines.append("    operator: true")
@@ -170,6 +171,11 @@ def _new_key(console: Console, arguments: argparse.Namespace) -> None:
     console.print(told, markup=False, soft_wrap=True)
     console.print("Under `keys:` in the key file:\n", markup=False)
     console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _setting(name: str, value: str) -> str:
+    """A line of YAML: in quotes where it would not be read as text, such as 42 or no."""
+    return yaml.safe_dump({name: value}, width=1000).rstrip("\n")
 
 
 # --- asking ---------------------------------------------------------------------------------------

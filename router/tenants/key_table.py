@@ -195,7 +195,9 @@ def _number(where: str, value: Any, bounds: tuple[float, float], *, whole: bool)
 
 def _name(where: str, value: Any) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ConfigError(where, value, "must be 1 to 64 letters, digits, dots, dashes or underscores")
+        quoted = "" if isinstance(value, str) else ", in quotes where YAML takes them for something else"
+        accepted = f"must be 1 to 64 letters, digits, dots, dashes or underscores{quoted}"
+        raise ConfigError(where, value, accepted)
     return value
 
 

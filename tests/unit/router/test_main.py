@@ -265,6 +265,15 @@ def test_a_new_key_comes_with_its_entry_in_the_key_file(capsys: pytest.CaptureFi
     assert key not in entry
 
 
+@pytest.mark.parametrize("name", ["42", "no", "null", "1e3", "2026-01-01"])
+def test_a_name_that_yaml_takes_for_something_else_is_quoted(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["key", name, "--tenant", name]) == 0
+    key, entry = re.fullmatch(r".*\n\n(wp-\S+)\n\n.*\n\n(.*)", capsys.readouterr().out, re.DOTALL).groups()  # type: ignore[union-attr]
+    assert parse_keys("keys:\n" + entry).find(key.encode()) == ApiKey(name, name)
+
+
 def test_a_name_that_the_key_file_would_not_take_makes_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"name = 'a b': must be 1 to 64 letters"):
         command.main(["key", "a b"])

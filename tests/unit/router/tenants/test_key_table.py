@@ -75,7 +75,7 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"keys": [entry("a b")]}, "keys[0].name", "1 to 64"),
     ({"keys": [entry("a" * 65)]}, "keys[0].name", "1 to 64"),
     ({"keys": [entry("a", tenant="")]}, "keys[0].tenant", "1 to 64"),
-    ({"keys": [entry("a", tenant=7)]}, "keys[0].tenant", "1 to 64"),
+    ({"keys": [entry("a", tenant=7)]}, "keys[0].tenant", "in quotes"),
     ({"keys": [{"name": "a"}]}, "keys[0].sha256", "64 hexadecimal"),
     ({"keys": [{"name": "a", "sha256": SECRET}]}, "keys[0].sha256", "64 hexadecimal"),
     ({"keys": [{"name": "a", "sha256": [digest("x"), SECRET]}]}, "keys[0].sha256", "64 hexadecimal"),
