@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("file", type=Path, nargs="?", default=Path("deploy.yaml"))
     check.add_argument(
         "--gpus",
-        type=int,
+        type=_count,
         metavar="N",
         help="GPUs that the cluster has, or grows to (default: what this machine has): refuses more replicas "
         "than they serve",
@@ -96,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     render.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     serve.add_argument("--verbose", action="store_true", help="show the log lines of every process")
     return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError("must be a whole number, 0 or more")
+    return int(text)
 
 
 def _check(file: Path, num_gpus: int | None) -> int:

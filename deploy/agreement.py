@@ -104,5 +104,7 @@ def _check_who_scales(router_options: Mapping[str, Any]) -> None:
 def _check_host_memory(replica: ReplicaConfig) -> None:
     """What is not named is not kept when it is evicted, and `recompute` keeps nothing of who is put back."""
     if replica.host_cache_gib and not replica.prefix_caching and replica.preemption == "recompute":
-        needed = "must be 0 where prefix_caching is false and preemption recompute: nothing would ever be in it"
+        needed = (
+            "must be 0 where prefix_caching is false and preemption recompute: nothing would ever be in it"
+        )
         raise ConfigError("args.replica.host_cache_gib", replica.host_cache_gib, needed)

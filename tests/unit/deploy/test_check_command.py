@@ -154,6 +154,13 @@ def test_mistake_is_named_and_refused(
     assert heard.out == ""
 
 
+@pytest.mark.parametrize("number", ["-1", "0.5", "many"])
+def test_a_number_of_gpus_that_no_cluster_has(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", str(ROOT / "deploy.yaml"), f"--gpus={number}"])
+    assert "argument --gpus: must be a whole number, 0 or more" in capsys.readouterr().err
+
+
 def test_more_gpus_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = broken(
         tmp_path,
