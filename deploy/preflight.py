@@ -22,11 +22,19 @@ NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
 
 
 def check_models(file: ServeFile) -> str:
-    """Finds the model and refuses what cannot be loaded. Returns its id. Raises ModelRefused."""
+    """Finds the model and refuses what cannot be loaded. Returns its id.
+
+    Raises ModelRefused, and ConfigError for sequences longer than it has positions for.
+    """
     config = file.app.replica
-    if config.runner == "simulated":
+    model = resolve(config.model, config.revision)
+    if config.runner == "simulated":  # of the model it has the tokenizer alone
         return "simulated"
-    return resolve(config.model, config.revision).model_id
+    limit = model.max_model_len
+    if limit is not None and config.max_model_len is not None and config.max_model_len > limit:
+        accepted = f"must be at most {limit}, the positions that {model.source} knows"
+        raise ConfigError("args.replica.max_model_len", config.max_model_len, accepted)
+    return model.model_id
 
 
 def check_gpus(file: ServeFile, num_gpus: float) -> None:

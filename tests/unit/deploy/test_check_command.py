@@ -117,6 +117,15 @@ MISTAKES: dict[str, tuple[Break, str]] = {
         lambda c: args(c, "replica").update(model="/nowhere"),
         "ModelRefused in FILE: model = '/nowhere': this folder does not exist",
     ),
+    "model that is not there, of which a simulation has the tokenizer": (
+        lambda c: args(c, "replica").update(runner="simulated", model="/nowhere"),
+        "ModelRefused in FILE: model = '/nowhere': this folder does not exist",
+    ),
+    "more tokens than the model has positions for": (
+        lambda c: args(c, "replica").update(max_model_len=1 << 20),
+        "ConfigError in FILE: args.replica.max_model_len = 1048576: "
+        "must be at most 32768, the positions that tiny knows",
+    ),
     "brackets in a value": (
         lambda c: args(c, "replica").update(model="/nowhere/[/models]"),
         "ModelRefused in FILE: model = '/nowhere/[/models]': this folder does not exist",
