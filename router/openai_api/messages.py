@@ -24,6 +24,10 @@ _ROLES = {
     "tool": "tool",
 }
 _TOOL_ROLE = "tool"
+_MAY_BE_EMPTY = (
+    "assistant",
+    _TOOL_ROLE,
+)  # who only called or thought, and what came of a call: null is no text
 
 
 class CalledFunction(BaseModel):
@@ -54,7 +58,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     role: str
-    content: str  # "" where a message is nothing but calls
+    content: str  # "" where a message is nothing but calls or thoughts
     tool_calls: tuple[PastCall, ...] = ()  # of an assistant
     tool_call_id: str | None = None  # of a tool's answer
     name: str | None = None  # of who speaks, among several of one role; many templates do not look at it
@@ -107,9 +111,10 @@ def _to_message(value: object, at: str) -> ChatMessage:
     if speaker is not None and not isinstance(speaker, str):
         raise InvalidField(f"{at}.name", f"'{at}.name' must be a string.")
     content = value.get("content")
+    is_empty = content is None and role in _MAY_BE_EMPTY
     return ChatMessage.model_construct(
         role=_ROLES[role],
-        content="" if content is None and calls else _to_text(content, f"{at}.content"),
+        content="" if is_empty else _to_text(content, f"{at}.content"),
         tool_calls=calls,
         tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
         name=speaker,
@@ -163,16 +168,20 @@ def _to_call(value: object, at: str) -> PastCall:
 
 
 def _to_arguments(value: object, at: str) -> dict[str, Any]:
-    """The object in a string of JSON; "" counts as no arguments, as some clients send it."""
-    if value is None or value == "":
+    """The object in a string of JSON, or that some clients send as it is.
+
+    What a model wrote that is no object counts as no arguments, as vLLM has it: clients send back whatever
+    was written, and a conversation in which a call went wrong, here or elsewhere, has to go on.
+    """
+    if value is None:
         return {}
-    try:
-        arguments = _parsed(value) if isinstance(value, str) else None
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    if not isinstance(value, str | dict):
         raise InvalidField(at, f"'{at}' must be a string that holds a JSON object.")
-    return arguments
+    try:
+        arguments = _parsed(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _parsed(text: str) -> object:

@@ -96,6 +96,7 @@ _FORMAT_SCHEMA = {
     "properties": {
         "type": {"enum": ["text", "json_object", "json_schema"]},
         "json_schema": {"type": "object"},
+        "schema": {"type": "object"},
     },
 }
 _STRUCTURE_FIELDS = (

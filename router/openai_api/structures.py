@@ -52,8 +52,13 @@ def to_format(value: object, info: ValidationInfo) -> Structure | None:
         raise InvalidField(
             "response_format", f"'response_format' must be an object whose type is one of {quoted}."
         )
-    if kind != "json_schema":
-        return ANY_OBJECT if kind == "json_object" else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = value.get("schema")  # as llama.cpp and others have it, who have no `json_schema`
+        if schema is None:
+            return ANY_OBJECT
+        return schema_structure(schema, "response_format.schema", limits_of(info), is_lenient=True)
     at = "response_format.json_schema"
     named = value.get("json_schema")
     if not isinstance(named, dict):

@@ -50,6 +50,18 @@ def test_a_json_object_is_any_object() -> None:
     assert _structure(structured_outputs={"json_object": True}) == expected
 
 
+def test_a_json_object_with_a_schema_is_held_to_it() -> None:
+    """As llama.cpp and others write it; to answer any object would be to overlook what was asked."""
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    assert _structure(response_format={"type": "json_object", "schema": schema}) == _structure(
+        response_format=named
+    )
+    with pytest.raises(InvalidField) as caught:
+        _structure(response_format={"type": "json_object", "schema": 5})
+    assert caught.value.param == "response_format.schema"
+
+
 def test_a_schema_is_lenient_unless_it_is_strict_and_keeps_its_order() -> None:
     for more, is_lenient in (
         ({}, True),

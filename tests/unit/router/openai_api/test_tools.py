@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
+from router.openai_api.schema import parse_chat
 from tests.fakes.http import MODEL, RouterUnderTest, error_of, events_of
 from tests.fakes.tokenizers import CALL, CHATML, CHATML_TOKENS, HERMES, a_tokenizer
 from tests.fuzz_bodies import GOOD, mutated
@@ -280,21 +281,14 @@ def called(arguments: Any, role: str = "assistant", **call: Any) -> dict[str, An
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        (called("nonsense"), "messages[0].tool_calls[0].function.arguments"),
-        (called("[1]"), "messages[0].tool_calls[0].function.arguments"),
-        (called({"x": 1}), "messages[0].tool_calls[0].function.arguments"),
-        (called('{"x": NaN}'), "messages[0].tool_calls[0].function.arguments"),
-        (called('{"x": "\\ud83d", "y": NaN}'), "messages[0].tool_calls[0].function.arguments"),
-        (called('{"x": "\\ud83d"'), "messages[0].tool_calls[0].function.arguments"),
-        (called('["\\ud83d"]'), "messages[0].tool_calls[0].function.arguments"),
-        (called('{"x": "\\ud83d", "y": ' + "[" * 100_000), "messages[0].tool_calls[0].function.arguments"),
+        (called(5), "messages[0].tool_calls[0].function.arguments"),
+        (called(["x"]), "messages[0].tool_calls[0].function.arguments"),
         (called("{}", id=5), "messages[0].tool_calls[0].id"),
         (called("{}", function={}), "messages[0].tool_calls[0].function.name"),
         (called("{}", function=None), "messages[0].tool_calls[0]"),
         (called("{}", role="user"), "messages[0].tool_calls"),
-        ({"role": "assistant", "content": None}, "messages[0].content"),
+        ({"role": "assistant", "content": 5}, "messages[0].content"),
         ({"role": "tool", "content": "x", "tool_call_id": 5}, "messages[0].tool_call_id"),
-        ({"role": "tool", "content": None}, "messages[0].content"),
     ],
 )
 async def test_a_turn_with_calls_is_checked(message: dict[str, Any], param: str) -> None:
@@ -302,6 +296,34 @@ async def test_a_turn_with_calls_is_checked(message: dict[str, Any], param: str)
         body = {"model": MODEL, "messages": [message], "tools": [WEATHER]}
         answer = await router.client.post("/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"x": 1}', {"x": 1}),
+        ({"x": 1}, {"x": 1}),
+        *((wrong, {}) for wrong in ("", " ", "null", "[1]", "nonsense", '{"x": ', '{"x": NaN}', None)),
+        *((wrong, {}) for wrong in ('{"x": "\\ud83d"', '["\\ud83d"]', '{"x": ' + "[" * 100_000)),
+    ],
+)
+def test_a_conversation_goes_on_after_a_call_gone_wrong(arguments: Any, expected: object) -> None:
+    """Clients send back what a model wrote, which is no JSON now and then."""
+    (message,) = parse_chat({"model": MODEL, "messages": [called(arguments)]}).messages
+    assert message.tool_calls[0].function.arguments == expected
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+async def test_null_is_no_text_where_there_need_not_be_any(role: str) -> None:
+    prompts = []
+    async with a_router("x") as router:
+        for content in (None, ""):
+            messages = [{"role": "user", "content": "q"}, {"role": role, "content": content}]
+            body = {"model": MODEL, "messages": messages, "max_tokens": 1}
+            answer = await router.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200
+            prompts.append(answer.json()["usage"]["prompt_tokens"])
+    assert prompts[0] == prompts[1]
 
 
 @pytest.mark.parametrize(
