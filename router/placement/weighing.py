@@ -119,7 +119,7 @@ class Weighing:
         states, now = self._loads.states(), self._clock()
         num_open = sum([not state.load.is_draining for state in states])
         soon = [s for s in states if s.busy_until <= now + max(within_s, within_steps * s.decode_step_s)]
-        return num_open, [s for s in soon if not s.is_shut]
+        return num_open, [s for s in soon if not (s.is_shut and s.is_shut_at(now))]
 
     def could_win(self, earlier: Decision, free: Sequence[ReplicaState], ahead: Ahead = NOBODY) -> bool:
         """Whether weighing it anew might choose one of these. O(these). ahead: as `weigh` is to have it.

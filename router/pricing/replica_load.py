@@ -107,6 +107,10 @@ class ReplicaState(NamedTuple):
             return self.num_in_flight >= self.info.max_running + self.info.max_waiting
         return _is_full(self.load, self.info, self.num_requests)
 
+    def is_shut_at(self, now: float) -> bool:
+        """`is_shut`, also where it may be silent by now."""
+        return self.load.is_draining or self.is_full(now)
+
 
 class ReplicaLoad:
     """One replica's latest report and this router's reservations it does not contain yet."""

@@ -170,6 +170,21 @@ def test_full_replicas_are_waited_for(router: HoldingRouter) -> None:
     assert router.poll() == ["q"]
 
 
+def test_nobody_waits_for_ever_for_a_word_of_a_replica_that_was_full_when_it_fell_silent(
+    router: HoldingRouter,
+) -> None:
+    its = router.infos[A]
+    router.report(A, num_running=its.max_running, num_waiting=its.max_waiting)
+    router.submit("before")
+    assert router.poll() == []
+    router.clock.advance(config().silent_after_s)
+    assert router.poll() == []
+    router.clock.advance(0.1)
+    assert router.poll() == ["before"]
+    router.submit("after")
+    assert router.poll() == ["after"]
+
+
 def test_who_comes_while_all_are_full_overtakes_nobody_for_that(router: HoldingRouter) -> None:
     """Nobody can say where it would go, and it has its place all the same: as the shortest of its time."""
     router.report(A, backlog_s=5.0)
