@@ -165,6 +165,8 @@ class PrefixKeeper:
 
     async def aclose(self) -> None:
         """Keep nothing any more. Idempotent."""
+        for pin in self._pins.values():
+            pin.is_handed_on = pin.is_established  # to whichever Router adopts it
         self._pins.clear()
         self._watching = None
         await self._tasks.aclose()

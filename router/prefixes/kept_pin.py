@@ -31,7 +31,7 @@ class KeptPin:
     expires_at: float
     held: dict[ReplicaId, KeptCopy] = field(default_factory=dict)
     is_established: bool = False
-    is_handed_on: bool = False  # to another Router: nothing of it is this one's to give back
+    is_handed_on: bool = False  # to another Router, or left to one: nothing of it is this one's to give back
     surplus: set[ReplicaId] = field(default_factory=set)  # whose copy was one too many, and ended
     formerly: str = ""  # who kept it before, where it was adopted: replicas may name that one a while yet
     work: asyncio.Task[None] | None = None  # making lost copies again

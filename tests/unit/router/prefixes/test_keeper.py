@@ -285,6 +285,25 @@ class TestKeeping:
         lease, _ = fleet.replicas[holder].pins[pin]  # type: ignore[index]
         assert lease.seconds == pytest.approx(56.0)
 
+    @pytest.mark.parametrize("turns", range(8))
+    async def test_a_router_that_ends_gives_nothing_back(
+        self, fleet: PaperFleet, router: PaperRouter, turns: int
+    ) -> None:
+        """Nor where it was making a lost copy again: another Router adopts what is left."""
+        pin = await router.hold(copies=2)
+        fleet.tell()
+        dying, left = fleet.holders(pin)
+        for name in fleet.replicas.keys() - {dying, left}:
+            fleet.replicas[name].gate = asyncio.Event()
+        fleet.lose(dying)
+        router.keeper.look()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await router.keeper.aclose()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fleet.holders(pin) == [left]
+
     async def test_when_its_time_is_over_it_is_forgotten(
         self, fleet: PaperFleet, router: PaperRouter
     ) -> None:
