@@ -161,7 +161,9 @@ class PrefixKeeper:
             replicas |= dict.fromkeys(kept.held)
             if kept.work is not None:
                 kept.work.cancel()
-        await asyncio.gather(*[self._tasks.start(self._copies.end(pin.pin_id, name)) for name in replicas])
+        ends = [self._tasks.start(self._copies.end(pin.pin_id, name)) for name in replicas]
+        # Not cancelled with whoever asked: what is left of it would be taken for a dead Router's, and kept.
+        await asyncio.shield(asyncio.gather(*ends))
 
     async def aclose(self) -> None:
         """Keep nothing any more. Idempotent."""

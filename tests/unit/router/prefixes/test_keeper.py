@@ -344,6 +344,23 @@ class TestGivingBack:
         assert fleet.holders(found.pin_id) == []
         assert router.keeper.pins() == []
 
+    @pytest.mark.parametrize("turns", range(1, 8))
+    async def test_who_hangs_up_meanwhile_has_given_it_back(
+        self, fleet: PaperFleet, router: PaperRouter, turns: int
+    ) -> None:
+        """A half of it that was left would be taken for a dead Router's, and made whole again."""
+        pin = await router.hold(copies=2)
+        fleet.tell()
+        (found,) = router.keeper.pins("alice")
+        giving = asyncio.create_task(router.keeper.give_back(found))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        giving.cancel()
+        await asyncio.gather(giving, return_exceptions=True)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fleet.holders(pin) == []
+
     async def test_nobody_finds_what_is_another_keys(self, router: PaperRouter) -> None:
         pin = await router.hold(copies=1)
         router.fleet.tell()
