@@ -137,20 +137,24 @@ class PrefixKeeper:
         pin.is_established = True
         return pin.told(self.name), cached_tokens
 
-    def adopt(self, told: PinnedPrefix, prefix: Prefix) -> None:
-        """Keep what another Router kept; its holders have been told. Not what was given back meanwhile."""
+    def adopt(self, told: PinnedPrefix, prefix: Prefix) -> bool:
+        """Keep what another Router kept; its holders have been told. Whether it is kept: what was given back
+        meanwhile, here or through another Router, is not."""
         if told.pin_id in self._pins or told.pin_id in self._given_back:
-            return
+            return False
         engines = self._engines()
         pin = KeptPin(told.pin_id, told.owner, prefix, told.copies, told.created_at, told.expires_at)
         for replica_id in told.replicas:
             report = engines[replica_id].report if replica_id in engines else None
             if report is not None and holds(report, told.pin_id):
                 pin.held[replica_id] = KeptCopy(report.number, report.epoch)
+        if not pin.held:
+            return False
         pin.is_established, pin.formerly = True, told.keeper
         self._pins[told.pin_id] = pin
         self._num_adopted += 1
         self._watch()
+        return True
 
     async def give_back(self, pin: PinnedPrefix) -> None:
         """End it on every replica, whichever Router it came through."""

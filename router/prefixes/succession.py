@@ -101,8 +101,8 @@ class Succession:
         if held is None:
             return
         prefix = Prefix(held.token_ids, await self._hashes(held.token_ids, held.cache_salt), held.cache_salt)
-        self._keeper.adopt(pin, prefix)
-        logger.info("a held prefix was adopted", extra={"pin_id": pin.pin_id, "from_router": pin.keeper})
+        if self._keeper.adopt(pin, prefix):
+            logger.info("a held prefix was adopted", extra={"pin_id": pin.pin_id, "from_router": pin.keeper})
 
     async def _take_over(self, pin: PinnedPrefix) -> HeldPrefix | None:
         """What is held, once its holders name this Router; None where another is to keep it."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from cache.block_hash import PackedHashes
 from cache.types import ReplicaId
 from router.prefixes.succession import GONE_AFTER_S, LOOK_INTERVAL_S
-from tests.fakes.prefixes import PaperFleet, PaperRouter, a_prefix
+from tests.fakes.prefixes import PaperFleet, PaperRouter, a_prefix, hashes_of
 from tests.fakes.router import load
 
 
@@ -138,6 +140,26 @@ async def test_what_is_given_back_meanwhile_is_nobodys(routers: list[PaperRouter
     await pass_time(routers, GONE_AFTER_S + 4 * LOOK_INTERVAL_S)
     assert keepers(routers[1:], pin) == []
     assert routers[0].fleet.holders(pin) == []
+
+
+async def test_nor_is_what_another_router_gives_back_while_it_is_adopted(routers: list[PaperRouter]) -> None:
+    fleet = routers[0].fleet
+    pin = await routers[0].hold(copies=2, seconds=600.0)
+    await end(routers[0])
+    fleet.tell()
+    (told,) = routers[1].keeper.pins()
+    (found,) = routers[2].keeper.pins()
+
+    async def hashes_while_it_is_given_back(tokens: array[int], salt: str) -> PackedHashes:
+        await routers[2].keeper.give_back(found)
+        fleet.tell()
+        return await hashes_of(tokens, salt)
+
+    routers[1].succession._hashes = hashes_while_it_is_given_back
+    await routers[1].succession._adopt(told)
+    await pass_time(routers, 4 * LOOK_INTERVAL_S)
+    assert keepers(routers[1:], pin) == []
+    assert fleet.holders(pin) == []
 
 
 async def test_an_adoption_that_was_cut_short_is_done_again(routers: list[PaperRouter]) -> None:
