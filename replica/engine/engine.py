@@ -30,7 +30,7 @@ from replica.engine.bulletins import Bulletins
 from replica.engine.door import Door
 from replica.engine.engine_core import EngineCore
 from replica.engine.engine_stats import EngineStats
-from replica.engine.inbox import AskPins, Cancel, Drain, HandOver, Inbox, Stop, Submit
+from replica.engine.inbox import AskPins, Cancel, Drain, HandOver, Inbox, Message, Stop, Submit
 from replica.engine.outbox import Outbox
 from replica.engine.pins import EnginePins
 from replica.engine.request_watch import RequestWatcher
@@ -94,6 +94,7 @@ class Engine:
             clock=clock,
         )
         self._hands_over = False  # whatever is here or comes is for another replica
+        self._in_hand: Message | None = None  # taken from the inbox, and not yet done with
 
     # -- any thread -------------------------------------------------------------------------------
 
@@ -264,6 +265,7 @@ class Engine:
     def _take_inbox(self) -> bool:
         """Take in what was posted, waiting for something only while idle; False when told to stop."""
         for message in self._inbox.take(0.0 if self._core.has_work else self._bulletins.until_heartbeat_s()):
+            self._in_hand = message
             match message:
                 case Submit():
                     self._submit(message)
@@ -277,6 +279,7 @@ class Engine:
                     self._give_back()
                 case Stop():
                     return False
+        self._in_hand = None
         return True
 
     def _submit(self, message: Submit) -> None:
@@ -336,7 +339,7 @@ class Engine:
         reason = self._inbox.close("its thread has died")
         self._watchdog.end()
         self._outbox.close_all(lambda: EngineStopped(reason), sends_rest=False)
-        for message in self._inbox.take(0.0):
+        for message in (self._in_hand, *self._inbox.take(0.0)):
             if isinstance(message, Submit):
                 self._outbox.send(message.stream, EngineStopped(reason))
             elif isinstance(message, AskPins) and message.answer.set_running_or_notify_cancel():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from cache.block_hash import BlockHasher, hints
 from cache.errors import HandedOver, ServingError
 from cache.events import EventBatch, EventLog
 from cache.messages import Delta, FinishReason, GenerateRequest
-from cache.types import RequestId
+from cache.types import PinId, RequestId
 from replica.config import SimConfig
 from replica.engine.arrivals import Arrival
 from replica.engine.door import Door
@@ -224,6 +224,22 @@ async def test_a_bug_in_the_engine_thread_is_told_to_everyone(
         with pytest.raises(EngineStopped):
             await collect(running, make_request("after", [1]))
     assert [r.message for r in caplog.records] == ["engine thread died"]
+
+
+async def test_whoever_the_engine_thread_died_of_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had taken from the inbox was in neither of the places where it tells everybody."""
+
+    async def ends(asked: Awaitable[object]) -> None:
+        async with asyncio.timeout(5.0):
+            with pytest.raises(EngineStopped):
+                await asked
+
+    async with engine() as running:
+        monkeypatch.setattr(running._core, "take", lambda *_, **__: 1 / 0)
+        await ends(collect(running, make_request("r", [1])))
+    async with engine() as running:
+        monkeypatch.setattr(running._core.pins, "release", lambda _: 1 / 0)
+        await ends(running.unpin(PinId("p")))
 
 
 async def test_a_runner_that_cannot_warm_up_stops_the_start() -> None:
