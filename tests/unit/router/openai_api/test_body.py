@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -101,3 +102,47 @@ def test_a_body_may_be_nested_to_the_limit_and_no_deeper(opening: bytes, closing
 
 def test_wide_is_not_deep() -> None:
     assert len(parse_object(b'{"a": [' + b"[[]]," * 1000 + b"[]]}", 4)["a"]) == 1001
+
+
+@pytest.mark.parametrize("part", [b"[]", b"{}", b'{"a": []}', b'{"\\"[\\\\": "[{\\\\\\""}'])
+def test_a_body_of_very_many_parts_is_neither_walked_nor_searched_for_garbage(
+    part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop stood still for 0.8 s for one of four megabytes."""
+    num_parts, walked, collections = 100_000, 0, 0
+    look_into = body._containers_in
+
+    def count(container: object) -> object:
+        nonlocal walked
+        walked += 1
+        return look_into(container)
+
+    def collected(_phase: str, _info: dict[str, int]) -> None:
+        nonlocal collections
+        collections += 1
+
+    monkeypatch.setattr(body, "_containers_in", count)
+    gc.callbacks.append(collected)
+    try:
+        parsed = parse_object(b'{"a": [' + (part + b",") * num_parts + part + b"]}", 4)
+    finally:
+        gc.callbacks.remove(collected)
+    assert len(parsed["a"]) == num_parts + 1
+    assert walked < num_parts / 5
+    assert collections < 10
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("deepest", [b"[[1]]", b'[{"]": "}"}]', b'[["\\\\"]]', b'{"a\\\\\\"": [1]}'])
+def test_a_body_of_very_many_parts_may_not_be_deeper_either(deepest: bytes) -> None:
+    """Whatever its strings hold."""
+    content = b'{"a": [' + b'"]}",[],' * 20_000 + deepest + b"]}"
+    assert parse_object(content, 4)
+    with pytest.raises(MalformedJson, match="deeper than 3 levels"):
+        parse_object(content, 3)
+
+
+def test_the_garbage_collector_is_back_after_a_body_of_very_many_parts_that_is_none() -> None:
+    with pytest.raises(MalformedJson):
+        parse_object(b'{"a": [' + b"[]," * 20_000 + b"]}")
+    assert gc.isenabled()
