@@ -116,7 +116,7 @@ class Shadow(SilentObserver):
             self.totals.spent_s += self._timer() - started_at
 
     def _shadow(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
-        request = PolicyRequest(query.request_id, record.shape, hints, query.prompt)
+        request = PolicyRequest(query.request_id, record.shape, hints, query.prompt, record.heir)
         if len(record.ranking) > 1 and (self._share >= 1.0 or self._rng.random() < self._share):
             self._judge(record, request)
         self._policy.routed(record.replica_id, request)

@@ -212,6 +212,7 @@ class Bookings:
             reason,
             decision.available_tokens,
             min(exact_tokens, ranking.best_cached),  # without what is not worth copying from host memory
+            decision.request.heir,
         )
         self._records.append(record)
         return record

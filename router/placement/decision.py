@@ -134,6 +134,7 @@ class DecisionRecord(NamedTuple):
     reason: RouteReason
     available_tokens: int = 0  # of the prompt, usable: the most any replica holds, draining and full ones too
     exact_tokens: int = 0  # of the chosen one's `cached_tokens`, those it has itself said it holds
+    heir: ReplicaId | None = None  # who was to be the only one to hold its hot prefix
 
     @property
     def replica_id(self) -> ReplicaId:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.types import BlockHash, HashHint, ReplicaId
+from router.insight.shadow import Shadow
 from router.placement.inheritance import SETTLES_S, heir
 from router.placement.routing import Routing
-from tests.fakes.router import FakeClock, chain, config, info, load, query, replica_id
+from router.policies import PolicyContext, make_policy
+from tests.fakes.router import BLOCK_SIZE, FakeClock, chain, config, info, load, query, replica_id
 
 PREFIX_BLOCKS = 64  # 1024 tokens
 LEAVER = replica_id(0)
@@ -121,3 +125,30 @@ def test_after_a_while_a_hot_prefix_may_have_copies_again() -> None:
     for name in fleet.infos:
         fleet.say(name)
     assert len({fleet.ask("p", 0) for _ in range(9)}) > 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(num_replicas=st.integers(3, 6), num_routers=st.integers(1, 3), burst=st.integers(2, 5))
+def test_a_shadow_of_the_same_policy_agrees_while_prefixes_find_their_new_homes(
+    num_replicas: int, num_routers: int, burst: int
+) -> None:
+    fleet = Fleet(num_replicas, num_routers)
+    shadows = []
+    for place, routing in enumerate(fleet.routers):
+        peers = (place, num_routers)
+        context = PolicyContext(BLOCK_SIZE, fleet.clock, random.Random(place), lambda peers=peers: peers)  # type: ignore[misc]
+        shadows.append(Shadow(make_policy("expected_time", {}, context=context)))
+        routing.watch(shadows[-1])
+    prefixes = [f"prefix{index}" for index in range(3)]
+    for prefix in prefixes:
+        fleet.say(LEAVER, chain(prefix, PREFIX_BLOCKS))
+        for _ in range(20):
+            for router in range(num_routers):
+                fleet.ask(prefix, router, is_over=True)
+    fleet.say(LEAVER, is_draining=True)
+    for prefix in prefixes:
+        for _ in range(burst):
+            for router in range(num_routers):
+                fleet.ask(prefix, router)
+    assert [shadow.totals.disagreed for shadow in shadows] == [0] * num_routers
+    assert all(shadow.totals.agreed > 3 * burst for shadow in shadows)
