@@ -102,6 +102,12 @@ async def _pump(
         async with contextlib.aclosing(stream):
             async for delta in stream:
                 await queue.put(Indexed(first_index + delta.choice, delta))
+    except asyncio.CancelledError as error:
+        # By `merge`, which reads no more, or by what the stream waited for, which has been closed.
+        if queue.full():
+            queue.get_nowait()
+        queue.put_nowait(error)
+        raise
     except Exception as error:
         await queue.put(error)
     else:

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from cache.messages import Delta, FinishReason
-from router.openai_api.streams import DONE, SseResponse, event, merge
+from router.openai_api.streams import DONE, Indexed, SseResponse, event, merge
 from tests.fakes.http import RouterUnderTest
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="unset")
@@ -25,6 +25,12 @@ async def _stream(count: int, seen: list[str]) -> AsyncGenerator[Delta, None]:
             await asyncio.sleep(0)
     finally:
         seen.append("closed")
+
+
+async def _read(merged: AsyncGenerator[Indexed, None]) -> None:
+    async with asyncio.timeout(5.0):
+        async for _ in merged:
+            pass
 
 
 async def test_several_streams_start_each_in_an_empty_context() -> None:
@@ -51,6 +57,39 @@ async def test_closing_it_closes_every_stream(num_streams: int) -> None:
     await anext(merged)
     await merged.aclose()
     assert seen.count("closed") == num_streams
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_what_is_cancelled_under_one_stream_ends_all(is_read: bool) -> None:
+    """A Router that ends cancels what is held: nobody may wait for that, also with others' deltas unread."""
+    seen: list[str] = []
+    waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def held() -> AsyncGenerator[Delta, None]:
+        await waited_for
+        yield Delta("", (), 0)
+
+    merged = merge([held(), _stream(1_000_000, seen)])
+    await anext(merged)
+    if not is_read:
+        for _ in range(1000):
+            await asyncio.sleep(0)
+    waited_for.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await _read(merged)
+    assert seen[-1] == "closed"
+
+
+async def test_what_is_cancelled_under_the_last_stream_ends_it_too() -> None:
+    waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def held() -> AsyncGenerator[Delta, None]:
+        await waited_for
+        yield Delta("", (), 0)
+
+    asyncio.get_running_loop().call_later(0.01, waited_for.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await _read(merge([held(), _stream(1, [])]))
 
 
 async def test_a_slow_reader_slows_the_streams() -> None:
