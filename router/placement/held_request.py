@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cache.errors import ServingError
 from cache.priority import lag_s
 from cache.types import ReplicaId, RequestId
 from router.placement.decision import Decision, Placement, RouteQuery
@@ -55,4 +54,4 @@ class Departure:
     request_id: RequestId
     waited_s: float
     placement: Placement | None = None  # booked: whoever takes it must `release` it
-    error: ServingError | None = None  # NoReplica, AllBusy, DeadlineExceeded or ConfigError
+    error: Exception | None = None  # NoReplica, AllBusy, DeadlineExceeded, ConfigError, or a bug

@@ -17,6 +17,7 @@ from cache.messages import SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Generation, Job
 from router.errors import AllBusy, NoReplica
+from router.placement.decision import Decision, RouteQuery
 from router.placement.placing import LatePlacer, PromptPlacer, make_placer
 from router.placement.routing import Routing
 from tests.fakes.http import FINGERPRINT, RouterUnderTest, text_of
@@ -127,6 +128,26 @@ async def test_errors_come_to_who_asked(router: Router) -> None:
     router.routing.replica_lost(A)
     with pytest.raises(NoReplica):
         await asyncio.wait_for(stranded, 20)
+
+
+async def test_a_bug_that_one_meets_is_no_others(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither theirs who left before it in the same look, nor theirs behind it."""
+    tasks = [router.ask(name) for name in ("first", "met", "last")]
+    await turns()
+    weigh = router.routing.weigh
+
+    def weigh_or_fail(asked: RouteQuery, **how: Any) -> Decision:
+        if asked.request_id == "met":
+            raise KeyError("a policy forgot a replica")
+        return weigh(asked, **how)
+
+    monkeypatch.setattr(router.routing, "weigh", weigh_or_fail)
+    router.report(busy=False)
+    async with asyncio.timeout(5.0):
+        answers: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
+    first, met, last = answers
+    assert isinstance(met, KeyError)
+    assert first.replica_id == last.replica_id == A
 
 
 async def test_the_queue_is_bounded() -> None:
