@@ -205,7 +205,9 @@ class Engine:
         if request.structure is None:
             return None
         minimum = request.sampling.min_tokens
-        return await self._core.structures.begin_soon(request.structure, min_tokens=minimum)
+        return await self._core.structures.begin_soon(
+            request.structure, min_tokens=minimum, tenant=request.tenant
+        )
 
     def _announce(self, request: GenerateRequest) -> None:
         if self._door is not None:

@@ -62,7 +62,7 @@ class Intake:
             self._pins.check(request)
         minimum = request.sampling.min_tokens
         if structure is None and request.structure is not None:
-            structure = self._structures.begin(request.structure, min_tokens=minimum)
+            structure = self._structures.begin(request.structure, min_tokens=minimum, tenant=request.tenant)
         for _, answer in answers:
             self._scheduler.check_room(
                 answer.request_id,

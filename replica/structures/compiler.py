@@ -20,6 +20,7 @@ import numpy as np
 from cache.deep_threads import DeepThreads
 from cache.engine_report import COMPILE_BOUNDS_S, Distribution, Tally
 from cache.errors import QueueFull, StructureRefused
+from cache.fair_threads import FairThreads
 from cache.structure import GrammarLimits, Structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
@@ -27,7 +28,7 @@ from replica.structures.vocabulary import StructureVocabulary
 MAX_KEPT = 64  # compiled structures; with the states its text has visited one may reach 30 MB
 MAX_PENDING = 64  # structures to compile: more are refused as busy
 COMPILE_LIMIT_S = 5.0
-NUM_THREADS = 2  # so that one structure that takes long does not keep everybody's from being compiled
+NUM_THREADS = 2  # so that one that takes long does not keep everybody's waiting; tenants take turns at them
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,15 @@ NOTHING_COMPILED = CompileTotals(0, 0, Tally(COMPILE_BOUNDS_S).distribution())
 class Structures(Protocol):
     """What an engine follows structures with."""
 
-    def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
-        """A matcher at its beginning. Any thread; blocks while it is compiled.
+    def begin(self, structure: Structure, *, min_tokens: int = 0, tenant: str = "") -> StructureMatcher:
+        """A matcher at its beginning. Any thread; blocks while it is compiled. tenant: who asks.
 
         Raises StructureRefused, or QueueFull where too many are being compiled.
         """
 
-    async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+    async def begin_soon(
+        self, structure: Structure, *, min_tokens: int = 0, tenant: str = ""
+    ) -> StructureMatcher:
         """The same without blocking the event loop."""
 
     def totals(self) -> CompileTotals:
@@ -67,10 +70,12 @@ class NoStructures:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+    def begin(self, structure: Structure, *, min_tokens: int = 0, tenant: str = "") -> StructureMatcher:
         raise StructureRefused(self._reason)
 
-    async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
+    async def begin_soon(
+        self, structure: Structure, *, min_tokens: int = 0, tenant: str = ""
+    ) -> StructureMatcher:
         raise StructureRefused(self._reason)
 
     def totals(self) -> CompileTotals:
@@ -81,7 +86,11 @@ class NoStructures:
 
 
 class StructureCompiler:
-    """`Structures` over a vocabulary. Its futures are shared: one compilation however many ask for it."""
+    """`Structures` over a vocabulary. A tenant's requests share futures: one compilation, however many ask.
+
+    Tenants share none: the time to a first token does not tell what others have asked for, and nobody waits
+    in somebody else's line.
+    """
 
     def __init__(
         self,
@@ -97,20 +106,24 @@ class StructureCompiler:
         self._max_kept = max_kept
         self._limit_s = limit_s
         self._build = build or compile_structure
-        self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="warmpath-structures")
+        self._threads = FairThreads(
+            NUM_THREADS, "warmpath-structures", max_pending=MAX_PENDING, pool=DeepThreads
+        )
         self._clock = clock
         self._lock = threading.Lock()  # guards all below
-        self._compiled: OrderedDict[Structure, Future[StructureMatcher]] = OrderedDict()
-        self._num_pending = self._num_compiled = self._num_refused = 0
+        self._compiled: OrderedDict[tuple[str, Structure], Future[StructureMatcher]] = OrderedDict()
+        self._num_compiled = self._num_refused = 0
         self._compile_s = Tally(COMPILE_BOUNDS_S)
 
-    def begin(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
-        compiled = self._compiled_soon(structure)
+    def begin(self, structure: Structure, *, min_tokens: int = 0, tenant: str = "") -> StructureMatcher:
+        compiled = self._compiled_soon(structure, tenant)
         wait([compiled], self._limit_s)
         return self._begun(compiled, min_tokens)
 
-    async def begin_soon(self, structure: Structure, *, min_tokens: int = 0) -> StructureMatcher:
-        compiled = self._compiled_soon(structure)
+    async def begin_soon(
+        self, structure: Structure, *, min_tokens: int = 0, tenant: str = ""
+    ) -> StructureMatcher:
+        compiled = self._compiled_soon(structure, tenant)
         if not compiled.done():
             # Not cancelled with its caller: others may be waiting for the same one.
             waited = asyncio.wrap_future(compiled)
@@ -121,8 +134,10 @@ class StructureCompiler:
     def _begun(self, compiled: Future[StructureMatcher], min_tokens: int) -> StructureMatcher:
         """Raises an error of the caller's own: a remembered one that is raised again and again would keep
         what every caller had in hand, requests and all."""
-        if not compiled.done():
+        if compiled.running():
             raise self._took_too_long()
+        if not compiled.done() or compiled.cancelled():  # it had no turn in time, or gave way to another's
+            raise QueueFull(MAX_PENDING, MAX_PENDING)
         if (error := compiled.exception()) is not None:
             raise copy.copy(error)
         return compiled.result().begun(min_tokens)
@@ -132,27 +147,19 @@ class StructureCompiler:
             return CompileTotals(self._num_compiled, self._num_refused, self._compile_s.distribution())
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
-    def _compiled_soon(self, structure: Structure) -> Future[StructureMatcher]:
+    def _compiled_soon(self, structure: Structure, tenant: str) -> Future[StructureMatcher]:
         """The future of its compilation, refusals kept like results. Raises QueueFull."""
+        key = tenant, structure
         with self._lock:
-            if (known := self._compiled.get(structure)) is not None:
-                self._compiled.move_to_end(structure)
-                return known
-            if self._num_pending >= MAX_PENDING:
-                raise QueueFull(self._num_pending, MAX_PENDING)
-            self._num_pending += 1
-            compiled = self._threads.submit(self._compile, structure)
-            self._compiled[structure] = compiled
+            known = self._compiled.get(key)
+            if known is None or known.cancelled():
+                known = self._compiled[key] = self._threads.submit(tenant, lambda: self._compile(structure))
+            self._compiled.move_to_end(key)
             while len(self._compiled) > self._max_kept:
                 self._compiled.popitem(last=False)
-        compiled.add_done_callback(self._note_done)
-        return compiled
-
-    def _note_done(self, _compiled: Future[StructureMatcher]) -> None:
-        with self._lock:
-            self._num_pending -= 1
+        return known
 
     def _compile(self, structure: Structure) -> StructureMatcher:
         """On a thread of its own: counted, whatever comes of it."""

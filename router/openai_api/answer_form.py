@@ -62,17 +62,20 @@ class AnswerForms:
         """Check no structure any more. Idempotent."""
         self._checker.close()
 
-    async def of_completion(self, body: CompletionBody) -> AnswerForm:
-        """Raises InvalidField for what no replica could follow: nothing is queued for it."""
-        return self._counted(AnswerForm(await self._own_structure(body)))
+    async def of_completion(self, body: CompletionBody, tenant: str = "") -> AnswerForm:
+        """tenant: who asks. Raises InvalidField for what no replica could follow, before it is queued."""
+        return self._counted(AnswerForm(await self._own_structure(body, tenant)))
 
-    async def of_chat(self, body: ChatBody) -> AnswerForm:
-        """Raises InvalidField, and UnsupportedParameter where the model's calls cannot be read."""
+    async def of_chat(self, body: ChatBody, tenant: str = "") -> AnswerForm:
+        """Raises InvalidField, and UnsupportedParameter where the model's calls cannot be read.
+
+        tenant: who asks.
+        """
         written = self._format(body)
-        answer = await self._own_structure(body)
+        answer = await self._own_structure(body, tenant)
         if written is None:
             return self._counted(AnswerForm(answer))
-        structure = await self._calls(body, answer)
+        structure = await self._calls(body, answer, tenant)
         return self._counted(AnswerForm(structure, written, body.parallel_tool_calls))
 
     def _counted(self, form: AnswerForm) -> AnswerForm:
@@ -81,14 +84,14 @@ class AnswerForms:
             self._requests[kind] += 1
         return form
 
-    async def _own_structure(self, body: ChatBody | CompletionBody) -> Structure | None:
+    async def _own_structure(self, body: ChatBody | CompletionBody, tenant: str) -> Structure | None:
         if body.structure is None:
             return None
         name, structure = body.structure
-        await self._checker.check(structure, name)
+        await self._checker.check(structure, name, tenant)
         return structure
 
-    async def _calls(self, body: ChatBody, answer: Structure | None) -> Structure | None:
+    async def _calls(self, body: ChatBody, answer: Structure | None, tenant: str) -> Structure | None:
         """Answers with calls; None where nothing is asked of them: then the model writes what it likes."""
         choice = body.tool_choice
         allowed = choice.allows(body.tools)
@@ -108,11 +111,11 @@ class AnswerForms:
         for index, tool in allowed:
             at = f"tools[{index}]"
             arguments = arguments_of(tool, at, self._limits)
-            await self._checker.check(arguments, f"{at}.function.parameters")
+            await self._checker.check(arguments, f"{at}.function.parameters", tenant)
             functions.append((tool.name, arguments))
         is_single = choice.is_named or not body.parallel_tool_calls
         structure = calls_of(functions, CallRules(is_required, is_single, answer))
-        await self._checker.check(structure, "tools")
+        await self._checker.check(structure, "tools", tenant)
         return structure
 
     def _format(self, body: ChatBody) -> ToolFormat | None:

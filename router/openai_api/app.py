@@ -178,7 +178,8 @@ class _Routes:
     async def detokenize(self, request: Request) -> Response:
         async def handle(body: dict[str, Any]) -> bytes:
             self._service.metrics.unknown_fields.inc(unknown_fields(DetokenizeBody, body))
-            return (await self._service.detokenize(parse_detokenize(body, self._limits))).encoded()
+            parsed = parse_detokenize(body, self._limits)
+            return (await self._service.detokenize(parsed, visit_of(request))).encoded()
 
         return await self._handling.plainly(request, Endpoint.DETOKENIZE, handle)
 

@@ -126,7 +126,7 @@ class Prefixes:
         """Raises ApiError, a RoutingError or a RequestRefused; then nothing is held."""
         self._check(body)
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        token_ids = await self._tokens(body, salt)
+        token_ids = await self._tokens(body, salt, visit.tenant)
         prefix = await self._whole_blocks(body, token_ids, salt)
         owner = owner_of(visit.key.name)
         self._check_limits(prefix, body.copies, owner, visit)
@@ -176,22 +176,27 @@ class Prefixes:
         if body.copies > num_replicas:
             raise InvalidField("copies", f"'copies' must be at most {num_replicas}, the number of replicas.")
 
-    async def _tokens(self, body: PrefixBody, salt: str) -> array[int]:
+    async def _tokens(self, body: PrefixBody, salt: str, tenant: str) -> array[int]:
         """What every longer prompt that begins so begins with, as far as can be told."""
         match body.prompt:
             case str(text):
                 return await self.encoder.encode_text(
-                    text, salt=salt, add_special_tokens=body.add_special_tokens is not False
+                    text,
+                    salt=salt,
+                    tenant=tenant,
+                    add_special_tokens=body.add_special_tokens is not False,
                 )
             case TokenPrompt(token_ids=token_ids):
-                return await self.encoder.encode_ids(token_ids)
+                return await self.encoder.encode_ids(token_ids, tenant=tenant)
         messages = [message.for_template() for message in body.messages]
         is_users = messages[-1]["role"] == "user"  # then the assistant speaks next
         longer = messages if is_users else [*messages, _MORE]
         tools = [tool.for_template() for tool in body.tools]
-        alone = await self.encoder.encode_chat(Chat(messages, tools, assistant_is_next=False), salt=salt)
+        alone = await self.encoder.encode_chat(
+            Chat(messages, tools, assistant_is_next=False), salt=salt, tenant=tenant
+        )
         try:
-            followed = await self.encoder.encode_chat(Chat(longer, tools), salt=salt)
+            followed = await self.encoder.encode_chat(Chat(longer, tools), salt=salt, tenant=tenant)
         except InvalidField:
             return alone  # the template wants something else next
         return alone[: _num_common(alone, followed)]

@@ -130,11 +130,13 @@ class Service:
         """
         arrived_at = self.clock()
         self._check(body, policy)
-        form = await self.forms.of_chat(body)
+        form = await self.forms.of_chat(body, visit.tenant)
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        prompt = await self._timed(self._encoder.encode_chat(Chat(messages, tools), salt=salt))
+        prompt = await self._timed(
+            self._encoder.encode_chat(Chat(messages, tools), salt=salt, tenant=visit.tenant)
+        )
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
         job = await self._job(body, form, prompt, text, salt, visit, timeout_s, unique, policy, "messages")
@@ -165,14 +167,14 @@ class Service:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
         arrived_at = self.clock()
         self._check(body, policy)
-        form = await self.forms.of_completion(body)
+        form = await self.forms.of_completion(body, visit.tenant)
         unique = self._unique(request_id)
         session_hint = session or body.prompt_cache_key
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
         jobs, echoes = [], []
         for index, prompt in enumerate(body.prompt):
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
-            token_ids = await self._encode(prompt, param, salt, body.add_special_tokens)
+            token_ids = await self._encode(prompt, param, salt, visit.tenant, body.add_special_tokens)
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
@@ -257,12 +259,14 @@ class Service:
                 asked, f"'{asked}' is not supported: this server simulates its model and has no logits."
             )
 
-    async def _encode(self, prompt: Prompt, param: str, salt: str, add_special_tokens: bool) -> array[int]:
+    async def _encode(
+        self, prompt: Prompt, param: str, salt: str, tenant: str, add_special_tokens: bool
+    ) -> array[int]:
         if isinstance(prompt, TokenPrompt):
-            return await self._encoder.encode_ids(prompt.token_ids, param=param)
+            return await self._encoder.encode_ids(prompt.token_ids, param=param, tenant=tenant)
         return await self._timed(
             self._encoder.encode_text(
-                prompt.text, param=param, salt=salt, add_special_tokens=add_special_tokens
+                prompt.text, param=param, salt=salt, tenant=tenant, add_special_tokens=add_special_tokens
             )
         )
 
@@ -358,11 +362,11 @@ class Service:
     async def tokenize(self, body: TokenizeBody, visit: Visit = OPEN_VISIT) -> TokenizeResponse:
         """Raises ApiError."""
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        return await self._tokenization.tokenize(body, self.max_model_len(), salt)
+        return await self._tokenization.tokenize(body, self.max_model_len(), salt, visit.tenant)
 
-    async def detokenize(self, body: DetokenizeBody) -> DetokenizeResponse:
+    async def detokenize(self, body: DetokenizeBody, visit: Visit = OPEN_VISIT) -> DetokenizeResponse:
         """Raises ApiError."""
-        return await self._tokenization.detokenize(body)
+        return await self._tokenization.detokenize(body, visit.tenant)
 
     def close(self) -> None:
         """Check no structure any more. Idempotent."""

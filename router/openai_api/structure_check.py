@@ -23,13 +23,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from cache.deep_threads import DeepThreads
 from cache.engine_report import Distribution, Tally
+from cache.errors import QueueFull
+from cache.fair_threads import FairThreads
 from cache.structure import GrammarLimits, Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
 from router.openai_api.structures import Part, inner_parts
 
 MAX_REMEMBERED = 1024  # verdicts: a digest and a sentence each, and the structure, 64 KiB at most
 MAX_REMEMBERED_BYTES = 16 << 20  # of their structures
-NUM_THREADS = 2  # one structure that takes long does not keep everybody's waiting
+NUM_THREADS = 2  # one structure that takes long does not keep everybody's waiting; tenants take turns at them
 TRIED_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 PROBED_BYTES = 8  # an object's braces, a quote and a little more: where branches first meet
 MAX_TRIES = 200  # parts of a schema tried on their own, to name the one that is wrong
@@ -82,8 +84,20 @@ class CheckStatistics:
     tried_s: Distribution  # seconds each took, by `TRIED_BOUNDS_S`
 
 
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """One tenant's structure."""
+
+    verdict: Future[Refusal | None]
+    num_awaiting: int = 0
+
+
 class StructureChecker:
-    """Asks once for each structure. Owner: the router's event loop."""
+    """Asks once for each structure of a tenant's. Owner: the router's event loop.
+
+    What another tenant has asked for is tried again: by the time it takes nobody finds out what that was, and
+    nobody's structure stands in somebody else's line.
+    """
 
     def __init__(
         self, limit_s: float, max_pending: int, *, clock: Callable[[], float] = time.perf_counter
@@ -92,64 +106,76 @@ class StructureChecker:
         self._limit_s = limit_s
         self._max_pending = max_pending
         self._clock = clock
-        self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="warmpath-structures")
-        self._verdicts: OrderedDict[Structure, Future[Refusal | None]] = OrderedDict()
+        self._threads = FairThreads(
+            NUM_THREADS, "warmpath-structures", max_pending=max_pending, pool=DeepThreads
+        )
+        self._asked: OrderedDict[tuple[str, Structure], _Asked] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()  # guards what its threads count
-        self._num_pending = self._num_followed = self._num_refused = 0
+        self._num_followed = self._num_refused = 0
         self._tried_s = Tally(TRIED_BOUNDS_S)
 
-    async def check(self, structure: Structure, param: str) -> None:
+    async def check(self, structure: Structure, param: str, tenant: str = "") -> None:
         """Raises InvalidField, naming `param`, the place and the reason; or the limit it goes beyond.
 
         Raises StructuresBusy where others' structures leave no time for this one.
         """
-        verdict = self._asked(structure)
-        if verdict.done():
-            refusal = verdict.result()
-        else:
-            refusal = await self._awaited(verdict, param)
+        asked = self._ask(structure, tenant)
+        refusal = asked.verdict.result() if asked.verdict.done() else await self._awaited(asked, param)
         if refusal is not None:
             where = "" if refusal.pointer is None else f" at {refusal.pointer}"
             raise InvalidField(param, f"'{param}' cannot be followed{where}: {refusal.reason}.")
 
     def statistics(self) -> CheckStatistics:
+        num_pending = self._threads.num_pending
         with self._lock:
             return CheckStatistics(
-                self._num_followed, self._num_refused, self._num_pending, self._tried_s.distribution()
+                self._num_followed, self._num_refused, num_pending, self._tried_s.distribution()
             )
 
     def close(self) -> None:
         """Idempotent."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
-    async def _awaited(self, verdict: Future[Refusal | None], param: str) -> Refusal | None:
-        # Shielded: others may be waiting for the same one.
-        shielded = asyncio.shield(asyncio.wrap_future(verdict))
+    async def _awaited(self, asked: _Asked, param: str) -> Refusal | None:
+        """Its client's leaving takes it out of line, unless others wait for the same."""
+        verdict, answered = asked.verdict, asyncio.wrap_future(asked.verdict)
+        answered.add_done_callback(_look_at)
+        asked.num_awaiting += 1
         try:
-            return await asyncio.wait_for(shielded, self._limit_s)
-        except TimeoutError:
-            if not (verdict.running() or verdict.done()):
-                raise StructuresBusy(self._max_pending) from None
+            await asyncio.wait([answered], timeout=self._limit_s)
+        except asyncio.CancelledError:
+            if asked.num_awaiting == 1:
+                verdict.cancel()
+            raise
+        finally:
+            asked.num_awaiting -= 1
+        if answered.done() and not answered.cancelled():
+            return answered.result()
+        if verdict.running() or (verdict.done() and not verdict.cancelled()):
             raise InvalidField(
                 param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
-            ) from None
+            )
+        raise StructuresBusy(self._max_pending)
 
-    def _asked(self, structure: Structure) -> Future[Refusal | None]:
-        known = self._verdicts.get(structure)
-        if known is not None:
-            self._verdicts.move_to_end(structure)
+    def _ask(self, structure: Structure, tenant: str) -> _Asked:
+        key = tenant, structure
+        known = self._asked.get(key)
+        if known is not None and not known.verdict.cancelled():  # it had to leave, or was left
+            self._asked.move_to_end(key)
             return known
-        with self._lock:
-            if self._num_pending >= self._max_pending:
-                raise StructuresBusy(self._max_pending)
-            self._num_pending += 1
-        verdict = self._verdicts[structure] = self._threads.submit(self._try, structure)
-        self._num_bytes += len(structure.source)
-        while len(self._verdicts) > MAX_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
-            forgotten, _ = self._verdicts.popitem(last=False)
+        try:
+            verdict = self._threads.submit(tenant, lambda: self._try(structure))
+        except QueueFull:
+            raise StructuresBusy(self._max_pending) from None
+        if known is None:
+            self._num_bytes += len(structure.source)
+        asked = self._asked[key] = _Asked(verdict)
+        self._asked.move_to_end(key)
+        while len(self._asked) > MAX_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
+            (_, forgotten), _ = self._asked.popitem(last=False)
             self._num_bytes -= len(forgotten.source)
-        return verdict
+        return asked
 
     def _try(self, structure: Structure) -> Refusal | None:
         """On a thread: the verdict, counted."""
@@ -160,10 +186,15 @@ class StructureChecker:
             return refusal
         finally:
             with self._lock:
-                self._num_pending -= 1
                 self._num_followed += is_followed
                 self._num_refused += not is_followed
                 self._tried_s.add(self._clock() - began_s)
+
+
+def _look_at(answered: asyncio.Future[Refusal | None]) -> None:
+    """So that nobody complains that its error was never asked for."""
+    if not answered.cancelled():
+        answered.exception()
 
 
 def judge(structure: Structure) -> Refusal | None:

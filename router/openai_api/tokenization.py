@@ -6,7 +6,6 @@ the encoder and the bodies; knows neither HTTP nor replicas.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -23,8 +22,6 @@ from router.openai_api.tool_calls import renders_tools
 from router.openai_api.tools import TOOLS_SCHEMA, Tool, to_tools
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
-
-_OFFLOAD_TOKENS = 4096  # more to decode takes milliseconds: on a thread, not in the event loop
 
 
 class _Body(BaseModel):
@@ -70,10 +67,12 @@ class Tokenization:
     encoder: PromptEncoder
     limits: Limits
 
-    async def tokenize(self, body: TokenizeBody, max_model_len: int | None, salt: str) -> TokenizeResponse:
-        """salt: whose text it is: what was tokenized before is looked up under it. Raises ApiError."""
+    async def tokenize(
+        self, body: TokenizeBody, max_model_len: int | None, salt: str, tenant: str
+    ) -> TokenizeResponse:
+        """salt: what was tokenized before is looked up under it. tenant: who asks. Raises ApiError."""
         self._check_model(body)
-        token_ids = await self._encode(body, salt)
+        token_ids = await self._encode(body, salt, tenant)
         return TokenizeResponse(
             count=len(token_ids),
             max_model_len=max_model_len,
@@ -81,25 +80,24 @@ class Tokenization:
             token_strs=self.encoder.token_strings(token_ids) if body.return_token_strs else None,
         )
 
-    async def detokenize(self, body: DetokenizeBody) -> DetokenizeResponse:
-        """Raises ApiError."""
+    async def detokenize(self, body: DetokenizeBody, tenant: str) -> DetokenizeResponse:
+        """tenant: who asks. Raises ApiError."""
         self._check_model(body)
         for index, token_id in enumerate(body.tokens):
             if not is_token_id(token_id) or token_id >= self.encoder.vocab_size:
                 at = f"tokens[{index}]"
                 raise InvalidField(at, f"'{at}' must be a token id from 0 to {self.encoder.vocab_size - 1}.")
-        if len(body.tokens) > _OFFLOAD_TOKENS:
-            text = await asyncio.to_thread(self.encoder.decode, body.tokens)
-        else:
-            text = self.encoder.decode(body.tokens)
-        return DetokenizeResponse(prompt=text)
+        return DetokenizeResponse(prompt=await self.encoder.decode_soon(body.tokens, tenant=tenant))
 
-    async def _encode(self, body: TokenizeBody, salt: str) -> list[int]:
+    async def _encode(self, body: TokenizeBody, salt: str, tenant: str) -> list[int]:
         if (body.prompt is None) is not bool(body.messages):
             raise InvalidField("prompt", "Either 'prompt' or 'messages' is required, and not both.")
         if body.prompt is not None:
             ids = await self.encoder.encode_text(
-                body.prompt, salt=salt, add_special_tokens=body.add_special_tokens is not False
+                body.prompt,
+                salt=salt,
+                tenant=tenant,
+                add_special_tokens=body.add_special_tokens is not False,
             )
             return ids.tolist()
         if body.tools and not renders_tools(self.encoder.chat_template(has_tools=True)):
@@ -109,7 +107,7 @@ class Tokenization:
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
         chat = Chat(messages, tools, assistant_is_next=body.add_generation_prompt)
-        return (await self.encoder.encode_chat(chat, salt=salt)).tolist()
+        return (await self.encoder.encode_chat(chat, salt=salt, tenant=tenant)).tolist()
 
     def _check_model(self, body: _Body) -> None:
         if body.model is not None and body.model != self.model_name:

@@ -19,7 +19,6 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import jinja2
 
 from cache.errors import ConfigError
+from cache.fair_threads import FairThreads
 from cache.fingerprint import ChatTemplate, template_digest
 from cache.types import pack_tokens
 from router.errors import InvalidField, NoChatTemplate
@@ -37,7 +37,8 @@ from router.prompts.token_bytes import token_bytes_of
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
-_WORKERS = 2  # tokenizers release the GIL while they encode
+DECODE_OFFLOAD_TOKENS = 4096  # likewise
+NUM_THREADS = 2  # tokenizers release the GIL while they encode
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ def chat_template_of(source: str, revision: str | None = None) -> ChatTemplate:
 class PromptEncoder:
     """Encodes prompts with one tokenizer. Safe to call from several threads.
 
-    The plain methods work where they are called; the `encode_*` ones are for an event loop and move
-    long prompts to a thread. `close` when done.
+    The plain methods work where they are called; the `encode_*` ones and `decode_soon` are for an event loop
+    and move what is long to a thread, where tenants take turns. `close` when done.
     """
 
     def __init__(self, tokenizer: Any, *, name: str, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
@@ -92,7 +93,7 @@ class PromptEncoder:
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
             tokenizer.special_tokens_map
         )
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="prompt")
+        self._threads = FairThreads(NUM_THREADS, "prompt")  # bounded by the requests that Serve lets in
         # A first call settles truncation and padding inside the tokenizer; after it calls only read, and
         # may overlap ("Already borrowed" otherwise).
         tokenizer("", verbose=False)
@@ -134,7 +135,7 @@ class PromptEncoder:
 
     def close(self) -> None:
         """Stop the threads; prompts on them finish. Idempotent."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def statistics(self) -> CacheStatistics | None:
         """The segment cache's; None where prompts are tokenized whole. Any thread."""
@@ -216,38 +217,53 @@ class PromptEncoder:
 
     # --- in an event loop ---------------------------------------------------------------------
 
-    async def encode_chat(self, chat: Chat, *, salt: str = "") -> array[int]:
-        """`chat`, on a thread if it is long or much of it is new."""
+    async def encode_chat(self, chat: Chat, *, salt: str = "", tenant: str = "") -> array[int]:
+        """`chat`, on a thread if it is long or much of it is new. tenant: whose turn it takes there."""
         size = chat.num_chars()
         if self._cache is None or size > RENDER_OFFLOAD_CHARS:
-            return await self._run(size, lambda: self.chat(chat, salt=salt))
+            return await self._run(size, tenant, lambda: self.chat(chat, salt=salt))
         begun = self._cache.begin(self.render(chat), salt)
-        return await self._run(begun.missing_chars, lambda: self._finish_chat(begun))
+        return await self._run(begun.missing_chars, tenant, lambda: self._finish_chat(begun))
 
     async def encode_text(
-        self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        param: str = "prompt",
+        salt: str = "",
+        tenant: str = "",
+        add_special_tokens: bool = True,
     ) -> array[int]:
-        """`text`, on a thread if it is long or much of it is new."""
+        """`text`, on a thread if it is long or much of it is new. tenant: as in `encode_chat`."""
         if self._cache is None or len(text) > RENDER_OFFLOAD_CHARS:
             return await self._run(
                 len(text),
+                tenant,
                 lambda: self.text(text, param=param, salt=salt, add_special_tokens=add_special_tokens),
             )
         begun = self._cache.begin(text, salt)
         return await self._run(
-            begun.missing_chars, lambda: self._finish_text(begun, param, add_special_tokens)
+            begun.missing_chars, tenant, lambda: self._finish_text(begun, param, add_special_tokens)
         )
 
-    async def encode_ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
-        """`ids`, on a thread if they are many."""
-        return await self._run(len(token_ids) // 8, lambda: self.ids(token_ids, param=param))
+    async def encode_ids(
+        self, token_ids: Sequence[object], *, param: str = "prompt", tenant: str = ""
+    ) -> array[int]:
+        """`ids`, on a thread if they are many. tenant: as in `encode_chat`."""
+        return await self._run(len(token_ids) // 8, tenant, lambda: self.ids(token_ids, param=param))
+
+    async def decode_soon(self, token_ids: Sequence[int], *, tenant: str = "") -> str:
+        """`decode`, on a thread if they are many. tenant: as in `encode_chat`."""
+        if len(token_ids) <= DECODE_OFFLOAD_TOKENS:
+            return self.decode(token_ids)
+        return await asyncio.wrap_future(self._threads.submit(tenant, lambda: self.decode(token_ids)))
 
     # --- the parts ----------------------------------------------------------------------------
 
-    async def _run(self, size: int, encode: Callable[[], array[int]]) -> array[int]:
+    async def _run(self, size: int, tenant: str, encode: Callable[[], array[int]]) -> array[int]:
         if size <= OFFLOAD_CHARS:
             return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+        return await asyncio.wrap_future(self._threads.submit(tenant, encode))
 
     def _apply_template(self, chat: Chat, *, tokenize: bool) -> Any:
         """The chat's text, or its token ids."""

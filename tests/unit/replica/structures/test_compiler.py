@@ -101,7 +101,7 @@ async def test_who_takes_too_long_is_refused_and_not_compiled_again(build: Count
     with pytest.raises(StructureRefused, match=r"limit of 0\.05 s"):
         await asyncio.to_thread(compiler.begin, regex("a"))
     build.gate.set()
-    while not compiler._compiled[regex("a")].done():  # noqa: ASYNC110  # a thread's future has no event here
+    while not compiler._compiled["", regex("a")].done():  # noqa: ASYNC110  # a thread's future has no event here
         await asyncio.sleep(0.001)
     assert await compiler.begin_soon(regex("a"))
     assert build.calls == [regex("a")]
@@ -129,6 +129,50 @@ async def test_too_many_at_once_are_busy(build: Counting, monkeypatch: pytest.Mo
     build.gate.set()
     await asyncio.gather(*waiting)
     assert await compiler.begin_soon(regex("c"))
+
+
+async def test_tenants_take_turns_and_share_no_compilation(
+    build: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "NUM_THREADS", 1)
+    compiler = _compiler(build, max_kept=16)
+    build.gate.clear()
+    asked = [("alice", source) for source in "abcde"] + [("bob", "e"), ("bob", "f")]
+    waiting = [
+        asyncio.create_task(compiler.begin_soon(regex(source), tenant=tenant)) for tenant, source in asked
+    ]
+    await asyncio.sleep(0)
+    build.gate.set()
+    await asyncio.gather(*waiting)
+    assert [structure.source for structure in build.calls] == list("abecfde")
+
+
+async def test_nobody_is_refused_for_another_tenants_line(
+    build: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of the longest line gives way, and is told that this replica is full."""
+    monkeypatch.setattr(module, "MAX_PENDING", 4)
+    compiler = _compiler(build, max_kept=16)
+    build.gate.clear()
+    alices = [asyncio.create_task(compiler.begin_soon(regex(source), tenant="alice")) for source in "abcd"]
+    await asyncio.sleep(0)
+    bobs = asyncio.create_task(compiler.begin_soon(regex("d"), tenant="bob"))
+    with pytest.raises(QueueFull):
+        await alices[3]
+    with pytest.raises(QueueFull):
+        await compiler.begin_soon(regex("e"), tenant="alice")
+    build.gate.set()
+    await asyncio.gather(bobs, *alices[:3])
+    assert await compiler.begin_soon(regex("d"), tenant="alice")
+
+
+async def test_who_had_no_turn_in_time_is_not_called_too_complex(build: Counting) -> None:
+    compiler = _compiler(build, limit_s=0.05)
+    build.gate.clear()
+    waiting = [asyncio.create_task(compiler.begin_soon(regex(source))) for source in "abc"]
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in ended] == [StructureRefused, StructureRefused, QueueFull]
+    build.gate.set()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ import pytest
 from starlette.routing import Route
 
 from cache.errors import QueueFull
+from cache.fair_threads import FairThreads
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
+from router.openai_api import structure_check
 from router.openai_api.door import endpoint_of
 from router.openai_api.fields import Endpoint
 from router.openai_api.prompt_text import SaltedText
+from router.prompts import prompt
+from router.prompts.prompt import DECODE_OFFLOAD_TOKENS, OFFLOAD_CHARS
 from router.tenants.gate import OPEN_PATHS
 from router.tenants.settings import TenantSettings
 from tests.fakes.http import MODEL, RouterUnderTest
@@ -412,6 +418,63 @@ async def test_what_was_tokenized_for_one_tenant_is_not_looked_up_for_another(
     assert len(set(given[:4])) == len(set(given[4:])) == 1
     assert given[0] != given[4]
     assert "" not in given
+
+
+LONG = "x" * (OFFLOAD_CHARS + 1)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": LONG}),
+        ("/v1/completions", {"model": MODEL, "prompt": [1] * (OFFLOAD_CHARS * 8 + 8)}),
+        ("/v1/completions", {"model": MODEL, "prompt": "x", "guided_json": SCHEMA}),
+        ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/prefixes", {"model": MODEL, "prompt": LONG}),
+        ("/v1/prefixes", {"model": MODEL, "prompt": [1] * (OFFLOAD_CHARS * 8 + 8)}),
+        ("/v1/prefixes", {"model": MODEL, "messages": [{"role": "user", "content": LONG}]}),
+        ("/tokenize", {"prompt": LONG}),
+        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/detokenize", {"tokens": [1] * (DECODE_OFFLOAD_TOKENS + 1)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+async def test_who_sends_much_to_a_thread_delays_another_tenant_by_one_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """Alice and Anna are one tenant, and take their turns together."""
+    for module in (prompt, structure_check):
+        monkeypatch.setattr(module, "NUM_THREADS", 1)
+    gate, order, num_pending = threading.Event(), list[str](), asyncio.Semaphore(0)
+    submit = FairThreads.submit
+
+    def noting(threads: FairThreads, tenant: str, job: Callable[[], Any]) -> Future[Any]:
+        def noted() -> Any:
+            order.append(tenant)
+            assert gate.wait(20)
+            return job()
+
+        num_pending.release()
+        return submit(threads, tenant, noted)
+
+    monkeypatch.setattr(FairThreads, "submit", noting)
+    async with RouterUnderTest(tenants=settings(tmp_path)) as router:
+        answers = []
+        for number, name in enumerate(("alice", "anna", "alice", "anna", "bob", "bob")):
+            # What a tenant has asked for is not tried again.
+            own = {"guided_json": {**SCHEMA, "title": str(number)}} if "guided_json" in body else {}
+            ask = router.client.post(path, json=body | own, headers=key(name))
+            answers.append(asyncio.create_task(ask))
+            await num_pending.acquire()
+        gate.set()
+        async with asyncio.timeout(20):
+            while len(order) < len(answers):  # noqa: ASYNC110  # threads have no event here
+                await asyncio.sleep(0.001)
+        for answer in answers:  # these replicas hold no prefix
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+    assert order[:6] == ["acme", "acme", "bob", "acme", "bob", "acme"]
 
 
 async def test_policies_that_place_by_text_or_session_meet_one_tenants_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -158,9 +159,9 @@ async def test_verdicts_are_bounded_in_number_and_bytes(monkeypatch: pytest.Monk
     checker = StructureChecker(5, 64)
     for source in ("a", "b", "c", "d"):
         await checker.check(regex(source), "x")
-    assert len(checker._verdicts) == 3
+    assert len(checker._asked) == 3
     await checker.check(regex("e" * 9), "x")
-    assert [structure.source for structure in checker._verdicts] == ["d", "e" * 9]
+    assert [structure.source for _, structure in checker._asked] == ["d", "e" * 9]
     checker.close()
 
 
@@ -193,6 +194,78 @@ async def test_who_would_wait_behind_others_is_told_to_come_back(monkeypatch: py
     checker.close()
 
 
+class _Gated:
+    """Instead of `judge`: follows everything, once it is let."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.tried: list[str] = []
+
+    def __call__(self, structure: Structure) -> None:
+        self.tried.append(structure.source)
+        assert self.gate.wait(20)
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Gated]:
+    gated = _Gated()
+    monkeypatch.setattr(structure_check, "judge", gated)
+    yield gated
+    gated.gate.set()
+
+
+async def test_tenants_take_turns_and_share_no_verdict(
+    gated: _Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time that an answer takes would tell what others ask for."""
+    monkeypatch.setattr(structure_check, "NUM_THREADS", 1)
+    checker = StructureChecker(5, 64)
+    asked = [("alice", source) for source in "abcde"] + [("bob", "e"), ("bob", "f")]
+    checks = [
+        asyncio.create_task(checker.check(regex(source), "guided_regex", tenant)) for tenant, source in asked
+    ]
+    await asyncio.sleep(0)
+    gated.gate.set()
+    await asyncio.gather(*checks)
+    assert gated.tried == list("abecfde")
+    checker.close()
+
+
+async def test_nobody_is_told_to_come_back_for_another_tenants_line(gated: _Gated) -> None:
+    checker = StructureChecker(5, 4)
+    alices = [asyncio.create_task(checker.check(regex(source), "x", "alice")) for source in "abcd"]
+    await asyncio.sleep(0)
+    bobs = asyncio.create_task(checker.check(regex("e"), "x", "bob"))
+    with pytest.raises(StructuresBusy):
+        await alices[3]
+    with pytest.raises(StructuresBusy):
+        await checker.check(regex("f"), "x", "alice")
+    gated.gate.set()
+    await asyncio.gather(bobs, *alices[:3])
+    await checker.check(regex("d"), "x", "alice")
+    assert sorted(gated.tried) == list("abcde")
+    checker.close()
+
+
+async def test_what_everybody_who_wanted_it_has_left_is_not_tried(gated: _Gated) -> None:
+    checker = StructureChecker(5, 64)
+    tasks = {
+        name: asyncio.create_task(checker.check(regex(name[0]), "x", "alice"))
+        for name in ("a", "b", "c1", "c2", "d", "e1", "e2")
+    }
+    await asyncio.sleep(0)
+    for name in ("a", "d", "c1", "e1", "e2"):
+        tasks.pop(name).cancel()
+    await asyncio.sleep(0)
+    assert checker.statistics().num_pending == 3  # a's thread is not free before it ends
+    gated.gate.set()
+    await asyncio.gather(*tasks.values())
+    assert sorted(gated.tried) == ["a", "b", "c"]
+    await checker.check(regex("d"), "x", "alice")  # somebody wants it again
+    assert checker.statistics().num_pending == 0
+    checker.close()
+
+
 async def test_what_was_tried_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(100))
     checker = StructureChecker(5, 64, clock=lambda: float(next(times)))
@@ -212,7 +285,7 @@ async def test_what_was_tried_is_counted_once(monkeypatch: pytest.MonkeyPatch) -
 async def test_its_threads_end_with_it() -> None:
     checker = StructureChecker(5, 64)
     await checker.check(regex("a"), "x")
-    threads = [thread for thread in threading.enumerate() if thread in checker._threads._threads]
+    threads = [thread for thread in threading.enumerate() if thread in checker._threads._pool._threads]
     assert threads
     checker.close()
     checker.close()
