@@ -28,7 +28,8 @@ Four replicas of the built-in model on this machine's CPU, behind each policy in
 robin, power of two, session affinity and Ray Serve's own prefix-affinity router. Measures chats behind shared
 system prompts at one rate, with caches too small for all of them; adverse traffic, where nothing or all is
 shared or answers are long; and the highest rate of chats that keeps the p99 time to first token.
-docs/benchmarking.md says how to read it. --quick is one repeat of a part of it.
+docs/benchmarking.md says how to read it. --quick is one repeat of a part of it. Status 1, after the report,
+if an answer at a rate that is not searched for was not whole; requests refused as busy are no error.
 
 examples
   python -m loadtest bench-fleet --quick

@@ -26,6 +26,7 @@ Starts each deployment on a Ray cluster of its own, warms it, sends it the same 
 loop: requests leave when they are due, whatever has become of earlier ones), and stops it; then the next one;
 and all of them again, somebody else first, with another seed. Prints a table with 95 % intervals over the
 repeats and writes results.json, report.md and report.html. The first contender is held against the others.
+Status 1, after the report, if an answer was not whole; requests refused as busy are counted, and no error.
 
 examples
   python -m loadtest compare --policy expected_time,round_robin --replicas 4 --rate 4

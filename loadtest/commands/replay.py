@@ -23,7 +23,7 @@ from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
 from loadtest.open_loop.prompts import PromptMaker, TextPrompts, TokenPrompts
 from loadtest.open_loop.schedule import Stretch, schedule, shortened
 from loadtest.placement import arguments as read
-from loadtest.placement.errors import BadRequest, PlacementError
+from loadtest.placement.errors import BadRequest
 from loadtest.workloads.reference import WorkloadRef
 
 SUMMARY = "send a trace to a running server at its own times"
@@ -103,9 +103,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     report(results, options.out, console, with_plots=not options.no_plots)
     if sent.was_interrupted:
         raise StoppedWithReport
-    broken = sent.tally.num_failed - sent.tally.failures.get("refused as busy", 0)
-    if broken:
-        raise PlacementError(f"{broken} of {sent.tally.due} answers were not whole: {_problems(run)}")
+    results.require_whole_answers()
 
 
 def _load(options: argparse.Namespace, reference: WorkloadRef) -> tuple[Load, float]:

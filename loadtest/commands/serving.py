@@ -197,6 +197,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
     report(results, options.out, console, with_plots=not options.no_plots)
     if results.was_stopped:
         raise StoppedWithReport
+    results.require_whole_answers()
 
 
 @contextmanager

@@ -27,7 +27,8 @@ keep the targets, lowers it when they do not, until the highest good rate is kno
 A try that is lost already is given up, and sent once more before its rate is believed to be too high. The
 first half of each only warms the caches, as whoever meets its sessions for the first time has none of their
 histories; it lasts until enough requests count for one in a hundred of them to be a number. Every repeat
-starts servers anew, with another seed.
+starts servers anew, with another seed. Answers that fail make a rate too high, and are no error while some
+come.
 
 examples
   python -m loadtest sweep --policy expected_time,round_robin --replicas 4 --ttft 1 --rate 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadtest.comparison.errors import ComparisonError
+from loadtest.comparison.errors import BrokenAnswers, ComparisonError
 from loadtest.open_loop.tally import Tally, Targets
 
 VERSION = 1
@@ -80,6 +81,22 @@ class Results:
             and (run.contender, run.workload, run.rate_per_s) == (contender, workload, rate_per_s)
         ]
         return sorted(runs, key=lambda run: run.repeat)
+
+    def require_whole_answers(self) -> None:
+        """Of the rates that were asked for: those of a search are raised until answers fail.
+
+        Raises BrokenAnswers, which names what failed of whom; being refused as busy is no failure.
+        """
+        tallies = [(run.contender, run.tally) for run in self.runs if run.kind == "fixed"]
+        broken: Counter[tuple[str, str]] = Counter()
+        said: dict[tuple[str, str], str] = {}
+        for contender, tally in tallies:
+            for kind, number in tally.broken.items():
+                broken[contender, kind] += number
+                said.setdefault((contender, kind), " | ".join(tally.problems.get(kind, ())[:2]))
+        if broken:
+            told = [f"{who}, {number} {kind}: {said[who, kind]}" for (who, kind), number in broken.items()]
+            raise BrokenAnswers(broken.total(), sum(tally.due for _, tally in tallies), "; ".join(told))
 
     def rates(self, workload: str) -> list[float]:
         """Fixed rates that were run, ascending."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from loadtest.client.answer import Answer
+from loadtest.client.answer import Answer, Failure
 from loadtest.open_loop.histogram import Histogram
 
 UNKNOWN = "not told"
@@ -112,6 +112,11 @@ class Tally:
     @property
     def num_failed(self) -> int:
         return sum(self.failures.values())
+
+    @property
+    def broken(self) -> dict[str, int]:
+        """Answers that failed, by kind, but for those that the server said at once it was too busy for."""
+        return {kind: number for kind, number in self.failures.items() if kind != Failure.BUSY}
 
     @property
     def goodput_per_s(self) -> float:

@@ -19,7 +19,7 @@ from loadtest.client.errors import ClientError, Unreachable
 from loadtest.commands import serving
 from loadtest.comparison import experiment as module
 from loadtest.comparison.contender import Contender
-from loadtest.comparison.errors import NoAnswers
+from loadtest.comparison.errors import BrokenAnswers, NoAnswers
 from loadtest.comparison.estimates import geometric
 from loadtest.comparison.experiment import Experiment, Observer
 from loadtest.comparison.load import Load, Look, Sent, is_lost, is_met
@@ -57,6 +57,7 @@ class Servers:
         self.sent: list[tuple[str, Load]] = []
         self.interrupt_at: int | None = None
         self.fails = False
+        self.some_fail: Failure | None = None  # how the last answer of each run fails
         self.stands_still = False  # while it is first searched at a rate
         self._stood_still: set[tuple[str, float]] = set()
 
@@ -84,6 +85,10 @@ class Servers:
         for arrival in load.arrivals[: len(load.arrivals) // 2 if stops else None]:
             tally.sent(arrival.due_s, 0.0)
             tally.answered(arrival.due_s, 0.0, answer(ttft_s, Failure.STATUS if self.fails else None))
+        if self.some_fail is not None:
+            last = load.arrivals[-1]
+            tally.sent(last.due_s, 0.0)
+            tally.answered(last.due_s, 0.0, answer(ttft_s, self.some_fail))
         look(tally, tally.due, 0)
         return Sent(tally, is_whole=not stops, was_interrupted=stops)
 
@@ -191,6 +196,33 @@ def test_whatever_ends_it_early_the_report_has_what_ran(
     assert servers.running is None
     assert [run.contender for run in read(tmp_path / "out" / "results.json").runs] == ["a"]
     assert "- seeds: 7\n" in (tmp_path / "out" / "report.md").read_text()
+
+
+def _carried_out(servers: Servers, of: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_started", servers.start)
+    monkeypatch.setattr(serving, "check", lambda contender: None)
+    options = argparse.Namespace(out=folder, no_plots=True)
+    serving.carry_out(of, options, Console(file=io.StringIO()), ["compare"])
+
+
+def test_answers_that_were_not_whole_end_it_with_an_error_after_the_report(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that a server was too busy for, and not those of rates that are tried until they fail."""
+    servers.some_fail = Failure.BUSY
+    _carried_out(servers, plan(), tmp_path / "busy", monkeypatch)
+    servers.some_fail = Failure.CUT
+    _carried_out(servers, plan(cells=False, search=True), tmp_path / "search", monkeypatch)
+    with pytest.raises(BrokenAnswers) as caught:
+        _carried_out(servers, plan(), tmp_path / "cut", monkeypatch)
+    runs = read(tmp_path / "cut" / "results.json").runs
+    assert [run.contender for run in runs] == ["a", "b", "c", "b", "c", "a"]
+    assert all(run.tally.failures for run in runs)
+    num_due = sum(run.tally.due for run in runs)
+    assert str(caught.value) == (
+        f"6 of {num_due} answers were not whole. a, 2 connection cut: broken; b, 2 connection cut: broken; "
+        "c, 2 connection cut: broken"
+    )
 
 
 def test_a_server_that_answers_nothing_ends_it_with_what_it_said(servers: Servers) -> None:
