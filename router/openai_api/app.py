@@ -27,10 +27,10 @@ from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
 from router.openai_api.door import Door
-from router.openai_api.errors import answer_to, outcome_of, route_error
+from router.openai_api.errors import answer_to, route_error
 from router.openai_api.failures import FailureMiddleware
 from router.openai_api.fields import Endpoint, count_unknown
-from router.openai_api.handling import Handling, PlainRoute, Tally, log_failure
+from router.openai_api.handling import TIMEOUT_HEADER, Handling, PlainRoute, Tally, log_failure
 from router.openai_api.keys import KeyMiddleware, visit_of
 from router.openai_api.middleware import HeaderLimitMiddleware, RequestIdMiddleware, id_of
 from router.openai_api.prefix_routes import PrefixRoutes
@@ -47,7 +47,6 @@ from router.openai_api.tokenization import (
 )
 
 POLICY_HEADER = "x-warmpath-policy"
-TIMEOUT_HEADER = "x-warmpath-timeout"
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
 REPLICA_HEADER = "x-warmpath-replica"
 CACHED_TOKENS_HEADER = "x-warmpath-cached-tokens"
@@ -261,10 +260,9 @@ class _Routes:
                     yield content
             tally.end("ok")
         except Exception as error:
+            tally.fail(error, has_begun=has_begun)
             if not has_begun:
-                tally.end(outcome_of(error))
                 raise
-            tally.end("broken_stream")
             log_failure(error, request)
             yield event(answer_to(error).content())
             raise BrokenStream("the stream failed; its connection is cut") from None

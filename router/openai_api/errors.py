@@ -92,10 +92,16 @@ _FIXED_MESSAGES: dict[type[BaseException], str] = {
     shared.RequestRefused: "The replica refused this request.",
 }
 
+BROKEN_STREAM = "broken_stream"
+CLIENT_DEADLINE = (
+    "client_deadline"  # also after the first token: clients set it, and nothing of ours is broken
+)
+
 OUTCOMES = (
     "ok",
     "cancelled",
-    "broken_stream",
+    BROKEN_STREAM,
+    CLIENT_DEADLINE,
     *dict.fromkeys(row.outcome for row in (*_TABLE.values(), _UNKNOWN)),
 )
 

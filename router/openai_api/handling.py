@@ -15,10 +15,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cache.errors import ServingError
+from cache.errors import DeadlineExceeded, ServingError
 from router.errors import MalformedJson
 from router.openai_api.body import parse_object, read_limited
-from router.openai_api.errors import answer_to, outcome_of
+from router.openai_api.errors import BROKEN_STREAM, CLIENT_DEADLINE, answer_to, outcome_of
 from router.openai_api.fields import Endpoint
 from router.openai_api.keys import visit_of
 from router.openai_api.middleware import id_of
@@ -27,6 +27,8 @@ from router.openai_api.service import TRACEPARENT, Service
 from router.openai_api.streams import ClientGone
 
 TRACE_HEADER = "traceparent"  # W3C trace context
+TIMEOUT_HEADER = "x-warmpath-timeout"
+GENERATING = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # who asks for these may say until when
 _STATUS_CLIENT_GONE = 499  # nobody reads it; it shows in access logs
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Tally:
         self._request_id = id_of(request)
         self._key_name = visit_of(request).key.name
         self._started_at = service.clock()
+        self._timeout, self._most_s = request.headers.get(TIMEOUT_HEADER), service.config.request_timeout_s
         self._ended = False
         self._span = service.tracing.begin(
             "ingress",
@@ -60,6 +63,13 @@ class Tally:
         )
         # For what this task does on the request's behalf: each request is a task of its own.
         TRACEPARENT.set(self._span.traceparent)
+
+    def fail(self, error: BaseException, *, has_begun: bool = False) -> None:
+        """It ended in `error`. has_begun: some of the answer has been sent."""
+        if isinstance(error, DeadlineExceeded) and self._is_deadline_clients():
+            self.end(CLIENT_DEADLINE)
+        else:
+            self.end(BROKEN_STREAM if has_begun else outcome_of(error))
 
     def end(self, outcome: str) -> None:
         if not self._ended:
@@ -81,6 +91,11 @@ class Tally:
                     "elapsed_s": round(elapsed_s, 4),
                 },
             )
+
+    def _is_deadline_clients(self) -> bool:
+        """Whether the deadline of a request that had one was its client's wish. The header was checked."""
+        given = self._timeout if self._endpoint in GENERATING else None
+        return given is not None and (self._most_s is None or float(given) < self._most_s)
 
 
 class Handling:
@@ -126,7 +141,7 @@ class Handling:
                 raise error
             return Response(status_code=_STATUS_CLIENT_GONE)
         log_failure(error, request)
-        tally.end(outcome_of(error))
+        tally.fail(error)
         return error_response(answer_to(error))
 
 

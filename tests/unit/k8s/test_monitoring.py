@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cache.errors import DeadlineExceeded
+from cache.messages import Delta
 from cache.types import ReplicaId
 from k8s import promql
 from k8s.places import ROOT
@@ -15,7 +17,8 @@ from k8s.promql import alerts, dashboard, expressions, promql_findings, write_ex
 from router.errors import ReplicaLost
 from router.fleet.engine_series import EngineView, engine_families
 from router.fleet.exposition import text
-from tests.fakes.http import RouterUnderTest
+from router.openai_api.errors import OUTCOMES
+from tests.fakes.http import MODEL, RouterUnderTest
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import info, load
 
@@ -127,6 +130,38 @@ async def test_the_share_of_refused_requests_counts_a_body_of_many_prompts_once(
             router.parts.routing.on_load(replica_id, full)
         assert (await router.complete([f"prompt {number}" for number in range(16)])).status_code == 429
         assert await counted(router, "WarmpathOverloaded") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("most_s", "asked_s", "outcome"),
+    [
+        (None, "5", "client_deadline"),
+        (60.0, "5", "client_deadline"),
+        (60.0, "90", "deadline"),
+        (60.0, None, "deadline"),
+    ],
+)
+async def test_no_client_wakes_anybody_by_a_deadline_of_its_own(
+    most_s: float | None, asked_s: str | None, outcome: str, stream: bool
+) -> None:
+    """Before its first token or after it. The server's own deadline does."""
+    headers = {} if asked_s is None else {"x-warmpath-timeout": asked_s}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 5, "stream": stream}
+    if stream and outcome == "deadline":
+        outcome = "broken_stream"
+    async with RouterUnderTest(request_timeout_s=most_s) as router:
+        begun = [Delta("a", (65,), cached_tokens=0)] if stream else []
+        router.answer_with(*begun, DeadlineExceeded(5.0, 5.1))
+        await router.client.post("/v1/completions", json=body, headers=headers)
+        ended = {
+            each: router.metric("warmpath_requests_total", endpoint="completions", outcome=each)
+            for each in OUTCOMES
+        }
+    assert {each for each, number in ended.items() if number} == {outcome}
+    (expression,) = [each["expr"] for each in alerts() if each["alert"] == "WarmpathErrors"]
+    (counting,) = re.findall(r'outcome=~"([^"]*)"', expression)
+    assert (outcome in counting.split("|")) is (outcome != "client_deadline")
 
 
 def test_every_alert_leads_to_its_runbook() -> None:
