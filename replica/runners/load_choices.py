@@ -216,9 +216,10 @@ def step_bytes(model: Any, num_tokens: int, num_rows: int, max_model_len: int) -
 
 
 def eos_token_ids(model: Any) -> frozenset[int]:
-    """Ids that end a generation: the generation config's where there is one, else the config's."""
+    """Ids that end a generation: the generation config's where it names some, else the config's."""
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         value = getattr(config, "eos_token_id", None)
-        if value is not None:
-            return frozenset([value] if isinstance(value, int) else value)
+        ids = frozenset([value] if isinstance(value, int) else value or ())  # [] names none, as null does
+        if ids:
+            return ids
     return frozenset()

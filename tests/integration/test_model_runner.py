@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import weakref
 from collections.abc import Iterator
@@ -53,12 +54,29 @@ def test_info_tells_what_was_loaded(folder: Path, opened: list[ModelRunner]) -> 
     assert info.eos_token_ids == frozenset()
 
 
-@pytest.mark.parametrize(("eos", "expected"), [(5, {5}), ([5, 9], {5, 9})])
-def test_end_of_sequence_ids_come_from_the_generation_config(
-    tmp_path: Path, opened: list[ModelRunner], eos: int | list[int], expected: set[int]
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"eos_token_id": 5}, {5}),
+        ({"eos_token_id": [5, 9]}, {5, 9}),
+        ({"eos_token_id": []}, {7}),
+        ({"eos_token_id": None}, {7}),
+        ({}, {7}),
+        (None, {7}),
+    ],
+)
+def test_end_of_sequence_ids_come_from_the_generation_config_if_it_names_any(
+    tmp_path: Path, opened: list[ModelRunner], content: dict[str, Any] | None, expected: set[int]
 ) -> None:
+    """Else from config.json: transformers' `generate` would go on to the last token that it may write."""
     folder = families.save(FAMILIES[0], tmp_path / "model")
-    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"eos_token_id": 7})
+    )
+    path = folder / "generation_config.json"
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_text(json.dumps(content))
     assert load(folder, opened).info.eos_token_ids == expected
 
 
