@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,7 +190,7 @@ class ReplicaConfig:
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)
         _check_range("warm_up_time_limit_s", self.warm_up_time_limit_s, 1.0, 36000.0)
-        if self.event_host in ("", "*", "0.0.0.0", "::"):
+        if _is_wildcard(self.event_host):
             raise ConfigError(
                 "event_host",
                 self.event_host,
@@ -235,6 +237,17 @@ def _check_block_size(backend: str, block_size: int) -> None:
             for name, sizes in served.items()
         ]
         raise ConfigError("block_size", block_size, "must be " + ", or ".join(accepted))
+
+
+def _is_wildcard(host: str) -> bool:
+    """Whether sockets would listen at every address: so they read "0" and "00.0.0.0", too."""
+    if host in ("", "*"):
+        return True
+    try:
+        (*_, (address, *_rest)), *_ = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except OSError:  # a name, which is looked up where the replica runs
+        return False
+    return ipaddress.ip_address(str(address).partition("%")[0]).is_unspecified
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -7,6 +7,7 @@ so nothing behind it meets such values.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import re
@@ -72,6 +73,7 @@ def parse_object(content: bytes, max_depth: int) -> dict[str, Any]:
 
     max_depth: of nested arrays and objects, the body itself counted.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)  # RFC 8259 lets it be ignored
     if not content:
         raise MalformedJson("it is empty.")
     # Few brackets cannot be deep: a prompt of many token ids is not walked.

@@ -111,6 +111,9 @@ class Handling:
 
     async def read(self, request: Request) -> dict[str, Any]:
         """The body, an object. Raises ApiError."""
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise MalformedJson("it is compressed (content-encoding): send it as it is.")
         content = await read_limited(
             request.stream(), request.headers.get("content-length"), self._limits.max_body_bytes
         )

@@ -101,3 +101,14 @@ def test_what_one_process_does_alone_is_refused_with_several(field: str, value: 
 def test_a_model_is_not_cut_into_no_parts() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel = 0"):
         ReplicaConfig(tensor_parallel=0)
+
+
+@pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "0", "00.0.0.0", "0.0", "::0", "0:0:0:0:0:0:0:0"])
+def test_engines_do_not_publish_at_every_address(host: str) -> None:
+    with pytest.raises(ConfigError, match="event_host"):
+        ReplicaConfig(event_host=host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%lo", "node", "replica-0.warmpath"])
+def test_engines_publish_at_one(host: str) -> None:
+    assert ReplicaConfig(event_host=host).event_host == host

@@ -88,6 +88,10 @@ def test_an_object_is_returned_as_it_is() -> None:
     assert parse_object('{"a": [1, 2.5, "ü", null, true]}'.encode()) == {"a": [1, 2.5, "ü", None, True]}
 
 
+def test_a_byte_order_mark_is_no_part_of_it() -> None:
+    assert parse_object(b'\xef\xbb\xbf{"a": 1}', 4) == {"a": 1}
+
+
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a": ', b"}")])
 def test_a_body_may_be_nested_to_the_limit_and_no_deeper(opening: bytes, closing: bytes) -> None:
     """The body itself is the first level."""

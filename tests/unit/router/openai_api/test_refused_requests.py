@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 from typing import Any
 
@@ -42,6 +43,14 @@ async def test_malformed_json_is_a_400(router: RouterUnderTest, content: bytes) 
     answer = await _post(router, content)
     assert answer.status_code == 400
     assert error_of(answer)["code"] == "malformed_json"
+
+
+async def test_a_compressed_body_is_told_so(router: RouterUnderTest) -> None:
+    body = gzip.compress(b'{"model": "tiny", "prompt": "x"}')
+    headers = {"content-encoding": "gzip"}
+    answer = await router.client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "compressed" in error_of(answer)["message"]
 
 
 async def test_a_body_above_the_limit_is_a_413() -> None:
