@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cache.errors import ConfigError, ServingError
+from cache.header_text import fits_header
 from router.insight.advice import Advice, advise, hit_ratio
 from router.insight.debug_view import (
     FORMAT_VERSION,
@@ -184,7 +185,7 @@ def _setting(name: str, value: str) -> str:
 def _client(url: str, token: str | None) -> httpx.Client:
     headers = {"connection": "close"}  # a new connection may reach another Router
     if token is not None:
-        if not (token.isascii() and token.isprintable() and token == token.strip()):
+        if not fits_header(token):
             # Said here, without the token: httpx shows the whole header, as if no server were there.
             raise CannotAsk(
                 f"the token (--token, or {TOKEN_VARIABLE}) cannot be sent: it has a line end, a space before "

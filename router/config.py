@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint
+from cache.header_text import fits_header
 from router.limits import Limits
 from router.policies import check_policy
 from router.tenants.settings import TenantSettings
@@ -160,7 +161,7 @@ def check_secret(name: str, value: str | None) -> None:
 
 def _check_sendable(name: str, value: str | None) -> None:
     """What clients send in a header arrives as it was set. Raises ConfigError without showing it."""
-    if value is not None and not (value.isascii() and value.isprintable() and value == value.strip()):
+    if value is not None and not fits_header(value):
         accepted = (
             "must be of printable ASCII characters, without white space around it: headers hold no other"
         )

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
+from cache.header_text import fits_header
 from loadtest.client.errors import BadKey, KeyNeeded, Unreachable
 from loadtest.client.question import Question
 
@@ -37,7 +38,7 @@ class Endpoint:
         """
         url = url.rstrip("/").removesuffix("/v1")
         key = key or os.environ.get(KEY_VARIABLE) or None
-        if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+        if key is not None and not fits_header(key):
             raise BadKey(KEY_VARIABLE)
         answer = _models(url, key, may_be_missing=model is not None)
         return cls(url, model or _first(url, answer), key)

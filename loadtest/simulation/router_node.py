@@ -140,10 +140,10 @@ class RouterNode:
                 self._dispatch(self, held.turn, held.num_output, departure.placement.replica_id)
             elif isinstance(departure.error, AllBusy):  # let in before it was known to be overload
                 self._again(departure.error.retry_after_s, held.turn, held.num_output, frozenset())
-            elif not isinstance(departure.error, NoReplica):
-                raise AssertionError("a decision failed") from departure.error
-            else:
+            elif isinstance(departure.error, NoReplica):
                 self._again(NO_REPLICA_RETRY_S, held.turn, held.num_output, frozenset())
+            else:
+                raise AssertionError("a decision failed") from departure.error
         poll_at = self._held.next_poll_at()
         if poll_at is not None and poll_at < self._poll_at:
             self._poll_at = poll_at

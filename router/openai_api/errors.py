@@ -93,9 +93,8 @@ _FIXED_MESSAGES: dict[type[BaseException], str] = {
 }
 
 BROKEN_STREAM = "broken_stream"
-CLIENT_DEADLINE = (
-    "client_deadline"  # also after the first token: clients set it, and nothing of ours is broken
-)
+# Also after the first token: clients set it, and nothing of ours is broken.
+CLIENT_DEADLINE = "client_deadline"
 
 OUTCOMES = (
     "ok",

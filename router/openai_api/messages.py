@@ -24,10 +24,8 @@ _ROLES = {
     "tool": "tool",
 }
 _TOOL_ROLE = "tool"
-_MAY_BE_EMPTY = (
-    "assistant",
-    _TOOL_ROLE,
-)  # who only called or thought, and what came of a call: null is no text
+# Who only called or thought, and what came of a call: null is no text.
+_MAY_BE_EMPTY = ("assistant", _TOOL_ROLE)
 
 
 class CalledFunction(BaseModel):
