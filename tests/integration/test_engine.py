@@ -1,15 +1,8 @@
-"""The engine's thread beside a real event loop: streaming, cancelling, failing, stopping."""
+"""The engine's thread beside a real event loop: streaming, cancelling, stopping, telling."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,65 +10,20 @@ import pytest
 
 from cache.block_hash import BlockHasher, hints
 from cache.errors import HandedOver, ServingError
-from cache.events import EventBatch, EventLog
-from cache.messages import Delta, FinishReason, GenerateRequest
-from cache.types import PinId, RequestId
+from cache.events import EventBatch
+from cache.messages import Delta, FinishReason
+from cache.types import RequestId
 from replica.config import SimConfig
 from replica.engine.arrivals import Arrival
-from replica.engine.door import Door
-from replica.engine.engine import Engine
-from replica.engine.engine_core import EngineCore
 from replica.engine.stream import DeltaStream
 from replica.errors import (
     DeadlineExceeded,
     EngineStopped,
-    ForwardFailed,
     InvalidRequest,
     QueueFull,
 )
-from replica.runners.sim_runner import SimRunner
-from tests.fakes.engine import TokenizersDecoder, fingerprint, make_request, sim_config, sim_core
-
-FAST = SimConfig(base_s=0.0005, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
-SLOW = SimConfig(base_s=0.02, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
-
-
-@asynccontextmanager
-async def engine(
-    num_blocks: int = 256,
-    *,
-    sim: SimConfig = FAST,
-    on_hang: Callable[[], None] | None = None,
-    on_death: Callable[[], None] | None = None,
-    hang: Callable[[], None] | None = None,
-    batches: list[EventBatch] | None = None,
-    door: Door | None = None,
-    **settings: Any,
-) -> AsyncIterator[Engine]:
-    config = sim_config(num_blocks, sim=sim, **settings)
-    events = EventLog(epoch=1)
-    core = EngineCore(
-        SimRunner(config.sim, block_size=config.block_size, hang=hang),
-        config,
-        BlockHasher(fingerprint(config.block_size)),
-        decoder=TokenizersDecoder(),
-        sink=events,
-    )
-    publish = None if batches is None else batches.append
-    async with Engine(
-        core, config, events=events, publish=publish, door=door, on_hang=on_hang, on_death=on_death
-    ) as running:
-        yield running
-
-
-async def collect(running: Engine, request: GenerateRequest) -> list[Delta]:
-    return [delta async for delta in running.generate(request)]
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what the engine thread reports has no event to wait for
-            await asyncio.sleep(0.002)
+from tests.fakes.engine import TokenizersDecoder, fingerprint, make_request, sim_core
+from tests.fakes.running_engine import SLOW, collect, engine, eventually
 
 
 async def test_streams_equal_the_synchronous_engine() -> None:
@@ -181,19 +129,6 @@ async def test_a_refused_twin_id_does_not_cancel_its_owner() -> None:
         assert sum(len(d.token_ids) for d in await owner) == 10
 
 
-async def test_a_failing_forward_fails_its_requests_and_the_engine_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.ERROR):
-        async with engine(sim=SimConfig(base_s=0.001, raise_every_steps=5)) as running:
-            with pytest.raises(ForwardFailed):
-                await collect(running, make_request("r", range(9), max_tokens=50))
-            assert running.stats().cache.used == 0
-            running.check_health()
-            assert len(await collect(running, make_request("short", range(9), max_tokens=2))) >= 1
-    assert len([r for r in caplog.records if r.exc_info]) == 1
-
-
 async def test_closing_ends_what_is_in_flight() -> None:
     async with engine(sim=SLOW) as running:
         task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=500)))
@@ -206,56 +141,6 @@ async def test_closing_ends_what_is_in_flight() -> None:
             await collect(running, make_request("after", [1]))
         with pytest.raises(EngineStopped):
             running.check_health()
-
-
-async def test_a_bug_in_the_engine_thread_is_told_to_everyone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Callers get an error, health fails, and the cause is logged: nobody waits for a dead thread."""
-    async with engine(sim=SLOW) as running:
-        task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=500)))
-        await eventually(lambda: running.load().num_running == 1)
-        with caplog.at_level(logging.CRITICAL):
-            monkeypatch.setattr(running._outbox, "record", lambda progress: 1 / 0)
-            with pytest.raises(EngineStopped):
-                await task
-        with pytest.raises(EngineStopped, match="died"):
-            running.check_health()
-        with pytest.raises(EngineStopped):
-            await collect(running, make_request("after", [1]))
-    assert [r.message for r in caplog.records] == ["engine thread died"]
-
-
-async def test_whoever_the_engine_thread_died_of_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had taken from the inbox was in neither of the places where it tells everybody."""
-
-    async def ends(asked: Awaitable[object]) -> None:
-        async with asyncio.timeout(5.0):
-            with pytest.raises(EngineStopped):
-                await asked
-
-    async with engine() as running:
-        monkeypatch.setattr(running._core, "take", lambda *_, **__: 1 / 0)
-        await ends(collect(running, make_request("r", [1])))
-    async with engine() as running:
-        monkeypatch.setattr(running._core.pins, "release", lambda _: 1 / 0)
-        await ends(running.unpin(PinId("p")))
-
-
-async def test_a_runner_that_cannot_warm_up_stops_the_start() -> None:
-    config = sim_config(sim=FAST)
-
-    class Cold(SimRunner):
-        def warm_up(self) -> float:
-            raise RuntimeError("no such device")
-
-    core = EngineCore(Cold(config.sim, block_size=4), config, BlockHasher(fingerprint()))
-    before = set(threading.enumerate())
-    broken = Engine(core, config)
-    with pytest.raises(RuntimeError, match="no such device"):
-        broken.start()
-    broken.close()
-    assert not set(threading.enumerate()) - before
 
 
 async def test_batches_tell_admissions_changes_and_heartbeats() -> None:
@@ -275,81 +160,6 @@ async def test_batches_tell_admissions_changes_and_heartbeats() -> None:
     assert len(stored) == len(set(stored)) == batches[-1].digest.count == 6
     admitted_first = next(b for b in batches if b.load.admitted)
     assert admitted_first.load.queued_uncached_tokens == 21  # told before its first step is computed
-
-
-async def test_a_hang_is_noticed_and_acted_on(caplog: pytest.LogCaptureFixture) -> None:
-    release, hung = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        release.wait()
-
-    sim = SimConfig(base_s=0.001, hang_after_steps=2)
-    with caplog.at_level(logging.CRITICAL):
-        async with engine(sim=sim, step_time_limit_s=0.2, hang=hang, on_hang=hung.set) as running:
-            task = asyncio.create_task(collect(running, make_request("r", [1], max_tokens=5)))
-            await eventually(hung.is_set)
-            release.set()
-            await task
-    [record] = [r for r in caplog.records if "stuck" in r.message]
-    assert "_inject_faults" in record.getMessage()
-
-
-async def test_a_thread_stuck_outside_of_its_steps_is_noticed(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No step is late then, the process answers, and nobody is ever served again."""
-    monkeypatch.setattr("replica.engine.engine.OUTSIDE_STEP_LIMIT_S", 0.1)
-    release, hung = threading.Event(), threading.Event()
-    with caplog.at_level(logging.CRITICAL):
-        async with engine(
-            sim=FAST, step_time_limit_s=0.2, heartbeat_interval_s=0.05, on_hang=hung.set
-        ) as running:
-            monkeypatch.setattr(running._bulletins, "report_if_due", release.wait)
-            await eventually(hung.is_set)
-            monkeypatch.undo()
-            release.set()
-    [record] = [r for r in caplog.records if "stuck" in r.message]
-    assert record.task == "taking requests in"  # type: ignore[attr-defined]
-
-
-async def test_where_full_steps_take_long_a_long_step_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
-    config = sim_config(sim=SimConfig(base_s=0.3), step_time_limit_s=0.1)
-
-    class Slow(SimRunner):
-        def warm_up(self) -> float:
-            return 0.25
-
-    hung = threading.Event()
-    core = EngineCore(Slow(config.sim, block_size=4), config, BlockHasher(fingerprint()))
-    async with Engine(core, config, on_hang=hung.set) as running:
-        await collect(running, make_request("r", [1], max_tokens=3))
-    assert not hung.is_set()
-    [record] = [r for r in caplog.records if "hung" in r.message]
-    assert record.limit_s == 2.0  # type: ignore[attr-defined]
-
-
-def test_a_hung_engine_ends_its_process() -> None:
-    """Serve acts on a dead actor at once, so death is the signal; the cause is on stderr."""
-    program = """
-import asyncio
-from tests.fakes.engine import *
-from replica.engine.engine import Engine
-config = sim_config(sim=SimConfig(hang_after_steps=1), step_time_limit_s=0.2)
-runner = SimRunner(config.sim, block_size=4)
-core = EngineCore(runner, config, BlockHasher(fingerprint()))
-async def main():
-    async with Engine(core, config) as engine:
-        async for _ in engine.generate(make_request("r", [1], max_tokens=5)): pass
-asyncio.run(main())
-"""
-    began_s = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 70
-    assert "engine thread is stuck" in ended.stderr
-    assert "_hang_forever" in ended.stderr
-    assert time.monotonic() - began_s < 50
 
 
 class Porter:
@@ -439,15 +249,3 @@ async def test_what_is_handed_over_keeps_every_token_it_got() -> None:
             await read("late")
         running.check_health()
         assert running.load().num_running == 0
-
-
-async def test_a_dead_engine_thread_tells_its_host_after_the_cause(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said: list[str] = []
-    with caplog.at_level(logging.CRITICAL):
-        async with engine(sim=SLOW, on_death=lambda: said.append(caplog.records[-1].message)) as running:
-            monkeypatch.setattr(running._outbox, "record", lambda progress: 1 / 0)
-            with pytest.raises(EngineStopped):
-                await collect(running, make_request("r", [1], max_tokens=500))
-    assert said == ["engine thread died"]
