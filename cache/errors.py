@@ -14,7 +14,7 @@
     │   ├── StructureRefused   what its output has to be is too complex, or cannot be followed here
     │   ├── PinsFull           a prefix to be held does not fit beside those that are
     │   ├── HandedOver         the replica is leaving: nothing is wrong with it or with the request
-    │   ├── DeltasLost         some of its deltas may be lost: nothing is wrong with the replica either
+    │   ├── PiecesLost         pieces of its stream may be lost: nothing is wrong with either end
     │   └── ForwardFailed      the step it was part of raised; its blocks are freed, the replica lives
     ├── replica/errors.py      EngineError, ...
     └── router/errors.py       ApiError, NoReplica, ...
@@ -138,12 +138,12 @@ class HandedOver(RequestRefused):
         super().__init__("the replica is leaving; another one can go on with this request")
 
 
-class DeltasLost(RequestRefused):
-    """The connection that this request's deltas took is gone, and some of them with it: whoever has the
-    others goes on from there, on any replica."""
+class PiecesLost(RequestRefused):
+    """The connection that this request's pieces took is gone, and some of them with it. Of a replica's deltas
+    whoever has the others goes on from there, on any replica."""
 
     def __init__(self) -> None:
-        super().__init__("the connection that its deltas took was lost")
+        super().__init__("the connection that its pieces took was lost")
 
 
 class ForwardFailed(RequestRefused):

@@ -20,16 +20,18 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from cache import heap
-from cache.delta_frames import ReplyTo
+from cache.channel.frames import ReplyTo
+from cache.channel.server import ChannelServer, Outlet
+from cache.delta_frames import DELTAS
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
-from replica.delta_server import DeltaServer, Outlet
 from replica.demand import Demand
 from replica.departure import Departure
 from replica.engine.request_watch import RequestLog, RequestTraces
 from replica.engine.watchdog import end_process
+from replica.errors import EventSocketError
 from replica.node import running_node
 
 METADATA_KEY = "warmpath"
@@ -117,7 +119,7 @@ class ReplicaServer:
         """
         return await self._engine.inherit(request.pin_id, request.keeper, request.heir)
 
-    def _outlet(self, reply_to: ReplyTo | None) -> Outlet | None:
+    def _outlet(self, reply_to: ReplyTo | None) -> Outlet[Delta] | None:
         if self._deltas is None:
             return None
         self._deltas.start()
@@ -155,17 +157,21 @@ class ReplicaServer:
         self.shutdown()
 
 
-def _delta_server(config: ReplicaConfig) -> DeltaServer | None:
+def _delta_server(config: ReplicaConfig) -> ChannelServer[Delta] | None:
     """Where Routers connect for deltas; None = these come by calls. Raises EventSocketError."""
     if config.delta_channel and os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         logger.info("calls between nodes are encrypted, so deltas come by them")
         return None
     if not config.delta_channel:
         return None
-    return DeltaServer(config.event_host, config.event_port and config.event_port + 2)
+    port = config.event_port and config.event_port + 2
+    try:
+        return ChannelServer(DELTAS, config.event_host, port)
+    except OSError as error:
+        raise EventSocketError(config.event_host, port, str(error)) from error
 
 
-def _start_if_on_a_loop(deltas: DeltaServer) -> None:
+def _start_if_on_a_loop(deltas: ChannelServer[Delta]) -> None:
     """Serve builds a replica on its event loop: Routers can connect before the first call."""
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()

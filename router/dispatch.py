@@ -24,9 +24,9 @@ from typing import Protocol
 from cache.block_hash import BlockHasher, PackedHashes
 from cache.errors import (
     DeadlineExceeded,
-    DeltasLost,
     ForwardFailed,
     HandedOver,
+    PiecesLost,
     PromptTooLong,
     QueueFull,
     RequestRefused,
@@ -223,7 +223,7 @@ class Generation:
             raise ReplicaLost("its stream ended without a finish_reason")
         except (ReplicaLost, RequestRefused) as error:
             accepted_by = shared.routing.accepted_by(self._job.request_id)
-            if not isinstance(error, DeltasLost):  # what failed is between us, and this replica has it cached
+            if not isinstance(error, PiecesLost):  # what failed is between us, and this replica has it cached
                 self._excluded |= {accepted_by or placement.replica_id}
             raise
 
@@ -397,7 +397,7 @@ class Generation:
             return "busy"
         if isinstance(error, HandedOver):
             return "handed_over"
-        if isinstance(error, DeltasLost):
+        if isinstance(error, PiecesLost):
             return "deltas_lost"
         return "replica_lost"  # it refused for a reason of its own, such as shutting down
 

@@ -32,7 +32,7 @@ from ray.serve.exceptions import (
 )
 
 from cache import heap
-from cache.errors import ConfigError, DeltasLost, ServingError
+from cache.errors import ConfigError, PiecesLost, ServingError
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
@@ -225,7 +225,7 @@ class HandleCalls:
         except Exception as error:
             ours = translate(error)
             # Where only the connection has ended the call goes on, and would refuse its own next attempt.
-            has_ended = not isinstance(ours, DeltasLost)
+            has_ended = not isinstance(ours, PiecesLost)
             raise ours from error
         finally:
             if channels is not None and reader is not None:

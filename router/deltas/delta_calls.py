@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-from cache.errors import DeltasLost
+from cache.channel.reader import PieceReader
+from cache.errors import PiecesLost
 from cache.messages import Delta
-from router.deltas.delta_reader import DeltaReader
 
 # A call's end and the pieces before it take two connections: they may be so far apart.
 LATE_PIECE_LIMIT_S = 5.0
@@ -26,11 +26,11 @@ _STILL_OPEN: set[asyncio.Task[Delta]] = set()  # calls whose last delta is here:
 
 
 async def deltas_of(
-    call: AsyncIterator[Delta], reader: DeltaReader, on_item: Callable[[], None]
+    call: AsyncIterator[Delta], reader: PieceReader[Delta], on_item: Callable[[], None]
 ) -> AsyncGenerator[Delta, None]:
     """Everything the call's replica has to say; the caller knows which delta is the last one, and stops.
 
-    on_item: called if deltas come by the call. Raises DeltasLost, and whatever the call raises.
+    on_item: called if deltas come by the call. Raises PiecesLost, and whatever the call raises.
     """
     first = asyncio.ensure_future(_next(call))
     first.add_done_callback(lambda _: reader.wake())
@@ -41,7 +41,7 @@ async def deltas_of(
             elif reader.is_lost:
                 await asyncio.wait({first}, timeout=LAST_WORDS_LIMIT_S)
                 if not first.done():
-                    raise DeltasLost
+                    raise PiecesLost
             else:
                 await reader.news()
         try:
@@ -58,19 +58,19 @@ async def deltas_of(
         _let_end(first)
 
 
-async def _late(reader: DeltaReader) -> AsyncGenerator[Delta, None]:
+async def _late(reader: PieceReader[Delta]) -> AsyncGenerator[Delta, None]:
     """The call has ended well: its last pieces."""
     while True:
         if reader.has_pieces:
             yield reader.take()
             continue
         if reader.is_lost:
-            raise DeltasLost
+            raise PiecesLost
         try:
             async with asyncio.timeout(LATE_PIECE_LIMIT_S):
                 await reader.news()
         except TimeoutError:
-            raise DeltasLost from None
+            raise PiecesLost from None
 
 
 async def _next(call: AsyncIterator[Delta]) -> Delta:

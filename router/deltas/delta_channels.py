@@ -14,11 +14,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cache.delta_frames import CHANNEL_BYTES, ReplyTo
-from cache.messages import GenerateRequest, ReplicaInfo
+from cache.channel.connection import ChannelConnection
+from cache.channel.frames import CHANNEL_BYTES, ReplyTo
+from cache.channel.reader import PieceReader
+from cache.delta_frames import DELTAS
+from cache.messages import Delta, GenerateRequest, ReplicaInfo
 from cache.types import ReplicaId
-from router.deltas.connection import DeltaConnection
-from router.deltas.delta_reader import DeltaReader
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ class DeltaChannels:
         self._settings = settings or ChannelSettings()
         self._channel = secrets.token_bytes(CHANNEL_BYTES)
         self._numbers = itertools.count()
-        self._readers: dict[int, DeltaReader] = {}
-        self._connections: dict[ReplicaId, DeltaConnection] = {}
+        self._readers: dict[int, PieceReader[Delta]] = {}
+        self._connections: dict[ReplicaId, ChannelConnection[Delta]] = {}
         self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
         self._leaving: set[ReplicaId] = set()  # gone from the membership, and still connected
         self._closing: set[asyncio.Task[None]] = set()
@@ -75,7 +76,7 @@ class DeltaChannels:
                     self._keep(replica_id, endpoint), name=f"deltas of {replica_id}"
                 )
 
-    def open(self, request: GenerateRequest) -> DeltaReader | None:
+    def open(self, request: GenerateRequest) -> PieceReader[Delta] | None:
         """A stream for one call's deltas, to be closed; None where all have to come by the call.
 
         Large answers do: logprobs are many times their text.
@@ -86,15 +87,15 @@ class DeltaChannels:
         if not any(connection.is_open for connection in self._connections.values()):
             self._by_call += bool(self._tasks)
             return None
-        reader = DeltaReader(ReplyTo(self._channel, next(self._numbers)))
+        reader: PieceReader[Delta] = PieceReader(ReplyTo(self._channel, next(self._numbers)))
         self._readers[reader.reply_to.stream] = reader
         return reader
 
-    def close(self, reader: DeltaReader) -> None:
+    def close(self, reader: PieceReader[Delta]) -> None:
         """Nobody reads it any more: what still comes is dropped. Idempotent."""
         if self._readers.pop(reader.reply_to.stream, None) is None:
             return
-        if isinstance(reader.source, DeltaConnection):
+        if isinstance(reader.source, ChannelConnection):
             reader.source.forget(reader)
             self._by_channel += 1
 
@@ -159,14 +160,16 @@ class DeltaChannels:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, settings.max_retry_s)
 
-    async def _connected(self, replica_id: ReplicaId, endpoint: str) -> tuple[DeltaConnection | None, str]:
+    async def _connected(
+        self, replica_id: ReplicaId, endpoint: str
+    ) -> tuple[ChannelConnection[Delta] | None, str]:
         """A connection that the replica has welcomed; or why there is none."""
-        connection: DeltaConnection | None = None
+        connection: ChannelConnection[Delta] | None = None
         try:
             host, port = _address(endpoint)
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: DeltaConnection(self._channel, self._readers), host, port
+                    lambda: ChannelConnection(DELTAS, self._channel, self._readers), host, port
                 )
                 if await connection.opened:
                     self._connections[replica_id] = connection

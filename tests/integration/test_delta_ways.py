@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from cache.delta_frames import CHANNEL_BYTES, FORMAT_VERSION, hello, piece
-from cache.errors import DeltasLost, HandedOver
+from cache.channel import server as channel_server
+from cache.channel.frames import CHANNEL_BYTES, FORMAT_VERSION, hello
+from cache.channel.reader import PAUSED_PIECES
+from cache.delta_frames import piece
+from cache.errors import HandedOver, PiecesLost
 from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo
 from cache.types import ReplicaId
-from replica import delta_server
 from replica.config import ReplicaConfig, SimConfig
 from replica.errors import EngineStopped, InvalidRequest
 from replica.server import ReplicaServer
 from router.deltas.delta_channels import ChannelSettings, DeltaChannels
-from router.deltas.delta_reader import PAUSED_PIECES
 from router.ingress import HandleCalls
 from tests.fakes.engine import make_request
 from tests.fakes.replies import LocalHandle
@@ -196,7 +197,7 @@ async def test_a_lost_connection_is_noticed_and_what_is_missing_is_generated_aga
             if len(read) == 5:
                 channel.cut()
 
-    with pytest.raises(DeltasLost):
+    with pytest.raises(PiecesLost):
         await read_until_lost()
     await until(lambda: channel.num_running == 0)
     so_far = tokens(read)
@@ -331,7 +332,7 @@ async def test_who_names_no_call_hears_nothing(channel: Line) -> None:
 
 
 async def test_who_says_nothing_is_not_waited_for(channel: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_server, "GREETING_LIMIT_S", 0.01)
+    monkeypatch.setattr(channel_server, "GREETING_LIMIT_S", 0.01)
     reader, writer = await stranger(channel)
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await asyncio.wait_for(reader.readexactly(1), 10)
@@ -339,7 +340,7 @@ async def test_who_says_nothing_is_not_waited_for(channel: Line, monkeypatch: py
 
 
 async def test_there_is_room_for_so_many_connections(channel: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(channel_server, "MAX_CONNECTIONS", 1)
     reader, writer = await stranger(channel)
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await asyncio.wait_for(reader.readexactly(1), 10)

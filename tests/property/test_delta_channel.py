@@ -17,13 +17,14 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.delta_frames import ReplyTo, hello, piece, welcome
-from cache.errors import DeltasLost
+from cache.channel.connection import ChannelConnection
+from cache.channel.frames import ReplyTo, hello, welcome
+from cache.channel.reader import PieceReader
+from cache.delta_frames import DELTAS, piece
+from cache.errors import PiecesLost
 from cache.messages import Delta, FinishReason
 from router.deltas import delta_calls
-from router.deltas.connection import DeltaConnection
 from router.deltas.delta_calls import deltas_of
-from router.deltas.delta_reader import DeltaReader
 
 CHANNEL = bytes(16)
 NUM_TOKENS = 12
@@ -104,7 +105,9 @@ def delta(position: int) -> Delta:
     return Delta(f"t{position} ", (position,), 3, finish)
 
 
-async def replica(attempt: Attempt, first: int, stream: int, connection: DeltaConnection, call: Call) -> None:
+async def replica(
+    attempt: Attempt, first: int, stream: int, connection: ChannelConnection[Delta], call: Call
+) -> None:
     """Sends the tokens from `first` on, as far as fate lets it."""
     frames = [piece(stream, position - first, delta(position)) for position in range(first, NUM_TOKENS)]
 
@@ -140,7 +143,7 @@ async def replica(attempt: Attempt, first: int, stream: int, connection: DeltaCo
             call.say(StopAsyncIteration())
             await asyncio.sleep(0)
         if connection.ended.done():
-            call.say(DeltasLost())  # what a replica says whose connection is gone
+            call.say(PiecesLost())  # what a replica says whose connection is gone
             return
     call.say(StopAsyncIteration())
 
@@ -148,18 +151,18 @@ async def replica(attempt: Attempt, first: int, stream: int, connection: DeltaCo
 async def answer(schedule: Sequence[Attempt]) -> tuple[list[Delta], int]:
     """All deltas read, over attempts; how many attempts it took."""
     read: list[Delta] = []
-    readers: dict[int, DeltaReader] = {}
-    connection: DeltaConnection | None = None
+    readers: dict[int, PieceReader] = {}
+    connection: ChannelConnection[Delta] | None = None
     for stream in range(len(schedule) + 1):
         attempt = schedule[stream] if stream < len(schedule) else Attempt((), False, 200)
         if connection is None or connection.ended.done():
-            connection = DeltaConnection(CHANNEL, readers)
+            connection = ChannelConnection(DELTAS, CHANNEL, readers)
             transport = Transport()
             connection.connection_made(transport)
             assert transport.written == hello(CHANNEL)
             connection.data_received(welcome())
             assert connection.is_open
-        reader, call = DeltaReader(ReplyTo(CHANNEL, stream)), Call()
+        reader, call = PieceReader(ReplyTo(CHANNEL, stream)), Call()
         readers[stream] = reader
         if attempt.is_by_call:
             for position in range(len(read), NUM_TOKENS):
@@ -173,7 +176,7 @@ async def answer(schedule: Sequence[Attempt]) -> tuple[list[Delta], int]:
                     if one.finish_reason is not None:
                         return read, stream + 1
             raise AssertionError("it ended without its last delta, and without an error")
-        except (DeltasLost, ReplicaDied):
+        except (PiecesLost, ReplicaDied):
             continue
         finally:
             del readers[stream]

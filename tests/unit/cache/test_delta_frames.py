@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache import delta_frames
-from cache.delta_frames import (
+from cache.channel.frames import (
     CHANNEL_BYTES,
     FORMAT_VERSION,
     Flow,
@@ -18,13 +18,12 @@ from cache.delta_frames import (
     Hello,
     flow,
     hello,
-    piece,
     read_flow,
     read_hello,
-    read_piece,
     read_welcome,
     welcome,
 )
+from cache.delta_frames import piece, read_piece
 from cache.errors import WireError
 from cache.messages import Delta, FinishReason, Logprobs
 
@@ -52,7 +51,7 @@ def test_pieces_come_in_as_they_went_out_wherever_they_are_cut(
         end = data.draw(st.integers(begin + 1, len(wire)))
         pieces += [read_piece(message) for message in reader.feed(wire[begin:end])]
         begin = end
-    assert [one.delta for one in pieces] == sent
+    assert [one.content for one in pieces] == sent
     assert [(one.stream, one.number) for one in pieces] == [(7, number) for number in range(len(sent))]
 
 

@@ -13,9 +13,9 @@ import pytest
 from cache.block_hash import hints
 from cache.errors import (
     DeadlineExceeded,
-    DeltasLost,
     ForwardFailed,
     HandedOver,
+    PiecesLost,
     PromptTooLong,
     QueueFull,
     RequestRefused,
@@ -87,7 +87,7 @@ async def test_it_continues_elsewhere_with_the_same_text(
 @pytest.mark.parametrize("after", [0, 2])
 async def test_lost_deltas_are_nobodys_failure_and_go_on_where_they_are_cached(after: int) -> None:
     async with RouterUnderTest(num_replicas=1, max_attempts=2, max_deaths=1) as router:
-        _first_only(router, failing(DeltasLost(), after))
+        _first_only(router, failing(PiecesLost(), after))
         assert await run(a_generation(router)) == EXPECTED
         (first, _), (second, request) = router.calls.requests
         assert first == second
@@ -117,7 +117,7 @@ async def test_an_answer_whose_deltas_were_lost_is_not_refused_while_others_wait
                 with pytest.raises(AllBusy):
                     await run(a_generation(router, request_id=RequestId("newcomer")))
                 asyncio.get_running_loop().call_later(0.01, report, idle)
-                raise DeltasLost
+                raise PiecesLost
 
         report(idle)
         _first_only(router, lose_in_a_crowd)
@@ -126,7 +126,7 @@ async def test_an_answer_whose_deltas_were_lost_is_not_refused_while_others_wait
 
 
 @pytest.mark.parametrize("binding", ["late", "at_once"])
-@pytest.mark.parametrize("error", [ReplicaLost("gone"), DeltasLost()])
+@pytest.mark.parametrize("error", [ReplicaLost("gone"), PiecesLost()])
 async def test_an_answer_that_lost_its_replica_waits_for_room_where_all_are_full(
     binding: str, error: Exception
 ) -> None:
@@ -176,8 +176,8 @@ async def test_who_waits_for_room_again_waits_no_longer_than_its_deadline(bindin
 
 async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
     async with RouterUnderTest(num_replicas=2, max_attempts=3) as router:
-        _always(router, failing(DeltasLost()))
-        with pytest.raises(DeltasLost):
+        _always(router, failing(PiecesLost()))
+        with pytest.raises(PiecesLost):
             await run(a_generation(router))
         assert len(router.calls.requests) == 3
 

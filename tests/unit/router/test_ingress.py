@@ -11,12 +11,13 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 
-from cache.delta_frames import Piece, ReplyTo
-from cache.errors import ConfigError, DeltasLost, QueueFull
+from cache.channel.frames import ReplyTo
+from cache.channel.reader import PieceReader
+from cache.delta_frames import DeltaPiece
+from cache.errors import ConfigError, PiecesLost, QueueFull
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import RequestId
 from router.deltas import delta_calls
-from router.deltas.delta_reader import DeltaReader
 from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.ingress import HandleCalls, check_one_loop, place_among_routers, translate
 
@@ -83,23 +84,23 @@ async def test_a_call_whose_deltas_are_lost_is_ended_before_another_is_made(
 ) -> None:
     """It would go on until its replica has something to send, and refuse the next attempt as its double."""
     monkeypatch.setattr(delta_calls, "LAST_WORDS_LIMIT_S", 0.01)
-    call, reader, connection = HangingCall(), DeltaReader(ReplyTo(bytes(16), 0)), mock.Mock()
+    call, reader, connection = HangingCall(), PieceReader(ReplyTo(bytes(16), 0)), mock.Mock()
     handle = mock.Mock()
     handle.options.return_value.remote.return_value = call
     channels = mock.Mock(open=lambda _request: reader)
     request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=9), 1)
-    reader.receive(Piece(0, 0, "a", (1,), 0, None, 0), connection)
+    reader.receive(DeltaPiece(0, 0, "a", (1,), 0, None, 0), connection)
     deltas = HandleCalls(handle, channels).generate(request)
     assert (await anext(deltas)).text == "a"
     reader.lose()
-    with pytest.raises(DeltasLost):
+    with pytest.raises(PiecesLost):
         await anext(deltas)
     assert call.is_cancelled
 
 
 async def test_a_call_that_cannot_even_be_made_leaves_no_reader() -> None:
     """It stayed registered for ever, and the error came as Ray's."""
-    handle, reader = mock.Mock(), DeltaReader(ReplyTo(bytes(16), 0))
+    handle, reader = mock.Mock(), PieceReader(ReplyTo(bytes(16), 0))
     handle.options.return_value.remote.side_effect = DeploymentUnavailableError("d")
     channels = mock.Mock(open=lambda _request: reader)
     request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=9), 1)

@@ -1,12 +1,13 @@
-"""Where Routers fetch the deltas of their calls: one TCP connection for each, all its streams on it.
+"""Where readers fetch the streams of their calls: one TCP connection for each, all its streams on it.
 
-    Router's call  --->  generate(request, reply_to)       the call carries the request, and how it ended
-    Router's connection  <---  Outlet.send(delta)          what is generated in between
+    reader's call  --->  request, reply_to                 the call carries the request, and how it ended
+    reader's connection  <---  Outlet.send(content)        what is made in between
 
 Sending an item through Ray's call costs both ends several times as much. Who connects and names no channel
 gets nothing; what is sent on one belongs to calls that named it. Binds when built, so that the endpoint
-is known; listens from `start` on. A Router that is not connected is answered by its call.
-Knows frames and sockets; knows neither engines nor Ray. Owner: the event loop that `start` was called on.
+is known; listens from `start` on. A reader that is not connected is answered by its call.
+Knows frames and sockets; knows neither what pieces carry nor Ray. Owner: the event loop that `start` was
+called on.
 """
 
 from __future__ import annotations
@@ -15,39 +16,36 @@ import asyncio
 import logging
 import socket
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Generic, Self, cast
 
-from cache.delta_frames import (
+from cache.channel.frames import (
     MAX_REQUEST_BYTES,
+    Content,
     FrameReader,
+    PieceFormat,
     ReplyTo,
-    piece,
     read_flow,
     read_hello,
     welcome,
 )
-from cache.errors import DeltasLost, WireError
-from cache.messages import Delta
-from replica.errors import EventSocketError
+from cache.errors import PiecesLost, WireError
 
-MAX_CONNECTIONS = 256  # Routers, and whoever else can reach the port
-GREETING_LIMIT_S = 5.0  # who has not said by then which Router it is, is none
-UNACKNOWLEDGED_LIMIT_S = 10.0  # bytes a Router's machine has not confirmed for so long never arrive
+MAX_CONNECTIONS = 256  # readers, and whoever else can reach the port
+GREETING_LIMIT_S = 5.0  # who has not said by then which reader it is, is none
+UNACKNOWLEDGED_LIMIT_S = 10.0  # bytes a reader's machine has not confirmed for so long never arrive
 _BACKLOG = 128
 
 logger = logging.getLogger(__name__)
 
 
-class DeltaServer:
-    """One replica's."""
+class ChannelServer(Generic[Content]):
+    """One process's, for one kind of pieces."""
 
-    def __init__(self, host: str, port: int = 0) -> None:
-        """port: 0 = a free one. Raises EventSocketError when it cannot listen there."""
+    def __init__(self, pieces: PieceFormat[Content], host: str, port: int = 0) -> None:
+        """port: 0 = a free one. Raises OSError when it cannot listen there."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise EventSocketError(host, port, str(error)) from error
+        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._pieces = pieces
         bound = self._socket.getsockname()
         self.endpoint = (
             f"tcp://[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"tcp://{bound[0]}:{bound[1]}"
@@ -66,13 +64,13 @@ class DeltaServer:
                 self._loop.create_server(lambda: _Connection(self), sock=self._socket)
             )
 
-    def outlet(self, reply_to: ReplyTo | None) -> Outlet | None:
-        """Where that call's deltas go; None = by the call itself."""
+    def outlet(self, reply_to: ReplyTo | None) -> Outlet[Content] | None:
+        """Where that call's stream goes; None = by the call itself."""
         if reply_to is None:
             return None
         channel, stream = reply_to
         connection = self._by_channel.get(channel)
-        return None if connection is None else Outlet(connection, stream)
+        return None if connection is None else Outlet(connection, stream, self._pieces)
 
     def close(self) -> None:
         """End every connection and listen no more. Any thread; may be called twice."""
@@ -109,7 +107,7 @@ class DeltaServer:
         return True
 
     def _greeted(self, connection: _Connection, channel: bytes) -> None:
-        """A Router connects anew when it has lost its connection, which may not have shown here yet."""
+        """A reader connects anew when it has lost its connection, which may not have shown here yet."""
         if (before := self._by_channel.get(channel)) is not None:
             before.close()
         self._by_channel[channel] = connection
@@ -120,11 +118,12 @@ class DeltaServer:
             del self._by_channel[connection.channel]
 
 
-class Outlet:
-    """One call's deltas, numbered. A context manager; inside of it `send`."""
+class Outlet(Generic[Content]):
+    """One call's stream, its pieces numbered. A context manager; inside of it `send`."""
 
-    def __init__(self, connection: _Connection, stream: int) -> None:
+    def __init__(self, connection: _Connection, stream: int, pieces: PieceFormat[Content]) -> None:
         self._connection = connection
+        self._pieces = pieces
         self._stream = stream
         self._number = 0
         self.is_paused = False  # by its reader
@@ -138,26 +137,26 @@ class Outlet:
     ) -> None:
         self._connection.outlets.pop(self._stream, None)
 
-    async def send(self, delta: Delta) -> None:
-        """Waits while its reader, or the network, takes no more. Raises DeltasLost."""
+    async def send(self, content: Content) -> None:
+        """Waits while its reader, or the network, takes no more. Raises PiecesLost."""
         connection = self._connection
         while (self.is_paused or connection.is_full) and not connection.is_lost:
             await connection.change()
         if connection.is_lost:
-            raise DeltasLost
-        connection.send(piece(self._stream, self._number, delta))
+            raise PiecesLost
+        connection.send(self._pieces.encode(self._stream, self._number, content))
         self._number += 1
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, server: DeltaServer) -> None:
+    def __init__(self, server: ChannelServer[Any]) -> None:
         self._server = server
         self._frames = FrameReader(MAX_REQUEST_BYTES)
         self._unsent: list[bytes] = []
         self._changed: asyncio.Event | None = None  # there while somebody waits for a change
         self._greeting: asyncio.TimerHandle | None = None
         self.channel: bytes | None = None  # until it is greeted
-        self.outlets: dict[int, Outlet] = {}
+        self.outlets: dict[int, Outlet[Any]] = {}
         self.is_full = False
         self.is_lost = False
 
@@ -166,7 +165,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         limit_unacknowledged(self._transport)
         if not self._server._opened(self):
-            logger.warning("too many connections to the delta channel", extra={"limit": MAX_CONNECTIONS})
+            logger.warning("too many connections to a channel", extra={"limit": MAX_CONNECTIONS})
             self._transport.abort()
             return
         self._greeting = self._loop.call_later(GREETING_LIMIT_S, self.close)
@@ -179,7 +178,7 @@ class _Connection(asyncio.Protocol):
                 else:
                     self._take(message)
         except WireError as error:
-            logger.warning("not a Router of ours, connection closed", extra={"detail": str(error)})
+            logger.warning("not a reader of ours, connection closed", extra={"detail": str(error)})
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from cache.delta_frames import Piece, ReplyTo
+from cache.channel.frames import ReplyTo
+from cache.channel.reader import PAUSED_PIECES, PieceReader
+from cache.delta_frames import DeltaPiece
 from cache.errors import WireError
 from cache.messages import Delta
-from router.deltas.delta_reader import PAUSED_PIECES, DeltaReader
 
 
 class Source:
@@ -20,16 +21,16 @@ class Source:
         self.told.append((stream, is_paused))
 
 
-def piece(number: int) -> Piece:
-    return Piece(5, number, f"t{number} ", (number,), 0, None, 0)
+def piece(number: int) -> DeltaPiece:
+    return DeltaPiece(5, number, f"t{number} ", (number,), 0, None, 0)
 
 
 @pytest.fixture
-def reader() -> DeltaReader:
-    return DeltaReader(ReplyTo(bytes(16), 5))
+def reader() -> PieceReader[Delta]:
+    return PieceReader(ReplyTo(bytes(16), 5))
 
 
-def test_pieces_are_read_in_order(reader: DeltaReader) -> None:
+def test_pieces_are_read_in_order(reader: PieceReader[Delta]) -> None:
     source = Source()
     assert not reader.has_begun
     for number in range(3):
@@ -41,22 +42,22 @@ def test_pieces_are_read_in_order(reader: DeltaReader) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_piece_that_is_not_the_next_is_refused(reader: DeltaReader, number: int) -> None:
+def test_a_piece_that_is_not_the_next_is_refused(reader: PieceReader[Delta], number: int) -> None:
     source = Source()
     reader.receive(piece(0), source)
     with pytest.raises(WireError, match=f"piece {number} of a stream whose next one is 1"):
         reader.receive(piece(number), source)
-    assert [reader.take()] == [piece(0).delta]
+    assert [reader.take()] == [piece(0).content]
     assert not reader.has_pieces
 
 
-def test_a_piece_from_elsewhere_is_refused(reader: DeltaReader) -> None:
+def test_a_piece_from_elsewhere_is_refused(reader: PieceReader[Delta]) -> None:
     reader.receive(piece(0), Source())
     with pytest.raises(WireError):
         reader.receive(piece(1), Source())
 
 
-def test_who_reads_slowly_pauses_the_replica_until_all_is_read(reader: DeltaReader) -> None:
+def test_who_reads_slowly_pauses_the_replica_until_all_is_read(reader: PieceReader[Delta]) -> None:
     source = Source()
     for number in range(PAUSED_PIECES + 2):  # some are under way when it is told
         reader.receive(piece(number), source)
@@ -69,7 +70,7 @@ def test_who_reads_slowly_pauses_the_replica_until_all_is_read(reader: DeltaRead
     assert len(source.told) == 2
 
 
-def test_nobody_is_told_to_go_on_through_a_lost_connection(reader: DeltaReader) -> None:
+def test_nobody_is_told_to_go_on_through_a_lost_connection(reader: PieceReader[Delta]) -> None:
     source = Source()
     for number in range(PAUSED_PIECES):
         reader.receive(piece(number), source)
@@ -79,7 +80,7 @@ def test_nobody_is_told_to_go_on_through_a_lost_connection(reader: DeltaReader) 
     assert source.told == [(5, True)]
 
 
-async def test_news_is_a_piece_a_loss_or_a_wake(reader: DeltaReader) -> None:
+async def test_news_is_a_piece_a_loss_or_a_wake(reader: PieceReader[Delta]) -> None:
     for tell in (lambda: reader.receive(piece(0), Source()), reader.lose, reader.wake):
         waiting = asyncio.create_task(reader.news())
         await asyncio.sleep(0)

@@ -1,31 +1,41 @@
-"""A connection to one replica's delta server, and the readers of the streams that come on it.
+"""A connection to one channel server, and the readers of the streams that come on it.
 
-Knows frames and sockets; knows neither calls nor which replica it is. Owner: the router's event loop.
+Knows frames and sockets; knows neither calls nor whose server it is. Owner: the event loop it was made on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from typing import cast
+from collections.abc import Mapping
+from typing import Generic, cast
 
-from cache.delta_frames import MAX_PIECE_BYTES, FrameReader, Piece, flow, hello, read_piece, read_welcome
+from cache.channel.frames import (
+    MAX_PIECE_BYTES,
+    Content,
+    FrameReader,
+    Piece,
+    PieceFormat,
+    flow,
+    hello,
+    read_welcome,
+)
+from cache.channel.reader import PieceReader
 from cache.errors import WireError
-from router.deltas.delta_reader import DeltaReader
-
-logger = logging.getLogger(__name__)
 
 
-class DeltaConnection(asyncio.Protocol):
-    """`is_open` from the replica's welcome on until its end; both can be awaited."""
+class ChannelConnection(asyncio.Protocol, Generic[Content]):
+    """`is_open` from the server's welcome on until its end; both can be awaited."""
 
-    def __init__(self, channel: bytes, readers: dict[int, DeltaReader]) -> None:
-        """readers: of all this Router's streams, by their numbers; others' pieces are nobody's any more."""
+    def __init__(
+        self, pieces: PieceFormat[Content], channel: bytes, readers: Mapping[int, PieceReader[Content]]
+    ) -> None:
+        """readers: of all streams of this process, by their numbers; others' pieces are nobody's any more."""
+        self._pieces = pieces
         self._channel = channel
         self._readers = readers
         self._frames = FrameReader(MAX_PIECE_BYTES)
-        self._bound: set[DeltaReader] = set()  # whose pieces have come from here
+        self._bound: set[PieceReader[Content]] = set()  # whose pieces have come from here
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[bool] = loop.create_future()  # False: it ended without a welcome
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -37,7 +47,7 @@ class DeltaConnection(asyncio.Protocol):
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_KEEPIDLE"):  # a replica's machine that vanished is missed within seconds
+        if hasattr(socket, "TCP_KEEPIDLE"):  # a machine that vanished is missed within seconds
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
@@ -47,7 +57,7 @@ class DeltaConnection(asyncio.Protocol):
         try:
             for message in self._frames.feed(data):
                 if self.is_open:
-                    self._take(read_piece(message))
+                    self._take(self._pieces.decode(message))
                 else:
                     read_welcome(message)
                     self.is_open = True
@@ -63,7 +73,7 @@ class DeltaConnection(asyncio.Protocol):
         """See `PieceSource`."""
         self._transport.write(flow(stream, is_paused=is_paused))
 
-    def forget(self, reader: DeltaReader) -> None:
+    def forget(self, reader: PieceReader[Content]) -> None:
         """Nobody reads it any more."""
         self._bound.discard(reader)
 
@@ -72,7 +82,7 @@ class DeltaConnection(asyncio.Protocol):
         self._transport.abort()
         self._end()
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: Piece[Content]) -> None:
         reader = self._readers.get(piece.stream)
         if reader is None:
             return  # its call was cancelled, and what was under way comes in now

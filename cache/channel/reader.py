@@ -1,37 +1,36 @@
-"""One call's deltas as they come in: in order, none missing, none twice, or lost as a whole.
+"""One stream's pieces as they come in: in order, none missing, none twice, or lost as a whole.
 
 Pieces are numbered; one that is not the next means that its connection cannot be believed. Whoever reads
-slowly pauses the replica, and gets what came in between in one piece: no more than a few are kept here.
-Knows pieces; knows no sockets. Owner: the router's event loop.
+slowly pauses the source, and gets what came in between in one piece: no more than a few are kept here.
+Knows pieces; knows no sockets. Owner: the event loop of its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Generic, Protocol
 
-from cache.delta_frames import Piece, ReplyTo
+from cache.channel.frames import Content, Piece, ReplyTo
 from cache.errors import WireError
-from cache.messages import Delta
 
-PAUSED_PIECES = 8  # unread: a replica that sends more is told to wait
+PAUSED_PIECES = 8  # unread: a source that sends more is told to wait
 
 
 class PieceSource(Protocol):
     """What pieces come from: a connection."""
 
     def flow(self, stream: int, *, is_paused: bool) -> None:
-        """Have the replica stop sending, or go on. Does not block."""
+        """Have the source stop sending, or go on. Does not block."""
 
 
-class DeltaReader:
+class PieceReader(Generic[Content]):
     """Fed by one connection, read by one task."""
 
     def __init__(self, reply_to: ReplyTo) -> None:
         self.reply_to = reply_to
         self.is_lost = False  # its connection has ended: nothing more will come
         self.source: PieceSource | None = None  # what its first piece came from
-        self._unread: list[Delta] = []
+        self._unread: list[Content] = []
         self._next = 0  # number of the piece that is due
         self._is_paused = False
         self._news: asyncio.Future[None] | None = None  # there while somebody waits for news
@@ -45,14 +44,14 @@ class DeltaReader:
         """Whether anything has come."""
         return self.source is not None
 
-    def receive(self, piece: Piece, source: PieceSource) -> None:
+    def receive(self, piece: Piece[Content], source: PieceSource) -> None:
         """The next piece. Raises WireError for any other: then `source` has lost or repeated some."""
         if self.source is None:
             self.source = source
         if piece.number != self._next or self.source is not source:
             raise WireError(f"piece {piece.number} of a stream whose next one is {self._next}")
         self._next += 1
-        self._unread.append(piece.delta)
+        self._unread.append(piece.content)
         if len(self._unread) >= PAUSED_PIECES and not self._is_paused:
             self._is_paused = True
             source.flow(self.reply_to.stream, is_paused=True)
@@ -63,14 +62,14 @@ class DeltaReader:
         self.is_lost = True
         self.wake()
 
-    def take(self) -> Delta:
-        """The next unread delta; there has to be one."""
-        delta = self._unread.pop(0)
+    def take(self) -> Content:
+        """The next unread piece's content; there has to be one."""
+        content = self._unread.pop(0)
         if self._is_paused and not self._unread:
             self._is_paused = False
             if self.source is not None and not self.is_lost:
                 self.source.flow(self.reply_to.stream, is_paused=False)
-        return delta
+        return content
 
     async def news(self) -> None:
         """Returns at the next piece, loss, or `wake`."""
