@@ -48,7 +48,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
         # One that fails its health checks cannot finish anything: waiting for it would only keep its streams.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.http_errors.proxy_middlewares",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy.middlewares",
         "TOKENIZERS_PARALLELISM": "false",
         **ports.environment(),
     }

@@ -1,9 +1,7 @@
 """What Serve's Python proxy says itself, in the API's one error shape.
 
 Serve answers in plain text, and in its own words, what never reached a Router or was lost with one. Its words
-may quote an exception, so a client gets a fixed sentence instead. Serve finds `proxy_middlewares` through
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`, which `environment.py` sets; the fast proxy has no such place.
-Knows HTTP statuses; knows no cause.
+may quote an exception, so a client gets a fixed sentence instead. Knows HTTP statuses; knows no cause.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ _SERVES_OWN = "/-/"  # its health and routes pages: for load balancers and opera
 
 
 def proxy_middlewares() -> list[Middleware]:
-    """For Serve: it calls this once in every proxy."""
+    """For Serve, in place of `deploy.proxy.middlewares`: errors' shape alone."""
     return [Middleware(OneErrorShape)]
 
 

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
@@ -32,12 +33,16 @@ from ray.serve.exceptions import (
 )
 
 from cache import heap
+from cache.channel.server import ChannelServer
 from cache.errors import ConfigError, PiecesLost, ServingError
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
 from cache.types import ReplicaId
 from router.assembly import RouterParts
+from router.bodies.body_channel import BodiesByChannel, BodyStatistics, proxies_take_bodies
+from router.bodies.body_frames import BODIES
+from router.bodies.body_metrics import BodyCollector
 from router.config import RouterConfig
 from router.deltas.delta_calls import deltas_of
 from router.deltas.delta_channels import DeltaChannels
@@ -48,6 +53,7 @@ from router.openai_api.app import build_api
 from router.placement.registry import register_routing, unregister_routing
 from router.prompts.prompt import PromptEncoder, hide_torch
 from router.serve_peers import among_routers
+from router.serve_receive import fetch_nothing
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -123,6 +129,12 @@ class Ingress:
         self._parts.routing.watch_membership(self._channels.update)
         self._parts.metrics.registry.register(DeltaCollector(self._channels.statistics))
         self._parts.service.readiness = self._readiness
+        self._bodies: ChannelServer[bytes] | None = None
+        if proxies_take_bodies(os.environ):
+            self._bodies = ChannelServer(BODIES, ray.util.get_node_ip_address())
+            self._bodies.start()
+        self._body_statistics = BodyStatistics()
+        self._parts.metrics.registry.register(BodyCollector(lambda: self._body_statistics))
         if (peers := among_routers()) is not None:
             self._parts.fleet.peers = peers
         register_routing(ROUTING_KEY, self._parts.routing)
@@ -135,7 +147,15 @@ class Ingress:
         self._greeting = asyncio.create_task(self._greet_replicas(), name="greet replicas")
         await self._parts.until_model_is_served()
         # Serve's proxies put x-request-id on every answer.
-        return build_api(self._parts.service, lifespan=self._lifespan, echo_request_id=False)
+        api = build_api(self._parts.service, lifespan=self._lifespan, echo_request_id=False)
+        if self._bodies is not None:
+            api.add_middleware(
+                BodiesByChannel,
+                server=self._bodies,
+                statistics=self._body_statistics,
+                on_whole=fetch_nothing,
+            )
+        return api
 
     def check_health(self) -> None:
         """Serve asks this every few seconds. Raises RuntimeError when this process can never serve."""
@@ -157,6 +177,8 @@ class Ingress:
             unregister_routing(ROUTING_KEY)
             await self._parts.aclose()
             await self._channels.aclose()
+            if self._bodies is not None:
+                self._bodies.close()
 
     async def _greet_replicas(self) -> None:
         """One call, answered by any replica: Serve builds the routing hook only with a handle's first call,

@@ -18,6 +18,7 @@ import socket
 from types import TracebackType
 from typing import Any, Generic, Self, cast
 
+from cache.channel.endpoint import endpoint_of
 from cache.channel.frames import (
     MAX_REQUEST_BYTES,
     Content,
@@ -46,10 +47,7 @@ class ChannelServer(Generic[Content]):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self._pieces = pieces
-        bound = self._socket.getsockname()
-        self.endpoint = (
-            f"tcp://[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"tcp://{bound[0]}:{bound[1]}"
-        )
+        self.endpoint = endpoint_of(*self._socket.getsockname()[:2])
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listening: asyncio.Task[asyncio.Server] | None = None
         self._is_closed = False

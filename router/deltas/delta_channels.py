@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cache.channel.connection import ChannelConnection
+from cache.channel.endpoint import address_of
 from cache.channel.frames import CHANNEL_BYTES, ReplyTo
 from cache.channel.reader import PieceReader
 from cache.delta_frames import DELTAS
@@ -166,7 +167,7 @@ class DeltaChannels:
         """A connection that the replica has welcomed; or why there is none."""
         connection: ChannelConnection[Delta] | None = None
         try:
-            host, port = _address(endpoint)
+            host, port = address_of(endpoint)
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: ChannelConnection(DELTAS, self._channel, self._readers), host, port
@@ -180,12 +181,3 @@ class DeltaChannels:
         finally:
             if connection is not None and self._connections.get(replica_id) is not connection:
                 connection.close()
-
-
-def _address(endpoint: str) -> tuple[str, int]:
-    """Raises ValueError for what is no `tcp://host:port`."""
-    scheme, _, place = endpoint.partition("://")
-    host, _, port = place.rpartition(":")
-    if scheme != "tcp" or not host:
-        raise ValueError(f"not an endpoint: {endpoint!r}")
-    return host.strip("[]"), int(port)

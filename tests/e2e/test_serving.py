@@ -280,6 +280,26 @@ def test_answers_come_over_the_routers_own_connections(server: Server, client: o
     assert [float(number) for name, _, number in told if name == "replica_delta_channel"] == [1, 1]
 
 
+def test_streams_reach_the_python_proxy_over_a_connection(
+    server: Server, client: openai.OpenAI, request: pytest.FixtureRequest
+) -> None:
+    """Falling back to Serve's calls would only be seen in CPU time. HAProxy is written to by the Router."""
+    by_channel, by_call = body_streams(server)
+    for _ in range(3):
+        pieces = client.completions.create(model="tiny", prompt=unique_prompt(), max_tokens=20, stream=True)
+        assert [piece.choices[0].finish_reason for piece in pieces][-1] is not None
+    is_python = "python" in request.node.callspec.id
+    assert body_streams(server) == (by_channel + 3 * is_python, by_call)
+
+
+def body_streams(server: Server) -> tuple[float, float]:
+    """By channel, and by call."""
+    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    series = r'^warmpath_body_streams_total{.*way="(channel|call)".*} (\S+)$'
+    told = {way: float(number) for way, number in re.findall(series, text, re.MULTILINE)}
+    return told["channel"], told["call"]
+
+
 def test_replica_killed_mid_stream_continues_with_the_same_text(
     server: Server, client: openai.OpenAI
 ) -> None:

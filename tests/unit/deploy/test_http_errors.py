@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from deploy.environment import serve_environment
-from deploy.http_errors import OneErrorShape, proxy_middlewares
-from deploy.ports import Ports
+from deploy.http_errors import OneErrorShape
 
 SECRET = "Traceback: a secret prompt"
 
@@ -113,10 +109,3 @@ async def test_a_stream_that_breaks_off_stays_broken() -> None:
     await OneErrorShape(broken)(scope, None, send)  # type: ignore[arg-type]
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[-1]["more_body"]
-
-
-def test_the_environment_names_it(tmp_path: Path) -> None:
-    environment = serve_environment(Ports(20000), tmp_path, fast_proxy=False)
-    module, name = environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].rsplit(".", 1)
-    assert getattr(import_module(module), name) is proxy_middlewares
-    assert [middleware.cls for middleware in proxy_middlewares()] == [OneErrorShape]

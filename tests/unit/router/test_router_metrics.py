@@ -11,6 +11,8 @@ import pytest
 
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
+from router.bodies.body_channel import BodyStatistics
+from router.bodies.body_metrics import BodyCollector
 from router.config import RecordConfig
 from router.deltas.delta_channels import ChannelStatistics
 from router.deltas.delta_metrics import DeltaCollector
@@ -42,6 +44,7 @@ async def test_every_series_is_in_the_document_and_the_other_way_round(tmp_path:
     more = RouterMetrics([], [])
     more.watch_tokenization(lambda: CacheStatistics(0, 0, 0, 0, 0))
     more.registry.register(DeltaCollector(lambda: ChannelStatistics({ReplicaId("r"): True}, 0, 0, 0)))
+    more.registry.register(BodyCollector(BodyStatistics))
     more.registry.register(GateCollector(lambda: GateStatistics(0, 0, 0, Counter())))
     told |= names(text(families_of(more.registry.collect())).decode())
     rows = re.findall(r"^\| `(\S+?)(?:\{.*?\})?` \|", DOCUMENT.read_text(), re.MULTILINE)

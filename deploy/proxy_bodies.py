@@ -1,0 +1,254 @@
+"""Bodies as they come to Serve's Python proxy from Routers: over a connection to each, not item by item.
+
+The other end is `router/bodies/body_channel.py`. A Router says with an answer where it takes connections; the
+proxy connects, and from then on names itself with every request. Serve's call carries the request, the
+answer's last part, or its failure, as before.
+Knows ASGI, endpoints and streams of bytes; knows nothing of Serve. Owner: the proxy's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cache.channel.connection import ChannelConnection
+from cache.channel.endpoint import address_of
+from cache.channel.frames import CHANNEL_BYTES, ReplyTo
+from cache.channel.reader import PieceReader
+from cache.errors import PiecesLost
+from router.bodies.body_frames import (
+    BODIES,
+    BODIES_AT_HEADER,
+    BODY_HEADER,
+    BY_CHANNEL,
+    END,
+    REPLY_TO_HEADER,
+    REQUEST_BODY_KEY,
+    read_start,
+    reply_to_text,
+)
+
+CONNECT_LIMIT_S = 5.0  # to the Router's welcome
+RETRY_S = 1.0  # after a connection that could not be made, or was lost
+# The end of a call and the pieces before it take two connections: they may be so far apart.
+LATE_PIECE_LIMIT_S = 5.0
+MAX_PATHS = 64
+MAX_BODY_BYTES = 1 << 20  # of a request whose body goes with the call; larger ones are fetched by it
+_OURS = (BODY_HEADER, BODIES_AT_HEADER)
+
+logger = logging.getLogger("ray.serve")
+
+
+class BodiesFromRouters:
+    """ASGI middleware around Serve's proxy; one for each proxy."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._routers = RouterConnections()
+        self._paths: set[str] = set()  # answered by Routers: other applications may be behind this proxy, too
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        scope = dict(scope)
+        if self._routers.is_connected and path in self._paths and _is_small(scope):
+            if (content := await _whole(receive)) is None:
+                return  # nobody is left to answer
+            scope[REQUEST_BODY_KEY] = content
+        reader = self._routers.open()
+        body = _Body(reader, receive, send, self._routers.learn, takes_channel=self._routers.is_connected)
+        scope["headers"] = [header for header in scope["headers"] if header[0] != REPLY_TO_HEADER]
+        scope["headers"].append((REPLY_TO_HEADER, reply_to_text(reader.reply_to)))
+        try:
+            await self._app(scope, body.receive, body.send)
+            await body.finish()
+        finally:
+            body.close()
+            self._routers.close(reader)
+            self._learn(path, is_ours=body.is_from_router)
+
+    def _learn(self, path: str, *, is_ours: bool) -> None:
+        if not is_ours:
+            self._paths.discard(path)
+        elif len(self._paths) < MAX_PATHS:
+            self._paths.add(path)
+
+
+class RouterConnections:
+    """Those to the Routers that have answered; a Router that has gone is forgotten with its connection."""
+
+    def __init__(self) -> None:
+        self._channel = secrets.token_bytes(CHANNEL_BYTES)
+        self._numbers = itertools.count()
+        self._readers: dict[int, PieceReader[bytes]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by endpoint
+        self._num_open = 0
+        self._is_told = False
+
+    @property
+    def is_connected(self) -> bool:
+        """To any."""
+        return self._num_open > 0
+
+    def open(self) -> PieceReader[bytes]:
+        """For one request; to be closed."""
+        reader: PieceReader[bytes] = PieceReader(ReplyTo(self._channel, next(self._numbers)))
+        self._readers[reader.reply_to.stream] = reader
+        return reader
+
+    def close(self, reader: PieceReader[bytes]) -> None:
+        """Nobody reads it any more: what still comes is dropped."""
+        self._readers.pop(reader.reply_to.stream, None)
+        if isinstance(reader.source, ChannelConnection):
+            reader.source.forget(reader)
+
+    def learn(self, endpoint: str) -> None:
+        """A Router is there, and this proxy is not connected to it yet. Does not block."""
+        if endpoint not in self._tasks:
+            self._tasks[endpoint] = asyncio.create_task(self._stay(endpoint), name=f"bodies from {endpoint}")
+
+    async def _stay(self, endpoint: str) -> None:
+        """Connected until it ends. No second attempt before its time: whoever answers next asks for it."""
+        try:
+            fault = await self._until_lost(endpoint)
+            if fault and not self._is_told:
+                self._is_told = True
+                logger.warning("no connection for bodies, they come by calls: %s: %s", endpoint, fault)
+            await asyncio.sleep(RETRY_S)
+        finally:
+            del self._tasks[endpoint]
+
+    async def _until_lost(self, endpoint: str) -> str:
+        """What was wrong with it; nothing where a Router has gone."""
+        connection: ChannelConnection[bytes] | None = None
+        try:
+            host, port = address_of(endpoint)
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: ChannelConnection(BODIES, self._channel, self._readers), host, port
+                )
+                if not await connection.opened:
+                    return str(connection.fault or "it was refused")
+            self._is_told = False
+            self._num_open += 1
+            try:
+                await connection.ended
+            finally:
+                self._num_open -= 1
+            return str(connection.fault or "")
+        except (OSError, TimeoutError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+class _Body:
+    """One answer's, from whichever of the two it comes."""
+
+    def __init__(
+        self,
+        reader: PieceReader[bytes],
+        receive: Receive,
+        send: Send,
+        learn: Callable[[str], None],
+        *,
+        takes_channel: bool,
+    ) -> None:
+        self._reader = reader
+        self._receive = receive
+        self._send = send
+        self._learn = learn
+        self._pump = asyncio.create_task(self._pass_on(), name="answer by channel") if takes_channel else None
+        self._has_begun = False  # by the channel
+        self._is_idle = False  # the pump waits for a piece, not for the client
+        self._is_gone = False  # the client is
+        self._is_cut = False  # nothing more goes to the client
+        self.is_from_router = False  # one that speaks as this proxy does
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._is_gone = self._is_gone or message["type"] == "http.disconnect"
+        return message
+
+    async def send(self, message: Message) -> None:
+        """What comes by the call. Raises PiecesLost where parts that went before it are missing."""
+        if message["type"] == "http.response.start":
+            told = {name: value for name, value in message.get("headers", ()) if name in _OURS}
+            self.is_from_router = BODY_HEADER in told
+            if (endpoint := told.get(BODIES_AT_HEADER)) is not None:
+                self._learn(endpoint.decode("latin-1"))
+            if told.get(BODY_HEADER) == BY_CHANNEL:
+                await self._all_before()
+                return
+            if not self._has_begun:
+                self.close()
+                headers = [header for header in message.get("headers", ()) if header[0] not in _OURS]
+                await self._send({**message, "headers": headers})
+            self._is_cut = self._has_begun  # Serve's own words on what failed: too late for them
+        elif not self._is_cut:
+            await self._send(message)
+
+    async def finish(self) -> None:
+        """The call has ended. If that was before the answer's last part, the client gets what there is."""
+        if self._has_begun and not self._is_gone:
+            await self._all_before()
+
+    def close(self) -> None:
+        """Nothing more of it goes to the client by the channel."""
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def _pass_on(self) -> None:
+        """Returns at the stream's end. Raises PiecesLost, WireError."""
+        if (content := await self._next()) == END:
+            return
+        start = read_start(content)
+        self._has_begun = True
+        await self._send(start)
+        while (content := await self._next()) != END:
+            await self._send({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def _next(self) -> bytes:
+        reader = self._reader
+        while not reader.has_pieces:
+            if reader.is_lost:
+                raise PiecesLost
+            self._is_idle = True
+            await reader.news()
+            self._is_idle = False
+        return reader.take()
+
+    async def _all_before(self) -> None:
+        """Raises PiecesLost unless all come within the limit, however long the client takes for them."""
+        pump = self._pump
+        if pump is None:  # it was connected, and no more when the request came: who answers cannot know
+            raise PiecesLost
+        while not pump.done():
+            await asyncio.wait({pump}, timeout=LATE_PIECE_LIMIT_S)
+            if not pump.done() and self._is_idle and not self._reader.has_pieces:
+                raise PiecesLost
+        await pump
+
+
+def _is_small(scope: Scope) -> bool:
+    """Whether its body is known to be."""
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return length.isdigit() and int(length) <= MAX_BODY_BYTES
+
+
+async def _whole(receive: Receive) -> bytes | None:
+    """A request's body; None if its client goes before it has sent it all."""
+    parts: list[bytes] = []
+    while (message := await receive())["type"] == "http.request":
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+    return None

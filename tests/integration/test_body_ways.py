@@ -1,0 +1,392 @@
+"""An answer reaches the client through Serve's Python proxy as the Router gave it, whichever way it takes.
+
+The middlewares of proxy and Router with TCP on this machine between them, and in place of Serve a stand-in
+in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
+
+from cache.channel.reader import PAUSED_PIECES
+from cache.errors import PiecesLost
+from deploy import proxy_bodies
+from tests.fakes.serve_call import ProxyAndRouter
+
+PATH = "/v1/completions"
+START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-warmpath-replica", b"r")],
+}
+
+
+class Api:
+    """The Router's application: answers with `parts`, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.parts = [b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n"]
+        self.is_event_stream = True
+        self.fails_after: int | None = None  # parts
+        self.holds_after: int | None = None
+        self.held = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.bodies: list[bytes] = []
+        self.num_cancelled = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.bodies.append(await _body(receive))
+            kind = b"text/event-stream" if self.is_event_stream else b"application/json"
+            await send({**START, "headers": [(b"content-type", kind), *START["headers"][1:]]})
+            for number, part in enumerate(self.parts):
+                if number == self.fails_after:
+                    raise RuntimeError("in the middle")
+                if number == self.holds_after:
+                    self.held.set()
+                    await self.go_on.wait()
+                is_last = number == len(self.parts) - 1
+                await send({"type": "http.response.body", "body": part, "more_body": not is_last})
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
+async def _body(receive: Receive) -> bytes:
+    content = b""
+    while True:
+        message = await receive()
+        assert message["type"] == "http.request"
+        content += message["body"]
+        if not message.get("more_body"):
+            return content
+
+
+class Client:
+    """One request's, with what came."""
+
+    def __init__(self, line: ProxyAndRouter, content: bytes = b"{}", **fields: Any) -> None:
+        self.messages: list[Message] = []
+        self._unsent = [content[:1], content[1:]]
+        self._is_gone = asyncio.Event()
+        self.takes = asyncio.Event()  # cleared: it reads nothing
+        self.takes.set()
+        headers = [(b"content-length", str(len(content)).encode()), (b"x-request-id", b"mine")]
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, **fields}
+        self.task = asyncio.create_task(self._ask(line, scope))
+
+    async def _ask(self, line: ProxyAndRouter, scope: Scope) -> None:
+        await line.app(scope, self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        if self._unsent:
+            return {"type": "http.request", "body": self._unsent.pop(0), "more_body": bool(self._unsent)}
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        await self.takes.wait()
+        self.messages.append(message)
+
+    def go(self) -> None:
+        self._is_gone.set()
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(m["body"] for m in self.messages if m["type"] == "http.response.body")
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.messages) and self.messages[-1].get("more_body") is False
+
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.messages[0]["headers"])
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - what is waited for knows of no event
+            await asyncio.sleep(0.002)
+
+
+async def answered(line: ProxyAndRouter, content: bytes = b"{}", **fields: Any) -> Client:
+    client = Client(line, content, **fields)
+    async with asyncio.timeout(10):
+        await client.task
+    return client
+
+
+async def connect(line: ProxyAndRouter) -> None:
+    """The first answer tells where; the second is the first to come from there."""
+    await answered(line)
+    await until(lambda: line.bodies._routers.is_connected)
+    await answered(line)
+
+
+@pytest.fixture
+async def api() -> Api:
+    return Api()
+
+
+@pytest.fixture(params=["channel", "call", "Router without"])
+async def line(request: pytest.FixtureRequest, api: Api) -> AsyncIterator[ProxyAndRouter]:
+    line = ProxyAndRouter(api, has_channel=request.param != "Router without")
+    if request.param == "channel":
+        await connect(line)
+    yield line
+    await line.close()
+
+
+@pytest.fixture
+async def channel(api: Api) -> AsyncIterator[ProxyAndRouter]:
+    line = ProxyAndRouter(api)
+    await connect(line)
+    yield line
+    await line.close()
+
+
+async def test_an_answer_is_the_routers(line: ProxyAndRouter, api: Api) -> None:
+    client = await answered(line, b'{"prompt": "x"}')
+    assert api.bodies[-1] == b'{"prompt": "x"}'
+    assert client.messages[0]["type"] == "http.response.start"
+    assert (client.messages[0]["status"], client.content) == (200, b"".join(api.parts))
+    assert client.is_whole
+    assert client.headers()[b"x-warmpath-replica"] == b"r"
+    assert [m.get("more_body") for m in client.messages[1:]] == [True] * (len(api.parts) - 1) + [False]
+
+
+async def test_the_two_speak_of_it_among_themselves(line: ProxyAndRouter) -> None:
+    forged = [(b"x-warmpath-reply-to", b"0" * 32 + b"-0"), (b"content-length", b"2")]
+    client = await answered(line, headers=forged)
+    assert not [
+        name for name in client.headers() if name.startswith((b"x-warmpath-bod", b"x-warmpath-reply"))
+    ]
+    told = [value for name, value in line.call.scopes[-1]["headers"] if name == b"x-warmpath-reply-to"]
+    assert len(told) == 1
+    assert not told[0].startswith(b"0" * 32)
+
+
+async def test_an_answer_in_one_message_goes_by_the_call(line: ProxyAndRouter, api: Api) -> None:
+    api.is_event_stream = False
+    before = line.statistics.by_channel
+    client = await answered(line)
+    assert (client.content, client.is_whole) == (b"".join(api.parts), True)
+    assert line.statistics.by_channel == before
+
+
+async def test_a_failure_before_the_answer_is_told_by_serve(line: ProxyAndRouter, api: Api) -> None:
+    async def fails(*_: object) -> None:
+        raise RuntimeError("at once")
+
+    line.call._router = fails
+    line.call.failure_status = 503
+    client = await answered(line)
+    assert client.messages[0]["status"] == 503
+    assert b"Serve" not in client.content
+
+
+@pytest.mark.parametrize("failure_status", [500, 503])
+@pytest.mark.parametrize("num_parts", [1, 2])
+async def test_a_failure_in_the_middle_leaves_the_answer_unfinished(
+    line: ProxyAndRouter, api: Api, failure_status: int, num_parts: int
+) -> None:
+    api.fails_after, line.call.failure_status = num_parts, failure_status
+    client = await answered(line)
+    assert client.content == b"".join(api.parts[:num_parts])
+    assert not client.is_whole
+    assert [m["type"] for m in client.messages].count("http.response.start") == 1
+
+
+async def test_a_client_that_goes_ends_the_request(line: ProxyAndRouter, api: Api) -> None:
+    api.holds_after = 1
+    api.held.clear()
+    client = Client(line)
+    await api.held.wait()
+    await until(lambda: client.content == api.parts[0])
+    client.go()
+    async with asyncio.timeout(2):  # less than a proxy waits for late pieces
+        await client.task
+    assert api.num_cancelled == 1
+    assert not line.bodies._routers._readers
+
+
+async def test_bodies_go_by_the_channel_once_it_is_there(channel: ProxyAndRouter) -> None:
+    assert (channel.statistics.by_call, channel.statistics.by_channel) == (1, 1)
+    client = await answered(channel)
+    assert channel.statistics.by_channel == 2
+    assert client.headers()[b"x-request-id"] == b"mine"  # Serve puts it on what comes by the call
+
+
+async def test_a_body_comes_with_its_request(channel: ProxyAndRouter, api: Api) -> None:
+    channel.call.num_fetched, before = 0, len(channel.whole)
+    await answered(channel, b"0123")
+    assert (api.bodies[-1], channel.call.num_fetched) == (b"0123", 0)
+    assert len(channel.whole) == before + 1
+    assert "warmpath.body" in channel.call.scopes[-1]
+
+
+async def test_a_large_body_is_fetched(
+    channel: ProxyAndRouter, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_bodies, "MAX_BODY_BYTES", 3)
+    await answered(channel, b"0123")
+    assert api.bodies[-1] == b"0123"
+    assert "warmpath.body" not in channel.call.scopes[-1]
+    await answered(channel, b"01234", headers=[(b"transfer-encoding", b"chunked")])
+    assert api.bodies[-1] == b"01234"
+
+
+async def test_another_application_is_left_alone(channel: ProxyAndRouter, api: Api) -> None:
+    """Behind the same proxy, with a body of its own to receive."""
+
+    async def other(_scope: Scope, receive: Receive, send: Send) -> None:
+        content = await _body(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": content})
+
+    ours, channel.call._router = channel.call._router, other
+    assert (await answered(channel, b"theirs", path="/other")).content == b"theirs"
+    assert (await answered(channel, b"theirs", path="/other")).content == b"theirs"
+    # A path that is another's now: what it is asked next it can receive.
+    channel.bodies._learn(PATH, is_ours=False)
+    assert (await answered(channel, b"theirs")).content == b"theirs"
+    channel.call._router = ours
+    assert (await answered(channel)).is_whole
+
+
+async def test_a_client_that_goes_before_its_body_is_whole_asks_nothing(channel: ProxyAndRouter) -> None:
+    before = len(channel.call.scopes)
+    client = Client(channel, b"0123")
+    client._unsent.pop()
+    client._unsent[0] = b"01"
+    client.go()
+
+    async def receive() -> Message:
+        if client._unsent:
+            return {"type": "http.request", "body": client._unsent.pop(), "more_body": True}
+        return {"type": "http.disconnect"}
+
+    client._receive = receive  # type: ignore[method-assign]
+    client.task.cancel()
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"content-length", b"4")]}
+    await channel.bodies(scope, receive, client._send)
+    assert len(channel.call.scopes) == before
+    assert client.messages == []
+
+
+async def test_a_slow_client_holds_its_own_answer_back_and_no_other(
+    channel: ProxyAndRouter, api: Api
+) -> None:
+    api.parts = [bytes([65 + n % 26]) * 1000 for n in range(200)]
+    slow = Client(channel)
+    slow.takes.clear()
+    await until(lambda: any(reader._is_paused for reader in channel.bodies._routers._readers.values()))
+    other = await answered(channel)
+    assert other.content == b"".join(api.parts)
+    reader = next(iter(channel.bodies._routers._readers.values()))
+    assert len(reader._unread) < len(api.parts) // 2
+    assert len(reader._unread) >= PAUSED_PIECES
+    slow.takes.set()
+    await slow.task
+    assert (slow.content, slow.is_whole) == (b"".join(api.parts), True)
+
+
+async def test_what_a_lost_connection_had_is_not_taken_for_the_whole(
+    channel: ProxyAndRouter, api: Api
+) -> None:
+    api.holds_after = 2
+    api.held.clear()
+    client = Client(channel)
+    await api.held.wait()
+    await until(lambda: client.content == b"".join(api.parts[:2]))
+    channel.cut()
+    api.go_on.set()
+    with pytest.raises(PiecesLost):
+        await client.task
+    assert not client.is_whole
+    api.holds_after = None
+    assert (await answered(channel)).is_whole  # by the call
+    await until(lambda: not channel.bodies._routers.is_connected)
+
+
+async def test_a_lost_connection_is_made_anew(
+    channel: ProxyAndRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_bodies, "RETRY_S", 0.0)
+    channel.cut()
+    await until(lambda: not channel.bodies._routers.is_connected)
+    await connect(channel)
+    before = channel.statistics.by_channel
+    assert (await answered(channel)).is_whole
+    assert channel.statistics.by_channel == before + 1
+
+
+async def test_a_router_that_cannot_be_reached_answers_by_calls(
+    api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_bodies, "RETRY_S", 0.0)
+    logger = logging.getLogger("ray.serve")
+    logger.addHandler(caplog.handler)
+    line = ProxyAndRouter(api)
+    try:
+        assert line.server is not None
+        line.server.endpoint = "tcp://127.0.0.1:1"
+        for _ in range(3):
+            assert (await answered(line)).is_whole
+            await until(lambda: not line.bodies._routers._tasks)
+    finally:
+        logger.removeHandler(caplog.handler)
+        await line.close()
+    told = {id(record) for record in caplog.records if "no connection for bodies" in record.message}
+    assert len(told) == 1
+
+
+async def test_pieces_that_never_come_end_the_answer(
+    channel: ProxyAndRouter, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_bodies, "LATE_PIECE_LIMIT_S", 0.05)
+    channel.lag(1000.0)
+    client = Client(channel)
+    with pytest.raises(PiecesLost):
+        await client.task
+    assert not client.content
+
+
+@given(
+    parts=st.lists(st.binary(max_size=40), min_size=1, max_size=12),
+    turns_late=st.integers(0, 5),
+    lag_ms=st.sampled_from([0, 0, 1, 3]),
+    fails_after=st.none() | st.integers(0, 12),
+    failure_status=st.sampled_from([500, 503]),
+)
+@settings(max_examples=60)
+def test_whatever_overtakes_what_the_client_has_what_was_sent(
+    parts: list[bytes], turns_late: int, lag_ms: int, fails_after: int | None, failure_status: int
+) -> None:
+    async def run() -> None:
+        api = Api()
+        line = ProxyAndRouter(api)
+        await connect(line)
+        if lag_ms:
+            line.lag(lag_ms / 1000)
+        api.parts, api.fails_after = parts, fails_after
+        line.call.turns_late, line.call.failure_status = turns_late, failure_status
+        client = await answered(line)
+        is_failed = fails_after is not None and fails_after < len(parts)
+        assert client.is_whole is not is_failed or not client.content
+        if is_failed and client.messages[0]["status"] != 200:
+            assert client.messages[0]["status"] == failure_status  # Serve's, before any part was here
+        else:
+            assert client.content == b"".join(parts[:fails_after] if is_failed else parts)
+        await line.close()
+
+    asyncio.run(run())
