@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
+
 from starlette.middleware import Middleware
 
 from deploy.http_errors import OneErrorShape
 from deploy.proxy_bodies import BodiesFromRouters
+from router.bodies.body_channel import proxies_take_bodies
 
 
 def middlewares() -> list[Middleware]:
     """For Serve: it calls this once in every proxy. It puts each around those before it."""
-    return [Middleware(BodiesFromRouters), Middleware(OneErrorShape)]
+    bodies = [Middleware(BodiesFromRouters)] if proxies_take_bodies(os.environ) else []
+    return [*bodies, Middleware(OneErrorShape)]

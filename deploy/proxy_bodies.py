@@ -20,13 +20,14 @@ from cache.channel.connection import ChannelConnection
 from cache.channel.endpoint import address_of
 from cache.channel.frames import CHANNEL_BYTES, ReplyTo
 from cache.channel.reader import PieceReader
-from cache.errors import PiecesLost
+from cache.errors import PiecesLost, WireError
 from router.bodies.body_frames import (
     BODIES,
     BODIES_AT_HEADER,
     BODY_HEADER,
     BY_CHANNEL,
     END,
+    NO_CHANNEL,
     REPLY_TO_HEADER,
     REQUEST_BODY_KEY,
     read_start,
@@ -37,8 +38,9 @@ CONNECT_LIMIT_S = 5.0  # to the Router's welcome
 RETRY_S = 1.0  # after a connection that could not be made, or was lost
 # The end of a call and the pieces before it take two connections: they may be so far apart.
 LATE_PIECE_LIMIT_S = 5.0
-MAX_PATHS = 64
+MAX_PATHS, MAX_ROUTERS = 64, 256
 MAX_BODY_BYTES = 1 << 20  # of a request whose body goes with the call; larger ones are fetched by it
+_OUTLIVES_CLIENT = b"x-request-disconnect-disabled"  # Serve's: it then cancels nothing
 _OURS = (BODY_HEADER, BODIES_AT_HEADER)
 
 logger = logging.getLogger("ray.serve")
@@ -50,35 +52,42 @@ class BodiesFromRouters:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._routers = RouterConnections()
-        self._paths: set[str] = set()  # answered by Routers: other applications may be behind this proxy, too
+        # Answered by Routers, the latest last: other applications may be behind this proxy, too.
+        self._paths: dict[str, None] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        scope = dict(scope)
-        if self._routers.is_connected and path in self._paths and _is_small(scope):
+        # Named to Routers alone, and where the answer can be taken: who knows the name could take its place.
+        takes_channel = self._routers.is_connected and path in self._paths
+        if takes_channel and _comes_along(scope):
             if (content := await _whole(receive)) is None:
                 return  # nobody is left to answer
             scope[REQUEST_BODY_KEY] = content
+            receive = _with_body(content, receive)
         reader = self._routers.open()
-        body = _Body(reader, receive, send, self._routers.learn, takes_channel=self._routers.is_connected)
+        answer = _Answer(reader, receive, send, self._routers.learn, takes_channel=takes_channel)
+        name = reply_to_text(reader.reply_to) if takes_channel else NO_CHANNEL
+        # In place: Serve puts the request's id there, and who is around this one looks for it.
         scope["headers"] = [header for header in scope["headers"] if header[0] != REPLY_TO_HEADER]
-        scope["headers"].append((REPLY_TO_HEADER, reply_to_text(reader.reply_to)))
+        scope["headers"].append((REPLY_TO_HEADER, name))
         try:
-            await self._app(scope, body.receive, body.send)
-            await body.finish()
+            await self._app(scope, answer.receive, answer.send)
+            await answer.finish()
         finally:
-            body.close()
+            answer.close()
             self._routers.close(reader)
-            self._learn(path, is_ours=body.is_from_router)
+            self._learn(path, is_routers=answer.is_routers)
 
-    def _learn(self, path: str, *, is_ours: bool) -> None:
-        if not is_ours:
-            self._paths.discard(path)
-        elif len(self._paths) < MAX_PATHS:
-            self._paths.add(path)
+    def _learn(self, path: str, *, is_routers: bool | None) -> None:
+        if is_routers is not None:
+            self._paths.pop(path, None)
+        if is_routers:
+            self._paths[path] = None
+            if len(self._paths) > MAX_PATHS:
+                del self._paths[next(iter(self._paths))]
 
 
 class RouterConnections:
@@ -111,7 +120,7 @@ class RouterConnections:
 
     def learn(self, endpoint: str) -> None:
         """A Router is there, and this proxy is not connected to it yet. Does not block."""
-        if endpoint not in self._tasks:
+        if endpoint not in self._tasks and len(self._tasks) < MAX_ROUTERS:
             self._tasks[endpoint] = asyncio.create_task(self._stay(endpoint), name=f"bodies from {endpoint}")
 
     async def _stay(self, endpoint: str) -> None:
@@ -150,7 +159,7 @@ class RouterConnections:
                 connection.close()
 
 
-class _Body:
+class _Answer:
     """One answer's, from whichever of the two it comes."""
 
     def __init__(
@@ -170,8 +179,9 @@ class _Body:
         self._has_begun = False  # by the channel
         self._is_idle = False  # the pump waits for a piece, not for the client
         self._is_gone = False  # the client is
+        self._fault: PiecesLost | WireError | None = None
         self._is_cut = False  # nothing more goes to the client
-        self.is_from_router = False  # one that speaks as this proxy does
+        self.is_routers: bool | None = None  # whether a Router gave it; None: not begun, or an error of one
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -182,11 +192,15 @@ class _Body:
         """What comes by the call. Raises PiecesLost where parts that went before it are missing."""
         if message["type"] == "http.response.start":
             told = {name: value for name, value in message.get("headers", ()) if name in _OURS}
-            self.is_from_router = BODY_HEADER in told
+            if message["status"] < 400 or BODY_HEADER not in told:
+                self.is_routers = BODY_HEADER in told
             if (endpoint := told.get(BODIES_AT_HEADER)) is not None:
                 self._learn(endpoint.decode("latin-1"))
             if told.get(BODY_HEADER) == BY_CHANNEL:
-                await self._all_before()
+                try:
+                    await self._all_before()
+                except (PiecesLost, WireError) as error:  # not to Serve, which would not end the request
+                    self._fault, self._is_cut = error, True
                 return
             if not self._has_begun:
                 self.close()
@@ -198,8 +212,10 @@ class _Body:
 
     async def finish(self) -> None:
         """The call has ended. If that was before the answer's last part, the client gets what there is."""
-        if self._has_begun and not self._is_gone:
+        if self._fault is None and self._has_begun and not self._is_gone:
             await self._all_before()
+        if self._fault is not None and self._has_begun:
+            raise self._fault  # before that it is for `OneErrorShape` to say
 
     def close(self) -> None:
         """Nothing more of it goes to the client by the channel."""
@@ -238,10 +254,23 @@ class _Body:
         await pump
 
 
-def _is_small(scope: Scope) -> bool:
-    """Whether its body is known to be."""
-    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    return length.isdigit() and int(length) <= MAX_BODY_BYTES
+def _with_body(content: bytes, receive: Receive) -> Receive:
+    """For an application that has not looked into the scope."""
+    unread = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive_all() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return receive_all
+
+
+def _comes_along(scope: Scope) -> bool:
+    """Whether a request's body can come with it: it is known to be small, and the client's end ends the call.
+    Else Serve has to fetch both."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    is_small = length.isdigit() and len(length) < 10 and int(length) <= MAX_BODY_BYTES
+    return is_small and _OUTLIVES_CLIENT not in headers
 
 
 async def _whole(receive: Receive) -> bytes | None:

@@ -53,7 +53,7 @@ from router.openai_api.app import build_api
 from router.placement.registry import register_routing, unregister_routing
 from router.prompts.prompt import PromptEncoder, hide_torch
 from router.serve_peers import among_routers
-from router.serve_receive import fetch_nothing
+from router.serve_receive import fetch_when_lost
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -131,8 +131,7 @@ class Ingress:
         self._parts.service.readiness = self._readiness
         self._bodies: ChannelServer[bytes] | None = None
         if proxies_take_bodies(os.environ):
-            self._bodies = ChannelServer(BODIES, ray.util.get_node_ip_address())
-            self._bodies.start()
+            self._bodies = _body_server()
         self._body_statistics = BodyStatistics()
         self._parts.metrics.registry.register(BodyCollector(lambda: self._body_statistics))
         if (peers := among_routers()) is not None:
@@ -153,7 +152,7 @@ class Ingress:
                 BodiesByChannel,
                 server=self._bodies,
                 statistics=self._body_statistics,
-                on_whole=fetch_nothing,
+                on_whole=fetch_when_lost,
             )
         return api
 
@@ -288,6 +287,18 @@ def translate(error: Exception) -> Exception:
     if isinstance(error, DeploymentUnavailableError):
         return NoReplica()
     return error
+
+
+def _body_server() -> ChannelServer[bytes] | None:
+    """Where Serve's proxies fetch answers; None = they get them by calls."""
+    host = ray.util.get_node_ip_address()
+    try:
+        server = ChannelServer(BODIES, host)
+    except OSError as error:
+        logger.warning("answers go to proxies by calls: cannot listen on %s: %s", host, error)
+        return None
+    server.start()
+    return server
 
 
 def _check_template(config: RouterConfig, encoder: PromptEncoder) -> None:

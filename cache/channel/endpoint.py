@@ -11,6 +11,6 @@ def address_of(endpoint: str) -> tuple[str, int]:
     """Inverse of `endpoint_of`. Raises ValueError for anything else."""
     scheme, _, place = endpoint.partition("://")
     host, _, port = place.rpartition(":")
-    if scheme != "tcp" or not host:
+    if scheme != "tcp" or not host or not 0 < int(port) < 1 << 16:
         raise ValueError(f"not an endpoint: {endpoint!r}")
     return host.strip("[]"), int(port)

@@ -70,6 +70,11 @@ class ChannelServer(Generic[Content]):
         connection = self._by_channel.get(channel)
         return None if connection is None else Outlet(connection, stream, self._pieces)
 
+    def lost(self, reply_to: ReplyTo) -> asyncio.Future[None] | None:
+        """Done when the connection that it names has ended; None where there is none. Not to be cancelled."""
+        connection = self._by_channel.get(reply_to.channel)
+        return None if connection is None else connection.lost
+
     def close(self) -> None:
         """End every connection and listen no more. Any thread; may be called twice."""
         self._is_closed = True
@@ -156,7 +161,11 @@ class _Connection(asyncio.Protocol):
         self.channel: bytes | None = None  # until it is greeted
         self.outlets: dict[int, Outlet[Any]] = {}
         self.is_full = False
-        self.is_lost = False
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
@@ -226,7 +235,8 @@ class _Connection(asyncio.Protocol):
     def _end(self) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
-        self.is_lost = True
+        if not self.lost.done():
+            self.lost.set_result(None)
         self._server._closed(self)
         self._tell_change()
 

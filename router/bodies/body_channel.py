@@ -62,9 +62,10 @@ class BodiesByChannel:
         app: ASGIApp,
         server: ChannelServer[bytes],
         statistics: BodyStatistics,
-        on_whole: Callable[[Receive], None],
+        on_whole: Callable[[Receive, asyncio.Future[None]], None],
     ) -> None:
-        """on_whole: told the `receive` of a request whose body has come with it."""
+        """on_whole: told the `receive` of a request whose body has come with it, before anything waits, and
+        what is done when the proxy that it came from is lost."""
         self._app = app
         self._on_whole = on_whole
         self._server = server
@@ -76,32 +77,34 @@ class BodiesByChannel:
             return
         scope = dict(scope)
         headers = scope["headers"]
+        asked = next((value for name, value in headers if name == REPLY_TO_HEADER), None)
+        reply_to = None if asked is None else read_reply_to(asked)
         if (content := scope.pop(REQUEST_BODY_KEY, None)) is not None:
-            self._on_whole(receive)
+            if reply_to is not None and (lost := self._server.lost(reply_to)) is not None:
+                self._on_whole(receive, lost)
             receive = _with_body(content, receive)
-        reply_to = next((read_reply_to(value) for name, value in headers if name == REPLY_TO_HEADER), None)
         # What the proxy has added is not the client's: it counts towards no limit.
         scope["headers"] = [header for header in headers if header[0] != REPLY_TO_HEADER]
-        if reply_to is None:
+        if asked is None:
             await self._app(scope, receive, send)
             return
         with contextlib.ExitStack() as stack:
-            body = _Body(self._server, reply_to, self._statistics, send, stack)
-            body.request_id = next((value for name, value in headers if name == b"x-request-id"), None)
+            answer = _Answer(self._server, reply_to, self._statistics, send, stack)
+            answer.request_id = next((value for name, value in headers if name == b"x-request-id"), None)
             try:
-                await self._app(scope, receive, body.send)
+                await self._app(scope, receive, answer.send)
             except Exception:
-                await body.break_off()
+                await answer.break_off()
                 raise
 
 
-class _Body:
+class _Answer:
     """One answer's."""
 
     def __init__(
         self,
         server: ChannelServer[bytes],
-        reply_to: ReplyTo,
+        reply_to: ReplyTo | None,
         statistics: BodyStatistics,
         send: Send,
         stack: contextlib.ExitStack,

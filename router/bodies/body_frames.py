@@ -1,7 +1,8 @@
 """What the pieces of a body channel carry, and what a request and its answer say of it.
 
     request   x-warmpath-reply-to: <channel>-<stream>    its answer may go to that channel's connection
-              its scope's `warmpath.body`                its body, whole, which `receive` then does not tell
+              x-warmpath-reply-to: -                     it may not: no connection, or an unknown path
+              its scope's `warmpath.body`                its body, whole
     answer    x-warmpath-body: channel                   all of it but the last piece has gone there
               x-warmpath-body: call                      it comes as it would without any of this
               x-warmpath-bodies-at: tcp://host:port      there is no such connection; one may be made here
@@ -21,6 +22,7 @@ from cache.channel.frames import CHANNEL_BYTES, NonNegative, PieceFormat, ReplyT
 from cache.errors import WireError
 
 REPLY_TO_HEADER = b"x-warmpath-reply-to"
+NO_CHANNEL = b"-"  # who asks takes answers by channel, but not yet this one
 BODY_HEADER = b"x-warmpath-body"
 BODIES_AT_HEADER = b"x-warmpath-bodies-at"
 BY_CHANNEL, BY_CALL = b"channel", b"call"

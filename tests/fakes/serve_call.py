@@ -25,7 +25,6 @@ class ServeCall:
         self.scopes: list[Scope] = []  # as they came to the Router
         self.turns_late = 0  # of the event loop, until the proxy has what a Router sends by the call
         self.failure_status = 500  # what Serve makes of a Router's failure
-        self.num_fetched = 0  # messages that the Router's side has asked the proxy for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -44,7 +43,6 @@ class ServeCall:
         async def listen() -> None:
             while True:
                 message = await receive()
-                self.num_fetched += 1
                 fetched.put_nowait(message)
                 if message["type"] == "http.disconnect":
                     return
@@ -62,7 +60,6 @@ class ServeCall:
             if not call.cancelled() and call.exception() is not None and not has_begun:
                 await self._say_failure(send)
         finally:
-            client.remove_done_callback(lambda _: None)
             for task in (call, client):
                 task.cancel()
             await asyncio.gather(call, client, return_exceptions=True)
@@ -78,13 +75,15 @@ class ProxyAndRouter:
 
     def __init__(self, app: ASGIApp, *, has_channel: bool = True) -> None:
         self.statistics = BodyStatistics()
-        self.whole: list[Receive] = []  # of requests whose body came with them
+        self.whole: list[Receive] = []  # of requests whose body came with them, and need not be fetched
         self.server: ChannelServer[bytes] | None = None
         router = app
         if has_channel:
             self.server = ChannelServer(BODIES, "127.0.0.1")
             self.server.start()
-            router = BodiesByChannel(app, self.server, self.statistics, self.whole.append)
+            router = BodiesByChannel(
+                app, self.server, self.statistics, lambda receive, _: self.whole.append(receive)
+            )
         self.call = ServeCall(router)
         self.bodies = BodiesFromRouters(self.call)
         self.app: ASGIApp = OneErrorShape(self.bodies)

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.serve._private.http_util import RequestIdMiddleware
 from starlette.types import Message, Receive, Scope, Send
 
 from cache.channel.reader import PAUSED_PIECES
 from cache.errors import PiecesLost
 from deploy import proxy_bodies
+from deploy.http_errors import OneErrorShape
+from deploy.proxy_bodies import BodiesFromRouters
 from tests.fakes.serve_call import ProxyAndRouter
 
 PATH = "/v1/completions"
@@ -37,6 +40,8 @@ class Api:
         self.is_event_stream = True
         self.fails_after: int | None = None  # parts
         self.holds_after: int | None = None
+        self.holds_at_start = False
+        self.status = 200
         self.held = asyncio.Event()
         self.go_on = asyncio.Event()
         self.bodies: list[bytes] = []
@@ -46,7 +51,11 @@ class Api:
         try:
             self.bodies.append(await _body(receive))
             kind = b"text/event-stream" if self.is_event_stream else b"application/json"
-            await send({**START, "headers": [(b"content-type", kind), *START["headers"][1:]]})
+            if self.holds_at_start:
+                self.held.set()
+                await self.go_on.wait()
+            headers = [(b"content-type", kind), *START["headers"][1:]]
+            await send({**START, "status": self.status, "headers": headers})
             for number, part in enumerate(self.parts):
                 if number == self.fails_after:
                     raise RuntimeError("in the middle")
@@ -227,11 +236,19 @@ async def test_bodies_go_by_the_channel_once_it_is_there(channel: ProxyAndRouter
 
 
 async def test_a_body_comes_with_its_request(channel: ProxyAndRouter, api: Api) -> None:
-    channel.call.num_fetched, before = 0, len(channel.whole)
+    before = len(channel.whole)
     await answered(channel, b"0123")
-    assert (api.bodies[-1], channel.call.num_fetched) == (b"0123", 0)
+    assert api.bodies[-1] == b"0123"
     assert len(channel.whole) == before + 1
-    assert "warmpath.body" in channel.call.scopes[-1]
+    assert channel.call.scopes[-1]["warmpath.body"] == b"0123"
+
+
+async def test_a_request_that_outlives_its_client_is_fetched(channel: ProxyAndRouter, api: Api) -> None:
+    """Serve cancels nothing then: what it fetches is the only news of a client that has gone."""
+    headers = [(b"content-length", b"4"), (b"x-request-disconnect-disabled", b"?1")]
+    before = len(channel.whole)
+    assert (await answered(channel, b"0123", headers=headers)).is_whole
+    assert (api.bodies[-1], len(channel.whole)) == (b"0123", before)
 
 
 async def test_a_large_body_is_fetched(
@@ -254,13 +271,47 @@ async def test_another_application_is_left_alone(channel: ProxyAndRouter, api: A
         await send({"type": "http.response.body", "body": content})
 
     ours, channel.call._router = channel.call._router, other
-    assert (await answered(channel, b"theirs", path="/other")).content == b"theirs"
-    assert (await answered(channel, b"theirs", path="/other")).content == b"theirs"
-    # A path that is another's now: what it is asked next it can receive.
-    channel.bodies._learn(PATH, is_ours=False)
-    assert (await answered(channel, b"theirs")).content == b"theirs"
+    for path in ("/other", "/other", PATH, PATH):  # the last one was a Router's until now
+        assert (await answered(channel, b"theirs", path=path)).content == b"theirs"
+    # Who knows the channel's name could take the proxy's place.
+    told = [dict(scope["headers"])[b"x-warmpath-reply-to"] for scope in channel.call.scopes[-4:]]
+    assert [name == b"-" for name in told] == [True, True, False, True]
     channel.call._router = ours
-    assert (await answered(channel)).is_whole
+    before = channel.statistics.by_channel
+    for _ in range(2):
+        assert (await answered(channel)).is_whole
+    assert channel.statistics.by_channel == before + 1
+
+
+async def test_errors_of_a_router_tell_nothing_of_paths(channel: ProxyAndRouter, api: Api) -> None:
+    """A scanner's many paths push out none that is used, and a client's mistakes do not make one unknown."""
+    api.status = 404
+    for number in range(2 * proxy_bodies.MAX_PATHS):
+        await answered(channel, path=f"/{number}")
+    await answered(channel)
+    assert list(channel.bodies._paths) == [PATH]
+    api.status = 200
+    for number in range(2 * proxy_bodies.MAX_PATHS):
+        await answered(channel, path=f"/{number}")
+    assert len(channel.bodies._paths) == proxy_bodies.MAX_PATHS
+
+
+@pytest.mark.parametrize("num_parts", [3, 50])
+async def test_a_request_sent_before_there_was_a_connection_is_answered_by_the_call(
+    api: Api, num_parts: int
+) -> None:
+    api.parts = [b"x"] * num_parts
+    api.holds_at_start = True
+    line = ProxyAndRouter(api)
+    early = Client(line)
+    await api.held.wait()
+    api.holds_at_start = False
+    await connect(line)
+    api.go_on.set()
+    async with asyncio.timeout(10):
+        await early.task
+    assert (early.content, early.is_whole) == (b"x" * num_parts, True)
+    await line.close()
 
 
 async def test_a_client_that_goes_before_its_body_is_whole_asks_nothing(channel: ProxyAndRouter) -> None:
@@ -356,9 +407,9 @@ async def test_pieces_that_never_come_end_the_answer(
     monkeypatch.setattr(proxy_bodies, "LATE_PIECE_LIMIT_S", 0.05)
     channel.lag(1000.0)
     client = Client(channel)
-    with pytest.raises(PiecesLost):
-        await client.task
-    assert not client.content
+    await client.task
+    assert client.messages[0]["status"] == 500
+    assert b"internal_error" in client.content
 
 
 @given(
@@ -367,20 +418,37 @@ async def test_pieces_that_never_come_end_the_answer(
     lag_ms=st.sampled_from([0, 0, 1, 3]),
     fails_after=st.none() | st.integers(0, 12),
     failure_status=st.sampled_from([500, 503]),
+    turns_before_connecting=st.none() | st.integers(0, 20),
 )
-@settings(max_examples=60)
+@settings(max_examples=80)
 def test_whatever_overtakes_what_the_client_has_what_was_sent(
-    parts: list[bytes], turns_late: int, lag_ms: int, fails_after: int | None, failure_status: int
+    parts: list[bytes],
+    turns_late: int,
+    lag_ms: int,
+    fails_after: int | None,
+    failure_status: int,
+    turns_before_connecting: int | None,
 ) -> None:
+    """turns_before_connecting: None = it is connected before the request comes."""
+
     async def run() -> None:
         api = Api()
         line = ProxyAndRouter(api)
-        await connect(line)
-        if lag_ms:
-            line.lag(lag_ms / 1000)
+        if turns_before_connecting is None:
+            await connect(line)
+            if lag_ms:
+                line.lag(lag_ms / 1000)
         api.parts, api.fails_after = parts, fails_after
         line.call.turns_late, line.call.failure_status = turns_late, failure_status
-        client = await answered(line)
+        client = Client(line)
+        if turns_before_connecting is not None:
+            for _ in range(turns_before_connecting):
+                await asyncio.sleep(0)
+            assert line.server is not None
+            line.bodies._routers.learn(line.server.endpoint)
+            line.bodies._learn(PATH, is_routers=True)
+        async with asyncio.timeout(10):
+            await client.task
         is_failed = fails_after is not None and fails_after < len(parts)
         assert client.is_whole is not is_failed or not client.content
         if is_failed and client.messages[0]["status"] != 200:
@@ -390,3 +458,32 @@ def test_whatever_overtakes_what_the_client_has_what_was_sent(
         await line.close()
 
     asyncio.run(run())
+
+
+async def test_an_endpoint_that_is_none_is_forgotten(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_bodies, "RETRY_S", 0.0)
+    line = ProxyAndRouter(api)
+    for endpoint in ("tcp://127.0.0.1:99999", "tcp://127.0.0.1:x", "http://127.0.0.1:80"):
+        line.bodies._routers.learn(endpoint)
+    tasks = list(line.bodies._routers._tasks.values())
+    await asyncio.gather(*tasks)  # raises nothing
+    assert not line.bodies._routers._tasks
+    await line.close()
+
+
+async def test_the_request_that_a_dead_router_left_is_named_as_serve_names_it() -> None:
+    async def dead(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        return
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    app = OneErrorShape(BodiesFromRouters(RequestIdMiddleware(dead)))
+    await app({"type": "http", "method": "POST", "path": PATH, "headers": []}, receive, send)
+    assert sent[0]["status"] == 500
+    assert dict(sent[0]["headers"])[b"x-request-id"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from deploy.environment import serve_environment
 from deploy.http_errors import OneErrorShape, proxy_middlewares
 from deploy.ports import Ports
@@ -18,9 +20,25 @@ def test_the_environment_names_it(tmp_path: Path) -> None:
     assert getattr(import_module(module), name) is middlewares
 
 
-def test_errors_have_the_last_word() -> None:
+def kinds() -> list[object]:
+    return [middleware.cls for middleware in middlewares()]
+
+
+def test_errors_have_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve puts each around those before it."""
-    assert [middleware.cls for middleware in middlewares()] == [BodiesFromRouters, OneErrorShape]
+    monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "deploy.proxy.middlewares")
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    assert kinds() == [BodiesFromRouters, OneErrorShape]
+
+
+@pytest.mark.parametrize("variable", ["RAY_USE_TLS", "RAY_SERVE_ENABLE_HA_PROXY"])
+def test_routers_that_send_by_calls_are_asked_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "deploy.proxy.middlewares")
+    monkeypatch.setenv(variable, "1")
+    assert kinds() == [OneErrorShape]
 
 
 def test_errors_alone_can_be_asked_for() -> None:
