@@ -160,7 +160,7 @@ class RouterConnections:
 
 
 class _Answer:
-    """One answer's, from whichever of the two it comes."""
+    """One answer on its way to the client, from whichever of the two it comes."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Answer:
         return message
 
     async def send(self, message: Message) -> None:
-        """What comes by the call. Raises PiecesLost where parts that went before it are missing."""
+        """What comes by the call; the last part waits until all before it have gone."""
         if message["type"] == "http.response.start":
             told = {name: value for name, value in message.get("headers", ()) if name in _OURS}
             if message["status"] < 400 or BODY_HEADER not in told:
@@ -245,7 +245,7 @@ class _Answer:
     async def _all_before(self) -> None:
         """Raises PiecesLost unless all come within the limit, however long the client takes for them."""
         pump = self._pump
-        if pump is None:  # it was connected, and no more when the request came: who answers cannot know
+        if pump is None:  # it named no channel
             raise PiecesLost
         while not pump.done():
             await asyncio.wait({pump}, timeout=LATE_PIECE_LIMIT_S)

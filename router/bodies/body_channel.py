@@ -99,7 +99,7 @@ class BodiesByChannel:
 
 
 class _Answer:
-    """One answer's."""
+    """One answer on its way to the proxy."""
 
     def __init__(
         self,

@@ -81,12 +81,13 @@ class ProxyAndRouter:
         if has_channel:
             self.server = ChannelServer(BODIES, "127.0.0.1")
             self.server.start()
-            router = BodiesByChannel(
-                app, self.server, self.statistics, lambda receive, _: self.whole.append(receive)
-            )
+            router = BodiesByChannel(app, self.server, self.statistics, self._note_whole)
         self.call = ServeCall(router)
         self.bodies = BodiesFromRouters(self.call)
         self.app: ASGIApp = OneErrorShape(self.bodies)
+
+    def _note_whole(self, receive: Receive, _lost: asyncio.Future[None]) -> None:
+        self.whole.append(receive)
 
     def cut(self) -> None:
         """The network loses the connection."""
