@@ -1,28 +1,21 @@
 """Bodies as they come to Serve's Python proxy from Routers: over a connection to each, not item by item.
 
-The other end is `router/bodies/body_channel.py`. A Router says with an answer where it takes connections; the
-proxy connects, and from then on names itself with every request. Serve's call carries the request, the
-answer's last part, or its failure, as before.
-Knows ASGI, endpoints and streams of bytes; knows nothing of Serve. Owner: the proxy's event loop.
+The other end is `router/bodies/body_channel.py`. A proxy that is connected (`router_connections.py`) names
+itself with every request to a Router. Serve's call carries the request, the answer's last part, or its
+failure, as before. Knows ASGI and streams of bytes; knows nothing of Serve. Owner: the proxy's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-import secrets
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cache.channel.connection import ChannelConnection
-from cache.channel.endpoint import address_of
-from cache.channel.frames import CHANNEL_BYTES, ReplyTo
 from cache.channel.reader import PieceReader
 from cache.errors import PiecesLost, WireError
+from deploy.router_connections import RouterConnections
 from router.bodies.body_frames import (
-    BODIES,
     BODIES_AT_HEADER,
     BODY_HEADER,
     BY_CHANNEL,
@@ -33,17 +26,14 @@ from router.bodies.body_frames import (
     read_start,
     reply_to_text,
 )
+from router.bodies.request_body import with_body
 
-CONNECT_LIMIT_S = 5.0  # to the Router's welcome
-RETRY_S = 1.0  # after a connection that could not be made, or was lost
 # The end of a call and the pieces before it take two connections: they may be so far apart.
 LATE_PIECE_LIMIT_S = 5.0
-MAX_PATHS, MAX_ROUTERS = 64, 256
+MAX_PATHS = 64
 MAX_BODY_BYTES = 1 << 20  # of a request whose body goes with the call; larger ones are fetched by it
 _OUTLIVES_CLIENT = b"x-request-disconnect-disabled"  # Serve's: it then cancels nothing
 _OURS = (BODY_HEADER, BODIES_AT_HEADER)
-
-logger = logging.getLogger("ray.serve")
 
 
 class BodiesFromRouters:
@@ -66,7 +56,7 @@ class BodiesFromRouters:
             if (content := await _whole(receive)) is None:
                 return  # nobody is left to answer
             scope[REQUEST_BODY_KEY] = content
-            receive = _with_body(content, receive)
+            receive = with_body(content, receive)  # for an application that has come to this path since
         reader = self._routers.open()
         answer = _Answer(reader, receive, send, self._routers.learn, takes_channel=takes_channel)
         name = reply_to_text(reader.reply_to) if takes_channel else NO_CHANNEL
@@ -88,75 +78,6 @@ class BodiesFromRouters:
             self._paths[path] = None
             if len(self._paths) > MAX_PATHS:
                 del self._paths[next(iter(self._paths))]
-
-
-class RouterConnections:
-    """Those to the Routers that have answered; a Router that has gone is forgotten with its connection."""
-
-    def __init__(self) -> None:
-        self._channel = secrets.token_bytes(CHANNEL_BYTES)
-        self._numbers = itertools.count()
-        self._readers: dict[int, PieceReader[bytes]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by endpoint
-        self._num_open = 0
-        self._is_told = False
-
-    @property
-    def is_connected(self) -> bool:
-        """To any."""
-        return self._num_open > 0
-
-    def open(self) -> PieceReader[bytes]:
-        """For one request; to be closed."""
-        reader: PieceReader[bytes] = PieceReader(ReplyTo(self._channel, next(self._numbers)))
-        self._readers[reader.reply_to.stream] = reader
-        return reader
-
-    def close(self, reader: PieceReader[bytes]) -> None:
-        """Nobody reads it any more: what still comes is dropped."""
-        self._readers.pop(reader.reply_to.stream, None)
-        if isinstance(reader.source, ChannelConnection):
-            reader.source.forget(reader)
-
-    def learn(self, endpoint: str) -> None:
-        """A Router is there, and this proxy is not connected to it yet. Does not block."""
-        if endpoint not in self._tasks and len(self._tasks) < MAX_ROUTERS:
-            self._tasks[endpoint] = asyncio.create_task(self._stay(endpoint), name=f"bodies from {endpoint}")
-
-    async def _stay(self, endpoint: str) -> None:
-        """Connected until it ends. No second attempt before its time: whoever answers next asks for it."""
-        try:
-            fault = await self._until_lost(endpoint)
-            if fault and not self._is_told:
-                self._is_told = True
-                logger.warning("no connection for bodies, they come by calls: %s: %s", endpoint, fault)
-            await asyncio.sleep(RETRY_S)
-        finally:
-            del self._tasks[endpoint]
-
-    async def _until_lost(self, endpoint: str) -> str:
-        """What was wrong with it; nothing where a Router has gone."""
-        connection: ChannelConnection[bytes] | None = None
-        try:
-            host, port = address_of(endpoint)
-            async with asyncio.timeout(CONNECT_LIMIT_S):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: ChannelConnection(BODIES, self._channel, self._readers), host, port
-                )
-                if not await connection.opened:
-                    return str(connection.fault or "it was refused")
-            self._is_told = False
-            self._num_open += 1
-            try:
-                await connection.ended
-            finally:
-                self._num_open -= 1
-            return str(connection.fault or "")
-        except (OSError, TimeoutError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            if connection is not None:
-                connection.close()
 
 
 class _Answer:
@@ -252,16 +173,6 @@ class _Answer:
             if not pump.done() and self._is_idle and not self._reader.has_pieces:
                 raise PiecesLost
         await pump
-
-
-def _with_body(content: bytes, receive: Receive) -> Receive:
-    """For an application that has not looked into the scope."""
-    unread = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def receive_all() -> Message:
-        return unread.pop() if unread else await receive()
-
-    return receive_all
 
 
 def _comes_along(scope: Scope) -> bool:

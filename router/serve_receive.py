@@ -2,7 +2,7 @@
 
 For each request Serve calls the proxy's actor, for the body, and again for the news that the client has gone,
 by which time it has cancelled the request. With the body here both calls are for nothing, and cost a Router
-and a proxy a sixteenth of a streamed answer's CPU. A proxy that dies cancels nothing: it is asked then.
+and a proxy a tenth of a streamed answer's CPU. A proxy that dies cancels nothing: it is asked then.
 There is no public way to say so: this touches the one private attribute that the calls go by, and where Serve
 has none of that name they are made.
 """

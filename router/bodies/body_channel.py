@@ -31,6 +31,7 @@ from router.bodies.body_frames import (
     read_reply_to,
     start_content,
 )
+from router.bodies.request_body import with_body
 
 # Of a body whose answer has failed: the proxy may still be reading what came before.
 END_LIMIT_S = 5.0
@@ -82,7 +83,7 @@ class BodiesByChannel:
         if (content := scope.pop(REQUEST_BODY_KEY, None)) is not None:
             if reply_to is not None and (lost := self._server.lost(reply_to)) is not None:
                 self._on_whole(receive, lost)
-            receive = _with_body(content, receive)
+            receive = with_body(content, receive)
         # What the proxy has added is not the client's: it counts towards no limit.
         scope["headers"] = [header for header in headers if header[0] != REPLY_TO_HEADER]
         if asked is None:
@@ -169,16 +170,6 @@ class _Answer:
 async def _send_whole(outlet: Outlet[bytes], content: bytes) -> None:
     for begin in range(0, len(content), _MAX_PIECE_BYTES):
         await outlet.send(content[begin : begin + _MAX_PIECE_BYTES])
-
-
-def _with_body(content: bytes, receive: Receive) -> Receive:
-    """`receive` as the application knows it: its first message is the body."""
-    unread = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def receive_all() -> Message:
-        return unread.pop() if unread else await receive()
-
-    return receive_all
 
 
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:

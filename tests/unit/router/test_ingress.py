@@ -17,6 +17,7 @@ from cache.delta_frames import DeltaPiece
 from cache.errors import ConfigError, PiecesLost, QueueFull
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import RequestId
+from router import ingress
 from router.deltas import delta_calls
 from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.ingress import HandleCalls, check_one_loop, place_among_routers, translate
@@ -120,3 +121,14 @@ def test_serve_tells_a_router_its_place(
     context = SimpleNamespace(rank=SimpleNamespace(rank=rank), world_size=world_size)
     monkeypatch.setattr("router.ingress.serve.get_replica_context", lambda: context)
     assert place_among_routers() == place
+
+
+async def test_an_address_that_cannot_be_bound_leaves_answers_to_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "203.0.113.7")  # nobody's
+    assert ingress._body_server() is None
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    server = ingress._body_server()
+    assert server is not None
+    server.close()
