@@ -101,7 +101,7 @@ class Bookings:
         self._loads.reserve(best_id, reservation)
         is_priced = ranking.best.price is not None
         expected_s = decision.start_s + decision.prefill_s if is_priced else None
-        self._late.sent(query.request_id, best_id, expected_s)
+        self._late.sent(query.request_id, best_id, expected_s, decision.engine_s)
         if ranking.is_best_matched:
             self._index.expect(query.request_id, best_id, hints, now)
         else:
@@ -154,7 +154,7 @@ class Bookings:
         if flight.first_token_at is not None:
             self._loads.residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
-        self._late.answered(request_id)
+        self._late.ended(request_id)
         self._loads.release(request_id)
         return True
 

@@ -24,19 +24,26 @@ class LateReplicas:
         self._lateness = Lateness()
         self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
 
-    def sent(self, request_id: RequestId, replica_id: ReplicaId, expected_s: float | None) -> None:
-        """expected_s: until its first token; None while speeds are unknown."""
+    def sent(
+        self, request_id: RequestId, replica_id: ReplicaId, expected_s: float | None, own_s: float
+    ) -> None:
+        """expected_s: until its first token; None while speeds are unknown. own_s: as `Lateness` has it."""
         if expected_s is None:
             self._lateness.over(request_id)
         else:
-            self._lateness.sent(request_id, replica_id, self._clock(), expected_s)
+            self._lateness.sent(request_id, replica_id, self._clock(), expected_s, own_s)
 
     def moved(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         """It is there instead."""
         self._lateness.moved(request_id, replica_id, self._clock())
 
     def answered(self, request_id: RequestId) -> None:
-        """It waits no more: it has a token, or is over. Idempotent."""
+        """It has its first token. Idempotent."""
+        if self._lateness.answered(request_id) in self._late:
+            self._look()
+
+    def ended(self, request_id: RequestId) -> None:
+        """It is over, and may never have had one. Idempotent."""
         if self._lateness.over(request_id) in self._late:
             self._look()
 

@@ -4,6 +4,8 @@ A replica's backlog is what it reported, less the time since: one that stops wor
 longer it says nothing, and would be sent all that is new. So what was expected of it is held beside what is
 seen: a request that has waited much longer for its first token than expected, and waits still, will wait as
 long again (the best guess while nothing is known but that it has not happened), and so will who comes after.
+Whoever came later and has its first token already went before it, as shorter prompts and other tenants do:
+the time that took was to be expected as well.
 
 Knows names and seconds; knows neither load nor costs. Owner: the router's event loop.
 """
@@ -11,7 +13,7 @@ Knows names and seconds; knows neither load nor costs. Owner: the router's event
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from cache.types import ReplicaId, RequestId
 
@@ -20,10 +22,12 @@ LATE_TIMES = 3.0  # of what was expected, likewise
 LOOK_S = 0.1  # between two looks at everybody
 
 
-class _Sent(NamedTuple):
+@dataclass(slots=True)
+class _Sent:
     replica_id: ReplicaId
     sent_at: float
-    expected_s: float
+    expected_s: float  # and what those took that have gone before it since
+    own_s: float
 
     def lateness_s(self, now: float) -> float:
         """Seconds beyond what was expected; 0 while that says nothing."""
@@ -39,20 +43,40 @@ class Lateness:
         self._sent: dict[RequestId, _Sent] = {}
         self._waiting: dict[ReplicaId, dict[RequestId, _Sent]] = {}  # oldest first
 
-    def sent(self, request_id: RequestId, replica_id: ReplicaId, now: float, expected_s: float) -> None:
-        """It is there now, and nowhere else any more. expected_s: until its first token. O(1)."""
+    def sent(
+        self,
+        request_id: RequestId,
+        replica_id: ReplicaId,
+        now: float,
+        expected_s: float,
+        own_s: float = 0.0,
+    ) -> None:
+        """It is there now, and nowhere else any more. O(1).
+
+        expected_s: until its first token. own_s: of the replica's time, for its prefill.
+        """
         self.over(request_id)
-        self._sent[request_id] = sent = _Sent(replica_id, now, expected_s)
+        self._sent[request_id] = sent = _Sent(replica_id, now, expected_s, own_s)
         self._waiting.setdefault(replica_id, {})[request_id] = sent
 
     def moved(self, request_id: RequestId, replica_id: ReplicaId, now: float) -> None:
         """Another replica has taken it, which was expected to take as long. Nothing if it is not waiting."""
         sent = self._sent.get(request_id)
         if sent is not None and sent.replica_id != replica_id:
-            self.sent(request_id, replica_id, now, sent.expected_s)
+            self.sent(request_id, replica_id, now, sent.expected_s, sent.own_s)
+
+    def answered(self, request_id: RequestId) -> ReplicaId | None:
+        """It has its first token; where it was, None if it does not wait. O(those that came before it)."""
+        sent = self._sent.get(request_id)
+        if sent is not None:
+            for earlier_id, earlier in self._waiting[sent.replica_id].items():
+                if earlier_id == request_id:
+                    break
+                earlier.expected_s += sent.own_s
+        return self.over(request_id)
 
     def over(self, request_id: RequestId) -> ReplicaId | None:
-        """It has its first token, or waits for none any more; where it was. Idempotent."""
+        """It waits for no first token any more; where it was. Idempotent."""
         sent = self._sent.pop(request_id, None)
         if sent is None:
             return None

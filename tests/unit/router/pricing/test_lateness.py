@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cache.types import RequestId
 from router.pricing.lateness import LATE_S, LATE_TIMES, Lateness
 from tests.fakes.router import replica_id
@@ -61,3 +63,19 @@ def test_where_all_are_late_it_is_the_estimate_that_was_wrong() -> None:
     assert lateness.late(9.0, 1) == {}
     lateness.sent(S, B, 2.0, 0.0)
     assert lateness.late(9.0, 2) == {A: 2.0}
+
+
+def test_who_came_later_and_was_answered_first_went_before_it() -> None:
+    """As shorter prompts do: what they took was to be expected. Who ended without a token took nothing."""
+    lateness = Lateness()
+    lateness.sent(R, A, 0.0, 1.0, 4.0)
+    for index in range(3):
+        lateness.sent(RequestId(f"short{index}"), A, 1.0, 0.5, 1.0)
+    assert lateness.answered(RequestId("short0")) == A
+    assert lateness.answered(RequestId("short0")) is None
+    assert lateness.over(RequestId("short1")) == A
+    limit_s = LATE_S + LATE_TIMES * (1.0 + 1.0)
+    assert lateness.late(limit_s, 2) == {}
+    assert lateness.late(limit_s + 0.01, 2) == {A: pytest.approx(limit_s + 0.01 - 2.0)}
+    assert lateness.answered(R) == A
+    assert lateness.late(LATE_S + 2.51, 2) == {A: pytest.approx(LATE_S + 1.01)}, "nobody came after it"
