@@ -69,7 +69,9 @@ class RouterConfig:
     hold_backlog_s: float = 0.05
     hold_window: int = 24  # late: requests, shortest first, that are looked at each time a replica is free
     hold_aging: float = 0.1  # late: seconds of own prefill that one second of waiting outweighs
-    hold_age_floor_s: float = 20.0  # late: who has waited so long goes before everybody who has not
+    # late: who has waited so long goes before everybody who has not. The order lets nobody wait for ever
+    # itself, so this is for what no order foresees; who reaches it makes all that follow first come.
+    hold_age_floor_s: float = 120.0
     # Who would wait longer for a replica to start on it is refused with 429: after ten seconds without a sign
     # people have turned away. What batches, bursts and many clients at once may wait; None = no bound.
     max_wait_s: float | None = 10.0

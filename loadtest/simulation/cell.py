@@ -24,7 +24,7 @@ IDEALS_APART = (IDEAL_APART, IDEAL_APART_SHORTEST)
 IDEALS_SHORTEST = (IDEAL_SHORTEST, IDEAL_APART_SHORTEST)
 
 # Another value makes finished cells unknown: raise it when the simulation computes something else.
-RESULT_VERSION = 6
+RESULT_VERSION = 7
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -35,7 +35,7 @@ from replica.scheduling.request import RequestState
 
 AGING = 0.1  # seconds of own prefill that one second of waiting outweighs
 WINDOW = 24  # of the order, for whom the choice is made at one time
-AGE_FLOOR_S = 20.0  # who has waited this long goes before everybody who has not
+AGE_FLOOR_S = 120.0  # who has waited this long goes before everybody who has not
 
 
 class IdealCluster:

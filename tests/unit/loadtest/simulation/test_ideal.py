@@ -76,14 +76,17 @@ def test_the_short_pass_the_long_that_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("long_tokens", "least_s", "most_s"),
+    ("long_tokens", "floor_s", "least_s", "most_s"),
     [
-        (600, 7.0, 14.0),  # 0.8 s of prefill more than a short one are made good by 8 s of waiting
-        (3000, 20.0, 30.0),  # 4 s would take 40: whoever has waited for 20 goes first
+        (600, 120.0, 7.0, 14.0),  # 0.8 s of prefill more than a short one are made good by 8 s of waiting
+        (3000, 20.0, 20.0, 30.0),  # 4 s would take 40: whoever has waited for 20 goes first
     ],
 )
-def test_the_long_are_not_starved(long_tokens: int, least_s: float, most_s: float) -> None:
+def test_the_long_are_not_starved(
+    long_tokens: int, floor_s: float, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More short prompts than one engine can take, and a long one among the first of them."""
+    monkeypatch.setattr("loadtest.simulation.ideal.AGE_FLOOR_S", floor_s)
     short = [(0.07 * i, 64, 1) for i in range(700)]  # each fills a step, so none takes the long one along
     work = unrelated((0.01, long_tokens, 1), *short)
     result = simulate(work, spec(num_replicas=1, cache_tokens=8000, policy=IDEAL_SHORTEST))
