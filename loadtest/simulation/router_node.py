@@ -63,11 +63,11 @@ class RouterNode:
             **{"max_wait_s": None, **router_options},
         )
         self.routing = Routing(config, clock=queue, rng=rng, peers=lambda: peers)
-        # Late binding: None where requests are sent at once.
-        self._held: HeldRequests | None = None
+        self._placer: HeldRequests | PromptPlacer
         if config.binding == "late":
-            self._held = HeldRequests(self.routing, HoldOptions.of(config), queue)
-        self._prompt = PromptPlacer(self.routing, Admission.of(config, queue), queue)
+            self._placer = HeldRequests(self.routing, HoldOptions.of(config), queue)
+        else:
+            self._placer = PromptPlacer(self.routing, Admission.of(config, queue), queue)
         self._waiting: dict[RequestId, _Held] = {}
         self._poll_at = float("inf")  # the earliest poll that is scheduled
         self._block_tokens = block_tokens
@@ -90,11 +90,11 @@ class RouterNode:
             is_again=bool(excluded),
         )
         try:
-            if self._held is not None:
-                self._held.submit(query, since=turn.work.arrival_s)
+            if isinstance(self._placer, HeldRequests):
+                self._placer.submit(query, since=turn.work.arrival_s)
                 self._waiting[turn.request_id] = _Held(turn, num_output)
             else:
-                placement = self._prompt.place_now(query)
+                placement = self._placer.place_now(query)
                 self._dispatch(self, turn, num_output, placement.replica_id)
         except AllBusy as error:
             self._again(error.retry_after_s, turn, num_output, excluded)
@@ -132,9 +132,9 @@ class RouterNode:
 
     def _poll(self) -> None:
         """Let go of whoever may leave; come back when somebody else may."""
-        if self._held is None or not len(self._held):
+        if not isinstance(self._placer, HeldRequests) or not len(self._placer):
             return
-        for departure in self._held.poll():
+        for departure in self._placer.poll():
             held = self._waiting.pop(departure.request_id)
             if departure.placement is not None:
                 self._dispatch(self, held.turn, held.num_output, departure.placement.replica_id)
@@ -144,7 +144,7 @@ class RouterNode:
                 self._again(NO_REPLICA_RETRY_S, held.turn, held.num_output, frozenset())
             else:
                 raise AssertionError("a decision failed") from departure.error
-        poll_at = self._held.next_poll_at()
+        poll_at = self._placer.next_poll_at()
         if poll_at is not None and poll_at < self._poll_at:
             self._poll_at = poll_at
             self._queue.at(poll_at, self._poll_then, poll_at)

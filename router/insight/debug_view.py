@@ -36,6 +36,7 @@ class CostView(msgspec.Struct, frozen=True):
     alone_s: float
     memory_pressure_s: float
     total_s: float
+    passed_s: float = 0.0
 
 
 class CandidateView(msgspec.Struct, frozen=True):
@@ -287,7 +288,7 @@ def _candidates(record: DecisionRecord, memory_pressure_s: float, most: int) -> 
         terms = None
         if state.price is not None:
             found = cost_terms(state.price, cached, record.shape, now, memory_pressure_s)
-            terms = CostView(*found, found.total_s)
+            terms = CostView(**found._asdict(), total_s=found.total_s)
         views.append(
             CandidateView(
                 replica=state.replica_id,

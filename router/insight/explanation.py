@@ -175,6 +175,8 @@ def _terms(terms: CostView) -> str:
     ]
     if terms.recompute_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.recompute_s)} charged for computing what caches could keep")
+    if terms.passed_s > _ENOUGH_S:
+        parts.append(f"{seconds(terms.passed_s)} that longer prompts in its queue would wait for it")
     if terms.alone_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.alone_s)} that others on its machine would wait for steps of its own")
     if terms.memory_pressure_s > _ENOUGH_S:

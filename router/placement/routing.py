@@ -36,6 +36,7 @@ from router.placement.fleet import Fleet
 from router.placement.inheritance import Inheritance
 from router.placement.late_replicas import LateReplicas
 from router.placement.observer import RoutingObserver
+from router.placement.passing import Passing
 from router.placement.policy_set import PolicySet
 from router.placement.routing_statistics import (
     FleetStatistics,
@@ -189,12 +190,20 @@ class Routing:
             self.note_refused(error)
             raise
 
-    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
+    def weigh(
+        self,
+        query: RouteQuery,
+        *,
+        earlier: Decision | None = None,
+        ahead: Ahead = NOBODY,
+        passing: Passing | None = None,
+    ) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
 
         earlier: what was decided about the same query before, to save work. ahead: who waits before it.
+        passing: what of engines' queues goes before it; None: all of them.
         """
-        return self._weighing.weigh(query, earlier=earlier, ahead=ahead)
+        return self._weighing.weigh(query, earlier=earlier, ahead=ahead, passing=passing)
 
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken: reserve, and expect its blocks there."""

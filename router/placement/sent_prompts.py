@@ -15,6 +15,7 @@ Owner: the router's event loop.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
@@ -36,19 +37,39 @@ class _Sent(NamedTuple):
 
 
 class _Queued:
-    """A tenant's at one replica."""
+    """A tenant's at one replica, in the engine's order."""
 
-    __slots__ = ("prompts", "share", "tokens")
+    __slots__ = ("_places", "_sizes", "share", "tokens")
 
     def __init__(self) -> None:
         self.share, self.tokens = 1.0, 0
-        self.prompts: dict[RequestId, _Sent] = {}
+        self._places: list[float] = []
+        self._sizes: list[int] = []  # tokens, of the prompt at each of these places
+
+    def __len__(self) -> int:
+        """Prompts."""
+        return len(self._places)
+
+    def add(self, sent: _Sent) -> None:
+        index = bisect_right(self._places, sent.place)
+        self._places.insert(index, sent.place)
+        self._sizes.insert(index, sent.tokens)
+        self.tokens += sent.tokens
+
+    def remove(self, sent: _Sent) -> None:
+        index = self._sizes.index(sent.tokens, bisect_left(self._places, sent.place))
+        del self._places[index], self._sizes[index]
+        self.tokens -= sent.tokens
 
     def before(self, place: float) -> int:
-        """Tokens. O(prompts), or O(1) for the last place."""
+        """Tokens. O(prompts before it), or O(1) for the last place."""
         if place == LAST:
             return self.tokens
-        return sum([sent.tokens for sent in self.prompts.values() if sent.place <= place])
+        return sum(self._sizes[: bisect_right(self._places, place)])
+
+    def num_behind(self, place: float) -> int:
+        """Prompts. O(log n)."""
+        return len(self._places) - bisect_right(self._places, place)
 
 
 class SentPrompts(SilentObserver):
@@ -67,6 +88,10 @@ class SentPrompts(SilentObserver):
         if not self._preempting.keys().isdisjoint(self._queued):
             return True
         return any([len(queued) > 1 or queued.keys() != tenants for queued in self._queued.values()])
+
+    def lets_by(self, replica_id: ReplicaId) -> bool:
+        """Whether something is queued there that might stand back."""
+        return replica_id in self._preempting and replica_id in self._queued
 
     def place(self, replica_id: ReplicaId, query: RouteQuery, own_s: float, now: float) -> float:
         """Of a request that comes to that replica now, among its tenant's. own_s: of its prefill there."""
@@ -101,6 +126,17 @@ class SentPrompts(SilentObserver):
             before += min(max(0.0, turn), of.tokens)
         return before / total
 
+    def num_passed(self, replica_id: ReplicaId, tenant: str, place: float, num_waiting: int) -> float:
+        """Of the prompts that wait there, those of that tenant behind that place.
+
+        num_waiting: of all Routers, and of all tenants. O(tenants there, and prompts of this one).
+        """
+        queued = self._queued.get(replica_id)
+        if queued is None or tenant not in queued:
+            return 0.0
+        num_own = sum(map(len, queued.values()))
+        return queued[tenant].num_behind(place) * max(1.0, num_waiting / num_own)
+
     # --- RoutingObserver ----------------------------------------------------------------------
 
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
@@ -113,8 +149,7 @@ class SentPrompts(SilentObserver):
         self._by_id[query.request_id] = sent
         of = self._queued.setdefault(replica_id, {}).setdefault(query.tenant, _Queued())
         of.share = query.share
-        of.tokens += sent.tokens
-        of.prompts[query.request_id] = sent
+        of.add(sent)
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         self._drop(request_id)
@@ -138,9 +173,8 @@ class SentPrompts(SilentObserver):
             return
         queued = self._queued[sent.replica_id]
         of = queued[sent.tenant]
-        of.tokens -= sent.tokens
-        del of.prompts[request_id]
-        if not of.prompts:
+        of.remove(sent)
+        if not of:
             del queued[sent.tenant]
             if not queued:
                 del self._queued[sent.replica_id]

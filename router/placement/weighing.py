@@ -18,6 +18,7 @@ from router.placement.admission import RETRY_AFTER_RANGE_S
 from router.placement.decision import NO_COPIES, Decision, RouteQuery
 from router.placement.fleet import Fleet
 from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
+from router.placement.passing import Passing
 from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking, candidates_of, ranking_of
 from router.placement.shaper import Shaper, usable_tokens
@@ -72,10 +73,18 @@ class Weighing:
         self._peers = peers
         self.num_held = 0  # requests that wait at this router: they count as queued
 
-    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
+    def weigh(
+        self,
+        query: RouteQuery,
+        *,
+        earlier: Decision | None = None,
+        ahead: Ahead = NOBODY,
+        passing: Passing | None = None,
+    ) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
 
         earlier: what was decided about the same query before, to save work. ahead: who waits before it.
+        passing: what of engines' queues goes before it; None: all of them.
         """
         now = self._clock()
         policy = self._policies.named(query.policy) if query.policy else self._policies.configured
@@ -86,6 +95,8 @@ class Weighing:
             self._shaper.arrived(free_part(states, now))
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
+        if passing is not None and isinstance(policy, ExpectedTime):
+            states = passing.met_by(query, states, cached, now)
         copy_s: Mapping[ReplicaId, float] = NO_COPIES
         pools = self._index.match_pools(hints)
         if pools:

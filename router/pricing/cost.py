@@ -4,6 +4,7 @@
            + (w - 1) * prefill(uncached - hot)                  the fleet's time, spent again
            + regret_r * prefill_r(uncached - hot)               and what new blocks push out, computed again
            - (1 - 1 / uses) * prefill_r(hot, where not cached)  later requests' share of a copy
+           + passed_r                                           what longer prompts there wait for it
            + alone_r                                            steps that its answer shares with nobody
            + memory_pressure_r
 
@@ -16,9 +17,10 @@ stand idle while others wait for a fast one. What is *hot* is not charged: one m
 others, who bear its cost with the one that makes it. But where the blocks that it pushes out are in use
 themselves there is nothing to gain: as far as those are used as often as the copy would be, it is charged as
 if nothing were hot (`uses_lost`). The third line is rent: new blocks take the room of old ones, which are
-missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for machines that several
-engines compute on: what one of them takes the others wait for (`machines.py`). The last keeps sequences from
-pushing each other out.
+missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for engines that let a shorter
+prompt by: what waits there is before it, and in its backlog, or is passed by it (`placement/passing.py`). The
+sixth is for machines that several engines compute on: what one of them takes the others wait for
+(`machines.py`). The last keeps sequences from pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
 and `tuning_free` orders all of them by uncached tokens times requests instead.
 
@@ -64,6 +66,7 @@ class Price(NamedTuple):
     regret: float = 0.0  # of a block that it evicts: how often that is asked for again, and computed
     alone_s: float = 0.0  # of a machine that others compute on: for a newcomer's steps that nobody shares
     uses_lost: float = 0.0  # of a block that it evicts: how often that was asked for in a minute or two
+    passed_s: float = 0.0  # what others in its queue would wait for this request, which goes before them
 
 
 class Candidate(NamedTuple):
@@ -91,6 +94,7 @@ class CostTerms(NamedTuple):
     prefill_s: float  # alone
     decode_slowdown: float  # >= 1: how much longer both take beside the sequences that decode
     recompute_s: float  # for computing again what others hold; negative for a copy that others will use
+    passed_s: float  # that longer prompts in its queue wait for it
     alone_s: float  # for steps that its answer shares with nobody, where others compute on the machine
     memory_pressure_s: float
 
@@ -99,6 +103,7 @@ class CostTerms(NamedTuple):
         return (
             (self.backlog_s + self.prefill_s) * self.decode_slowdown
             + self.recompute_s
+            + self.passed_s
             + self.alone_s
             + self.memory_pressure_s
         )
@@ -127,7 +132,19 @@ def expected_times(
     cold_room = 0
     found = []
     for price, held in zip(prices, cached, strict=True):
-        busy_until, step_time, decode_s, room, left_s, pressure, fleet_time, regret, alone_s, uses = price
+        (
+            busy_until,
+            step_time,
+            decode_s,
+            room,
+            left_s,
+            pressure,
+            fleet_time,
+            regret,
+            alone_s,
+            uses,
+            passed_s,
+        ) = price
         # Mostly all hold the same system prompt, or nothing, and are machines of one kind.
         if held != before:
             # u uncached tokens after c cached ones attend u * (c + u / 2) = (n * n - c * c) / 2 pairs.
@@ -146,7 +163,7 @@ def expected_times(
         wait_s = busy_until - now
         if wait_s < left_s:
             wait_s = left_s
-        other_s = wait_s + chunks * decode_s + alone_s + memory_pressure_s * pressure
+        other_s = wait_s + passed_s + chunks * decode_s + alone_s + memory_pressure_s * pressure
         if hot > held:
             if step_time is not cold_model or (room != cold_room and cold > min(room, cold_room)):
                 cold_model, cold_room = step_time, room
@@ -220,6 +237,7 @@ def cost_terms(
         prefill_s=own_s,
         decode_slowdown=(backlog_s + own_s + decode_s) / (backlog_s + own_s) if own_s else 1.0,
         recompute_s=_recompute_s(price, cached, own_s, shape),
+        passed_s=price.passed_s,
         alone_s=price.alone_s,
         memory_pressure_s=memory_pressure_s * price.memory_pressure,
     )
@@ -280,6 +298,7 @@ def price_of(load: LoadView) -> Price | None:
         load.regret,
         load.alone_s,
         load.uses_lost,
+        load.passed_s,
     )
 
 
@@ -294,6 +313,7 @@ def price(
     regret: float = 0.0,
     alone_s: float = 0.0,
     uses_lost: float = 0.0,
+    passed_s: float = 0.0,
 ) -> Price:
     """fleet_time: None where nobody knows another than this one's own."""
     decode_s = decode_step_s(model, num_running, context_tokens)
@@ -308,6 +328,7 @@ def price(
         regret,
         alone_s,
         uses_lost,
+        passed_s,
     )
 
 

@@ -53,6 +53,7 @@ class ReplicaState(NamedTuple):
     queued_tokens: int
     used_fraction: float
     busy_until: float  # when it can start on a newcomer: behind the queue, and with a place
+    late_until: float  # before then it starts nothing, as far as its other requests tell
     slowness: float  # times as long as on a typical replica, of a step in which its sequences decode
     step_time: StepTimeModel | None
     load: Load
@@ -78,6 +79,13 @@ class ReplicaState(NamedTuple):
             price = price._replace(busy_until=max(now, price.busy_until) + seconds)
         return self._replace(busy_until=busy_until, price=price)
 
+    def letting_by(self, before_s: float, passed_s: float, now: float) -> ReplicaState:
+        """The same for a request that only so much of its work goes before; what it passes waits so long."""
+        price, busy_until = self.price, now + before_s
+        if price is not None:
+            price = price._replace(busy_until=busy_until, passed_s=passed_s)
+        return self._replace(busy_until=busy_until, price=price)
+
     def view(self, now: float) -> LoadView:
         load, info = self.load, self.info
         return LoadView(
@@ -100,6 +108,7 @@ class ReplicaState(NamedTuple):
             regret=self.price.regret if self.price is not None else 0.0,
             uses_lost=self.price.uses_lost if self.price is not None else 0.0,
             alone_s=self.price.alone_s if self.price is not None else 0.0,
+            passed_s=self.price.passed_s if self.price is not None else 0.0,
         )
 
     def is_full(self, now: float) -> bool:
@@ -298,6 +307,7 @@ class ReplicaLoad:
             load.queued_uncached_tokens + self._unseen_tokens,
             used,
             start_at,
+            self._late_until,
             self._slowness,
             model,
             load,

@@ -33,6 +33,7 @@ LOADS = st.builds(
     regret=st.floats(0, 1),
     uses_lost=st.floats(0, 1000),
     alone_s=st.floats(0, 10),
+    passed_s=st.floats(0, 10),
 )
 SHAPES = st.builds(
     RequestShape,
@@ -55,11 +56,11 @@ def not_less(larger: float, smaller: float) -> bool:
     return larger >= smaller or math.isclose(larger, smaller, rel_tol=1e-9)
 
 
-@given(LOADS, SHAPES, st.floats(0, 100), st.floats(0, 10))
+@given(LOADS, SHAPES, st.floats(0, 100), st.floats(0, 10), st.floats(0, 10))
 def test_more_waiting_there_or_of_others_for_it_never_makes_a_replica_more_attractive(
-    load: LoadView, shape: RequestShape, more_s: float, more_alone_s: float
+    load: LoadView, shape: RequestShape, more_s: float, more_alone_s: float, more_passed_s: float
 ) -> None:
-    busier = load._replace(backlog_s=load.backlog_s + more_s)
+    busier = load._replace(backlog_s=load.backlog_s + more_s, passed_s=load.passed_s + more_passed_s)
     more_crowded = busier._replace(alone_s=load.alone_s + more_alone_s)
     assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
     assert not_less(cost(more_crowded, 0, shape), cost(busier, 0, shape))

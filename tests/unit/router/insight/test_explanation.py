@@ -74,6 +74,13 @@ def test_a_load_decision_says_what_waiting_would_have_cost() -> None:
     assert "A held 1,952 tokens and had 1.30 s of other work ahead: it would have cost 140 ms more." in told
 
 
+def test_who_waits_for_it_is_part_of_the_cost() -> None:
+    terms = msgspec.structs.replace(cost(0.40, 0.01), passed_s=0.02, total_s=0.43)
+    told = text(candidates=[candidate("A", 1952, terms), IDLE])
+    assert "; 20 ms that longer prompts in its queue would wait for it)" in told
+    assert "longer prompts" not in text()
+
+
 def test_a_draining_holder_is_not_among_the_candidates() -> None:
     told = text(candidates=[candidate("C", 160, cost(0.0, 0.5))], available_tokens=1952, exact_tokens=160)
     assert "Some other replica held 1,952 tokens, but could not be chosen" in told
