@@ -12,7 +12,6 @@ from typing import Any
 
 from cache.types import HashHint, ReplicaId
 from router.placement.decision import Decision, Placement, RouteQuery
-from router.placement.passing import Passing
 from router.placement.routing import Routing
 from router.placement.weighing import NOBODY, Ahead
 
@@ -28,17 +27,10 @@ class TimedRouting(Routing):
         self._tell_match, self._tell_rank, self._tell_book = match, rank, book
         self._match_s = 0.0  # within the present `weigh`
 
-    def weigh(
-        self,
-        query: RouteQuery,
-        *,
-        earlier: Decision | None = None,
-        ahead: Ahead = NOBODY,
-        passing: Passing | None = None,
-    ) -> Decision:
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         self._match_s, began_s = 0.0, time.perf_counter()
         try:
-            return super().weigh(query, earlier=earlier, ahead=ahead, passing=passing)
+            return super().weigh(query, earlier=earlier, ahead=ahead)
         finally:
             elapsed_s = time.perf_counter() - began_s
             self._tell_match(self._match_s)

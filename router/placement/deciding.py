@@ -7,13 +7,17 @@ from typing import Protocol
 
 from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, Placement, RouteQuery
-from router.placement.observer import RoutingObserver
+from router.placement.sent_prompts import SentPrompts
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
 
 
 class Deciding(Protocol):
     """Decisions, and the fleet as far as they need it."""
+
+    @property
+    def sent(self) -> SentPrompts:
+        """What waits at each replica for its first token."""
 
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         """Where it should go now, behind those; books nothing. Raises RoutingError or ConfigError."""
@@ -36,6 +40,3 @@ class Deciding(Protocol):
 
     def note_refused(self, error: AllBusy | NoReplica) -> None:
         """Somebody was not taken in, or let go without a replica, for that."""
-
-    def watch(self, observer: RoutingObserver) -> None:
-        """Tell it of every decision from now on, and of what comes of it."""

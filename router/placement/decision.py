@@ -106,7 +106,7 @@ class Decision(NamedTuple):
             return False
         costs = [cost or 0.0 for cost in ranking.costs]  # it knows all of them
         first, *others = ranking.order
-        return all([costs[i] - ranking.states[i].backlog_s(now) >= costs[first] for i in others])
+        return all([costs[i] - ranking.states[i].priced_backlog_s(now) >= costs[first] for i in others])
 
     @property
     def engine_s(self) -> float:

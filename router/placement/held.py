@@ -47,7 +47,7 @@ from router.placement.entrance import Entrance
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
-from router.placement.sent_prompts import LAST, SentPrompts
+from router.placement.sent_prompts import LAST
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_load import ReplicaState
@@ -75,8 +75,7 @@ class HeldRequests:
         self._queue = HeldQueue()
         self._demand = TenantDemand()
         self._entrance = Entrance(routing, options, self._admission, self._demand, self._queue)
-        self._sent = SentPrompts()
-        routing.watch(self._sent)
+        self._sent = routing.sent
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll

@@ -20,9 +20,7 @@ from router.placement.decision import Placement, RouteQuery
 from router.placement.held import HeldRequests
 from router.placement.held_request import Departure
 from router.placement.hold_options import HoldOptions
-from router.placement.passing import Passing
 from router.placement.routing import Routing
-from router.placement.sent_prompts import SentPrompts
 
 
 class Placer(Protocol):
@@ -76,9 +74,6 @@ class PromptPlacer:
         self._routing = routing
         self._admission = admission
         self._clock = clock
-        sent = SentPrompts()
-        routing.watch(sent)
-        self._passing = Passing(sent)
         self._looking: set[asyncio.Future[None]] = set()
 
     @property
@@ -119,7 +114,7 @@ class PromptPlacer:
             raise
 
     def _book(self, query: RouteQuery, deadline: float | None) -> Placement:
-        decision = self._routing.weigh(query, passing=self._passing)
+        decision = self._routing.weigh(query)
         if query.is_new:
             wait_s = 0.0 if decision.starts_now else self._routing.wait_s()
             num_waiting = sum([state.num_waiting for state in decision.ranking.states])

@@ -36,7 +36,6 @@ from router.placement.fleet import Fleet
 from router.placement.inheritance import Inheritance
 from router.placement.late_replicas import LateReplicas
 from router.placement.observer import RoutingObserver
-from router.placement.passing import Passing
 from router.placement.policy_set import PolicySet
 from router.placement.routing_statistics import (
     FleetStatistics,
@@ -45,6 +44,7 @@ from router.placement.routing_statistics import (
     RoutingStatistics,
     replica_statistics,
 )
+from router.placement.sent_prompts import SentPrompts
 from router.placement.shaper import Shaper
 from router.placement.weighing import NOBODY, Ahead, Weighing
 from router.policies import PolicyContext, PolicyRequest
@@ -94,7 +94,8 @@ class Routing:
         )
         self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()
-        self._observers: list[RoutingObserver] = []
+        self.sent = SentPrompts()
+        self._observers: list[RoutingObserver] = [self.sent]
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
         self._counts = RoutingCounts()
@@ -109,6 +110,7 @@ class Routing:
             policies=self._policies,
             shaper=self._shaper,
             inheritance=self._inheritance,
+            sent=self.sent,
             peers=peers,
         )
         self._bookings = Bookings(
@@ -190,20 +192,12 @@ class Routing:
             self.note_refused(error)
             raise
 
-    def weigh(
-        self,
-        query: RouteQuery,
-        *,
-        earlier: Decision | None = None,
-        ahead: Ahead = NOBODY,
-        passing: Passing | None = None,
-    ) -> Decision:
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
 
         earlier: what was decided about the same query before, to save work. ahead: who waits before it.
-        passing: what of engines' queues goes before it; None: all of them.
         """
-        return self._weighing.weigh(query, earlier=earlier, ahead=ahead, passing=passing)
+        return self._weighing.weigh(query, earlier=earlier, ahead=ahead)
 
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken: reserve, and expect its blocks there."""

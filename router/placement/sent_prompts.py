@@ -89,7 +89,7 @@ class SentPrompts(SilentObserver):
             return True
         return any([len(queued) > 1 or queued.keys() != tenants for queued in self._queued.values()])
 
-    def lets_by(self, replica_id: ReplicaId) -> bool:
+    def may_let_by(self, replica_id: ReplicaId) -> bool:
         """Whether something is queued there that might stand back."""
         return replica_id in self._preempting and replica_id in self._queued
 
@@ -126,16 +126,33 @@ class SentPrompts(SilentObserver):
             before += min(max(0.0, turn), of.tokens)
         return before / total
 
-    def num_passed(self, replica_id: ReplicaId, tenant: str, place: float, num_waiting: int) -> float:
-        """Of the prompts that wait there, those of that tenant behind that place.
+    def met(
+        self,
+        replica_id: ReplicaId,
+        tenant: str,
+        num_tokens: int,
+        share: float,
+        place: float,
+        num_waiting: int,
+    ) -> tuple[float, float]:
+        """Of what is queued there, the part before so many tokens of that tenant, as `before` has it; and how
+        many prompts, of its tenant, are behind them. Something is queued there.
 
-        num_waiting: of all Routers, and of all tenants. O(tenants there, and prompts of this one).
+        What tenants have had the engines know: here nobody has had more than another. num_waiting: prompts
+        there of all Routers, and of all tenants. O(tenants there, and prompts before it).
         """
-        queued = self._queued.get(replica_id)
-        if queued is None or tenant not in queued:
-            return 0.0
+        queued = self._queued[replica_id]
+        own = queued.get(tenant)
+        if own is None:
+            return self.before(replica_id, tenant, num_tokens, share, _alike, place), 0.0
+        num_behind = own.num_behind(place)
+        if len(queued) == 1:
+            if not num_behind:
+                return 1.0, 0.0
+            return own.before(place) / own.tokens, num_behind * max(1.0, num_waiting / len(own))
         num_own = sum(map(len, queued.values()))
-        return queued[tenant].num_behind(place) * max(1.0, num_waiting / num_own)
+        part = self.before(replica_id, tenant, num_tokens, share, _alike, place)
+        return part, num_behind * max(1.0, num_waiting / num_own)
 
     # --- RoutingObserver ----------------------------------------------------------------------
 
@@ -178,3 +195,7 @@ class SentPrompts(SilentObserver):
             del queued[sent.tenant]
             if not queued:
                 del self._queued[sent.replica_id]
+
+
+def _alike(tenant: str) -> float:
+    return 0.0

@@ -21,6 +21,7 @@ from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
 from router.placement.passing import Passing
 from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking, candidates_of, ranking_of
+from router.placement.sent_prompts import SentPrompts
 from router.placement.shaper import Shaper, usable_tokens
 from router.policies import Policy, PolicyRequest
 from router.policies.expected_time import ExpectedTime
@@ -56,10 +57,12 @@ class Weighing:
         policies: PolicySet,
         shaper: Shaper,
         inheritance: Inheritance,
+        sent: SentPrompts,
         peers: Callable[[], tuple[int, int]],
     ) -> None:
         """match: leading blocks of a prompt that each replica holds, at a time by the clock; those that hold
-        none, or are silent, left out. peers: this router's place among the routers, and their number."""
+        none, or are silent, left out. sent: what waits at each for its first token. peers: this router's
+        place among the routers, and their number."""
         self._config = config
         self._clock = clock
         self._block_size = config.fingerprint.block_size
@@ -70,33 +73,27 @@ class Weighing:
         self._policies = policies
         self._shaper = shaper
         self._inheritance = inheritance
+        self._passing = Passing(sent)
         self._peers = peers
         self.num_held = 0  # requests that wait at this router: they count as queued
 
-    def weigh(
-        self,
-        query: RouteQuery,
-        *,
-        earlier: Decision | None = None,
-        ahead: Ahead = NOBODY,
-        passing: Passing | None = None,
-    ) -> Decision:
+    def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
 
         earlier: what was decided about the same query before, to save work. ahead: who waits before it.
-        passing: what of engines' queues goes before it; None: all of them.
         """
         now = self._clock()
         policy = self._policies.named(query.policy) if query.policy else self._policies.configured
         hints = to_hints(query.block_hashes) if earlier is None else earlier.request.hints
         held = self._match(hints, now)
-        states = _behind(self._admissible(query, now), ahead, now)
-        if earlier is None:
-            self._shaper.arrived(free_part(states, now))
+        states = self._admissible(query, now)
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
-        if passing is not None and isinstance(policy, ExpectedTime):
-            states = passing.met_by(query, states, cached, now)
+        if isinstance(policy, ExpectedTime):
+            states = self._passing.met_by(query, states, cached, now)
+        states = _behind(states, ahead, now)
+        if earlier is None:
+            self._shaper.arrived(free_part(states, now))
         copy_s: Mapping[ReplicaId, float] = NO_COPIES
         pools = self._index.match_pools(hints)
         if pools:
@@ -148,8 +145,10 @@ class Weighing:
         if best.is_shut or any([state.replica_id == best_id for state in rivals]):
             return True
         now = self._clock()
-        states = _behind(_behind([best, *rivals], ahead, now), earlier.copy_s, now)
+        states = [best, *rivals]
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
+        states = self._passing.met_by(earlier.query, states, cached, now)
+        states = _behind(_behind(states, ahead, now), earlier.copy_s, now)
         return policy.is_beaten(states, cached, earlier.request, now)
 
     def wait_s(self, held_s: float = 0.0) -> float:

@@ -298,7 +298,6 @@ def price_of(load: LoadView) -> Price | None:
         load.regret,
         load.alone_s,
         load.uses_lost,
-        load.passed_s,
     )
 
 
@@ -313,7 +312,6 @@ def price(
     regret: float = 0.0,
     alone_s: float = 0.0,
     uses_lost: float = 0.0,
-    passed_s: float = 0.0,
 ) -> Price:
     """fleet_time: None where nobody knows another than this one's own."""
     decode_s = decode_step_s(model, num_running, context_tokens)
@@ -328,7 +326,6 @@ def price(
         regret,
         alone_s,
         uses_lost,
-        passed_s,
     )
 
 

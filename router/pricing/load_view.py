@@ -33,4 +33,3 @@ class LoadView(NamedTuple):
     regret: float = 0.0  # of a block that it evicts: how often it is asked for again
     uses_lost: float = 0.0  # of such a block: how often it was asked for in a minute or two
     alone_s: float = 0.0  # of its machine's time, for a newcomer's steps that nobody shares
-    passed_s: float = 0.0  # that longer prompts in its queue wait for the request that is weighed

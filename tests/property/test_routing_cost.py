@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
-from router.pricing.cost import Candidate, RequestShape, costs, expected_time, tuning_free
+from router.pricing.cost import (
+    Candidate,
+    RequestShape,
+    cost_terms,
+    costs,
+    expected_time,
+    expected_times,
+    price_of,
+    tuning_free,
+)
 from router.pricing.load_view import LoadView
 from tests.fakes.router import view
 
@@ -33,7 +42,6 @@ LOADS = st.builds(
     regret=st.floats(0, 1),
     uses_lost=st.floats(0, 1000),
     alone_s=st.floats(0, 10),
-    passed_s=st.floats(0, 10),
 )
 SHAPES = st.builds(
     RequestShape,
@@ -56,14 +64,24 @@ def not_less(larger: float, smaller: float) -> bool:
     return larger >= smaller or math.isclose(larger, smaller, rel_tol=1e-9)
 
 
-@given(LOADS, SHAPES, st.floats(0, 100), st.floats(0, 10), st.floats(0, 10))
+@given(LOADS, SHAPES, st.floats(0, 100), st.floats(0, 10))
 def test_more_waiting_there_or_of_others_for_it_never_makes_a_replica_more_attractive(
-    load: LoadView, shape: RequestShape, more_s: float, more_alone_s: float, more_passed_s: float
+    load: LoadView, shape: RequestShape, more_s: float, more_alone_s: float
 ) -> None:
-    busier = load._replace(backlog_s=load.backlog_s + more_s, passed_s=load.passed_s + more_passed_s)
+    busier = load._replace(backlog_s=load.backlog_s + more_s)
     more_crowded = busier._replace(alone_s=load.alone_s + more_alone_s)
     assert not_less(cost(busier, 0, shape), cost(load, 0, shape))
     assert not_less(cost(more_crowded, 0, shape), cost(busier, 0, shape))
+
+
+@given(LOADS, SHAPES, st.floats(0, 100))
+def test_what_waits_for_it_is_added_as_it_is(load: LoadView, shape: RequestShape, passed_s: float) -> None:
+    price = price_of(load)
+    assert price is not None
+    met = price._replace(passed_s=passed_s)
+    [before], [found] = expected_times([price], [0], shape, 0.0), expected_times([met], [0], shape, 0.0)
+    assert math.isclose(found, before + passed_s, rel_tol=1e-9)
+    assert math.isclose(found, cost_terms(met, 0, shape, 0.0).total_s, rel_tol=1e-9)
 
 
 @given(LOADS, SHAPES, st.floats(0, 1), st.floats(0, 1000), st.data())

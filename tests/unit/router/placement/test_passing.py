@@ -1,4 +1,4 @@
-"""Sent at once to engines where longer prompts stand back: what a request meets there, worked out by hand."""
+"""What a request meets at engines where longer prompts stand back, worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId
-from router.placement.decision import Decision, Placement, RouteQuery
-from router.placement.passing import Passing
-from router.placement.placing import PromptPlacer, make_placer
-from router.placement.routing import Routing
-from router.placement.sent_prompts import SentPrompts
-from router.pricing.cost import prefill_s
-from tests.fakes.router import BLOCK_SIZE, STEP_TIME, FakeClock, chain, config, info, load, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, STEP_TIME, chain, info, query, replica_id
 from tests.fakes.routing import RoutingBench
 
 A, B = replica_id(0), replica_id(1)
@@ -25,41 +19,36 @@ STEP_S = STEP_TIME.base_s + STEP_TIME.per_sequence_s + 512 * STEP_TIME.per_token
 LONG, SHORT = 320, 31  # blocks: ten steps, and one
 
 
-class Sending(RoutingBench):
-    """A Router that sends at once to replicas of that order, told of all it sends."""
+class Fleet(RoutingBench):
+    """A Router of replicas of that order."""
 
     def __init__(self, num_replicas: int = 1, order: SchedulingOrder = SHORTEST) -> None:
-        super().__init__(num_replicas, binding="at_once", max_wait_s=None)
+        super().__init__(num_replicas)
         self.routing.update_replicas({})
         self.infos = {replica_id(i): info(scheduling_order=order) for i in range(num_replicas)}
         self.routing.update_replicas(self.infos)
-        sent = SentPrompts()
-        self.routing.watch(sent)
-        self.passing = Passing(sent)
         for replica in self.infos:
             self.say(replica)
 
-    def send(self, name: str, num_blocks: int, **changes: Any) -> Placement:
-        return self.routing.book(self.weigh(query(name, num_blocks, **changes)))
-
-    def weigh(self, asked: RouteQuery) -> Decision:
-        return self.routing.weigh(asked, passing=self.passing)
+    def send(self, name: str, num_blocks: int, **changes: Any) -> ReplicaId:
+        return self.routing.choose(query(name, num_blocks, **changes)).replica_id
 
     def queued(self, replica: ReplicaId, num_blocks: int, **changes: Any) -> None:
         """It says that so much is queued there."""
         self.say(replica, queued_uncached_tokens=num_blocks * BLOCK_SIZE, **changes)
 
 
-def met(fleet: Sending, num_blocks: int, **changes: Any) -> tuple[float, float]:
+def met(fleet: Fleet, num_blocks: int, **changes: Any) -> tuple[float, float]:
     """What that request waits for there, in steps of a prompt alone, and how many wait for it."""
-    decision = fleet.weigh(query("asks", num_blocks, **changes))
-    price = decision.ranking.best.price
-    assert price is not None
-    return decision.start_s / STEP_S, price.passed_s / decision.prefill_s
+    decision = fleet.routing.weigh(query("asks", num_blocks, **changes))
+    best, now = decision.ranking.best, fleet.clock.now
+    assert best.price is not None
+    assert decision.start_s == best.backlog_s(now) >= best.priced_backlog_s(now), "all of it stays known"
+    return best.priced_backlog_s(now) / STEP_S, best.price.passed_s / decision.prefill_s
 
 
-def behind_a_long_one(order: SchedulingOrder = SHORTEST, **engine: Any) -> Sending:
-    fleet = Sending(order=order)
+def behind_a_long_one(order: SchedulingOrder = SHORTEST, **engine: Any) -> Fleet:
+    fleet = Fleet(order=order)
     fleet.send("long", LONG)
     fleet.queued(A, LONG, admitted=("long",), num_waiting=1, **engine)
     return fleet
@@ -114,10 +103,23 @@ def test_of_other_routers_prompts_as_many_are_passed_as_of_its_own() -> None:
 def test_a_prefix_behind_a_long_prompt_is_used() -> None:
     """Two steps of prefill are less than ten of waiting, and more than half of one."""
     for order, expected in ((SchedulingOrder.FIRST_COME, B), (SHORTEST, A)):
-        fleet = Sending(2, order=order)
-        assert fleet.send("long", LONG, excluded=frozenset({B})).replica_id == A
+        fleet = Fleet(2, order=order)
+        assert fleet.send("long", LONG, excluded=frozenset({B})) == A
         fleet.queued(A, LONG, num_waiting=1, admitted=("long",), stored=chain("chat", 2 * SHORT))
-        assert fleet.send("chat", 2 * SHORT).replica_id == expected
+        assert fleet.send("chat", 2 * SHORT) == expected
+
+
+def test_a_request_on_its_way_is_held_against_what_it_would_pass_as_well() -> None:
+    """Whether another replica might be better by now is asked in the same prices."""
+    fleet = Fleet(2)
+    assert fleet.send("long", LONG, excluded=frozenset({B})) == A
+    fleet.queued(A, LONG, num_waiting=1, admitted=("long",), stored=chain("chat", 2 * SHORT))
+    fleet.queued(B, LONG, num_waiting=1)
+    decision = fleet.routing.weigh(query("chat", 2 * SHORT))
+    assert decision.ranking.best.replica_id == A
+    fleet.queued(B, 0)
+    state = next(state for state in fleet.routing.free_replicas(0.0)[1] if state.replica_id == B)
+    assert not fleet.routing.could_win(decision, [state])
 
 
 @given(
@@ -125,39 +127,18 @@ def test_a_prefix_behind_a_long_prompt_is_used() -> None:
     num_blocks=st.integers(1, 400),
     reported=st.integers(0, 1000),
 )
-def test_never_more_before_it_than_is_queued_and_nothing_passed_by_the_longest(
+def test_never_more_before_it_than_is_queued_and_nothing_waits_for_the_longest(
     sent: list[int], num_blocks: int, reported: int
 ) -> None:
-    fleet = Sending()
+    fleet = Fleet()
     for index, blocks in enumerate(sent):
         fleet.send(f"q{index}", blocks)
     names = tuple(f"q{index}" for index in range(len(sent)))
     fleet.queued(A, reported, num_waiting=len(sent), admitted=names)
-    asked = query("asks", num_blocks)
-    plain, as_met = fleet.routing.weigh(asked), fleet.weigh(asked)
-    assert 0.0 <= as_met.start_s <= plain.start_s + 1e-9
-    price = as_met.ranking.best.price
-    assert price is not None
+    before, num_passed = met(fleet, num_blocks)
     num_longer = sum(blocks > num_blocks for blocks in sent)
+    assert before >= 0.0
     if reported:
-        own_s = prefill_s(price, asked.num_prompt_tokens, 0)
-        assert price.passed_s <= num_longer * own_s + 1e-9
+        assert 0.0 <= num_passed <= num_longer + 1e-9
     if not num_longer:
-        assert price.passed_s == 0.0
-
-
-def test_the_placer_that_sends_at_once_decides_so() -> None:
-    clock = FakeClock()
-    settings = config(binding="at_once", max_wait_s=None)
-    routing = Routing(settings, clock=clock)
-    placer = make_placer(settings, routing, clock)
-    assert isinstance(placer, PromptPlacer)
-    routing.update_replicas({A: info(scheduling_order=SHORTEST)})
-    routing.on_load(A, load())
-    placer.place_now(query("long", LONG))
-    routing.on_load(A, load(queued_uncached_tokens=LONG * BLOCK_SIZE, num_waiting=1, admitted=("long",)))
-    asked = query("short", SHORT)
-    placer.place_now(asked)
-    price = routing.records()[-1].ranking.best.price
-    assert price is not None
-    assert price.passed_s == prefill_s(price, asked.num_prompt_tokens, 0) > 0.0
+        assert num_passed == 0.0
