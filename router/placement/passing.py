@@ -37,9 +37,8 @@ class Passing:
         """
         found = []
         total, sent = query.num_prompt_tokens, self._sent
-        alike: tuple[StepTimeModel, int, int, SchedulingOrder] | None = (
-            None  # mostly all are, and hold the same
-        )
+        # Mostly all are of one speed, hold the same, and order alike.
+        alike: tuple[StepTimeModel, int, int, SchedulingOrder] | None = None
         own_s = place = 0.0
         for state, held in zip(states, cached, strict=True):
             price, queue_s, info = state.price, state.busy_until - now, state.info
