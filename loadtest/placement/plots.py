@@ -115,6 +115,7 @@ def plot_beside_ideal(comparison: Comparison, ideal: PolicyChoice, title: str, p
                 textcoords="offset points",
                 va="center",
                 fontsize="small",
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
             )
         axis.grid(axis="x", alpha=0.3)
         axis.axvline(1.0, color="black", linewidth=1)
