@@ -37,8 +37,9 @@ Parts of the table:
              {BLOCK_SIZE} tokens each; Ray's holds text, four characters a token. Its calls are made in this
              process too: in production each of them is a remote call to an actor.
   decision   from packed token ids to a booked replica: hash, match, cost, reserve, predict; with each hash,
-             and for the next turn of a conversation, whose old blocks are not hashed again. "choose" is all
-             but hashing.
+             and for the next turn of a conversation, whose old blocks are not hashed again. "queued" is the
+             same where each replica has a longer prompt waiting that would stand back. "choose" is all but
+             hashing.
   stall      64 requests at once and 10,000 blocks/s of events, stored and removed, through one event loop:
              the time during which it looked after nobody else.
 

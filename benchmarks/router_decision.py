@@ -18,13 +18,16 @@ from cache.block_hash import hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, StepTimeModel
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import ReplicaInfo
+from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
+from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.placement.routing import RouteQuery, Routing
 from router.prompts.chain_cache import ChainCache
 
 STEP_TIME = StepTimeModel(base_s=0.004, per_token_s=5e-5, per_attention_s=1e-9, per_sequence_s=1e-4)
 BLOCKS_PER_REPLICA = 200_000
+ORDER = SchedulingOrder(ReplicaConfig().scheduling_order)
 
 
 class Decider:
@@ -38,8 +41,12 @@ class Decider:
         # Replicas on paper send no heartbeats: none of them shall count as silent meanwhile.
         config = RouterConfig("bench", "bench", mark, seed=1, silent_after_s=3600.0)
         self.routing = Routing(config)
-        info = ReplicaInfo(mark, "", "", BLOCKS_PER_REPLICA, 1 << 20, 8192, "paper", "none")
-        self.routing.update_replicas({replica_name(index): info for index in range(fleet.num_replicas)})
+        # Their queues are in the order that ships: what longer prompts there would wait is part of the cost.
+        info = ReplicaInfo(
+            mark, "", "", BLOCKS_PER_REPLICA, 1 << 20, 8192, "paper", "none", scheduling_order=ORDER
+        )
+        self._names = [replica_name(index) for index in range(fleet.num_replicas)]
+        self.routing.update_replicas(dict.fromkeys(self._names, info))
         self.chains = ChainCache(self.hasher)
         self._rng = random.Random(1)
         self._num_requests = 0
@@ -75,6 +82,14 @@ class Decider:
 
     def decide(self, prompt: array[int]) -> RequestId:
         return self.routing.choose(self.hash(prompt)).request_id
+
+    def queue_everywhere(self, num_tokens: int) -> list[RequestId]:
+        """Each replica gets a prompt of so many tokens that has no token yet."""
+        queries = [
+            RouteQuery(RequestId(f"at-{name}"), (), num_tokens, frozenset(self._names) - {name})
+            for name in self._names
+        ]
+        return [self.routing.choose(query).request_id for query in queries]
 
     def spread(self, prompts: Sequence[array[int]], step: Callable[[array[int]], object]) -> Spread:
         """Of one step of each prompt's decision. Requests end in between, as they would."""
@@ -126,3 +141,8 @@ def _sized(decider: Decider, section: str, tokens: str, num_blocks: int, samples
         decider.chains.chain(decider.root, last)
     following = [turn for _, turn in turns]
     yield Row(section, f"whole {tokens}, next turn", decider.spread(following, decider.decide))
+    decider.chains = ChainCache(decider.hasher)
+    longer = decider.queue_everywhere(2 * num_blocks * BLOCK_SIZE)
+    yield Row(section, f"queued {tokens}, half", decider.spread(half, decider.decide))
+    for request_id in longer:
+        decider.routing.finish(request_id)

@@ -13,6 +13,7 @@ Knows states and who waits where; books nothing. Owner: the router's event loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cache.events import StepTimeModel
@@ -42,21 +43,21 @@ class Passing:
         own_s = place = 0.0
         for state, held in zip(states, cached, strict=True):
             price, queue_s, info = state.price, state.busy_until - now, state.info
+            last = sent.last_place(state.replica_id, query.tenant) if queue_s > 0.0 else -math.inf
             # Without a place there it would wait for one, which nobody gives up.
-            is_passed = queue_s > 0.0 and state.num_requests < info.max_running
-            if price is None or not is_passed or not sent.may_let_by(state.replica_id):
+            if price is None or last == -math.inf or state.num_requests >= info.max_running:
                 found.append(state)
                 continue
             if (price.step_time, price.room, held, info.scheduling_order) != alike:
                 alike = price.step_time, price.room, held, info.scheduling_order
                 own_s = prefill_s(price, total, held)
                 place = sent.place(state.replica_id, query, own_s, now)
+            if place >= last:
+                found.append(state)
+                continue
             part, num_passed = sent.met(
                 state.replica_id, query.tenant, total - held, query.share, place, state.num_waiting
             )
-            if part == 1.0:
-                found.append(state)
-                continue
             step_s = queue_s * min(1.0, price.room / max(1, state.queued_tokens))
             before_s = max(part * queue_s, step_s / 2.0, state.late_until - now)
             found.append(state.letting_by(price, min(queue_s, before_s), num_passed * own_s, now))

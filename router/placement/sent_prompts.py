@@ -50,6 +50,11 @@ class _Queued:
         """Prompts."""
         return len(self._places)
 
+    @property
+    def last(self) -> float:
+        """Of all places, the one behind the others."""
+        return self._places[-1]
+
     def add(self, sent: _Sent) -> None:
         index = bisect_right(self._places, sent.place)
         self._places.insert(index, sent.place)
@@ -63,13 +68,12 @@ class _Queued:
 
     def before(self, place: float) -> int:
         """Tokens. O(prompts before it), or O(1) for the last place."""
-        if place == LAST:
-            return self.tokens
-        return sum(self._sizes[: bisect_right(self._places, place)])
+        return self.tokens if place == LAST else self.split(place)[0]
 
-    def num_behind(self, place: float) -> int:
-        """Prompts. O(log n)."""
-        return len(self._places) - bisect_right(self._places, place)
+    def split(self, place: float) -> tuple[int, int]:
+        """Tokens before it, and prompts behind. O(prompts before it)."""
+        index = bisect_right(self._places, place)
+        return sum(self._sizes[:index]), len(self._places) - index
 
 
 class SentPrompts(SilentObserver):
@@ -89,9 +93,16 @@ class SentPrompts(SilentObserver):
             return True
         return any([len(queued) > 1 or queued.keys() != tenants for queued in self._queued.values()])
 
-    def may_let_by(self, replica_id: ReplicaId) -> bool:
-        """Whether something is queued there that might stand back."""
-        return replica_id in self._preempting and replica_id in self._queued
+    def last_place(self, replica_id: ReplicaId, tenant: str) -> float:
+        """Whoever's place there is behind it lets nobody stand back. O(1).
+
+        Of that tenant's prompts; `LAST` where others wait, too, whose turns places do not tell.
+        """
+        queued = self._queued.get(replica_id)
+        if queued is None or replica_id not in self._preempting:
+            return -math.inf
+        own = queued.get(tenant)
+        return own.last if own is not None and len(queued) == 1 else LAST
 
     def place(self, replica_id: ReplicaId, query: RouteQuery, own_s: float, now: float) -> float:
         """Of a request that comes to that replica now, among its tenant's. own_s: of its prefill there."""
@@ -143,16 +154,12 @@ class SentPrompts(SilentObserver):
         """
         queued = self._queued[replica_id]
         own = queued.get(tenant)
-        if own is None:
-            return self.before(replica_id, tenant, num_tokens, share, _alike, place), 0.0
-        num_behind = own.num_behind(place)
-        if len(queued) == 1:
-            if not num_behind:
-                return 1.0, 0.0
-            return own.before(place) / own.tokens, num_behind * max(1.0, num_waiting / len(own))
-        num_own = sum(map(len, queued.values()))
+        if own is not None and len(queued) == 1:
+            num_tokens_before, num_behind = own.split(place)
+            return num_tokens_before / own.tokens, num_behind * max(1.0, num_waiting / len(own))
         part = self.before(replica_id, tenant, num_tokens, share, _alike, place)
-        return part, num_behind * max(1.0, num_waiting / num_own)
+        num_behind = own.split(place)[1] if own is not None else 0
+        return part, num_behind * max(1.0, num_waiting / sum(map(len, queued.values())))
 
     # --- RoutingObserver ----------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ def test_a_small_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureF
         "whole 1k, half",
         "whole 1k, all",
         "whole 1k, next turn",
+        "queued 1k, half",
     ]
     compared = [row for row in rows if row["ray"] is not None]
     assert len(compared) == 6
