@@ -64,7 +64,7 @@ class RouterConfig:
     policy_options: Mapping[str, object] = field(default_factory=dict)  # its knobs
     # A request waits here until its best replica is nearly free; "at_once": in that replica's own queue.
     binding: str = "late"
-    # late: a replica that would start within about this, or in two steps of what it decodes, is free to be
+    # late: a replica that would start within about this, or in four steps of what it decodes, is free to be
     # given work; within up to twice as much for the shortest requests, for long ones only once it is idle.
     hold_backlog_s: float = 0.05
     hold_window: int = 24  # late: requests, shortest first, that are looked at each time a replica is free

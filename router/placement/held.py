@@ -19,7 +19,7 @@ booked. The others keep their place and are bound to nothing. How soon follows f
 
     2 * backlog_s * exp(-order / mean own prefill)        a request of mean length: 0.74 * backlog_s
 
-    backlog_s = max_backlog_s, or two steps of the replica's without a prompt, if that is longer
+    backlog_s = max_backlog_s, or four steps of the replica's without a prompt, if that is longer
 
 so that the order holds between routers that do not know each other's requests: whoever holds the shorter one
 may send it earlier, and the others hear of it from the replica before their own turn has come. Where many

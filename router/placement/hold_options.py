@@ -9,7 +9,7 @@ from router.config import RouterConfig
 from router.placement.admission import max_wait_of
 
 AGED = 0.5  # of the longest wait: who has waited so long is past the age floor
-STEPS = 2.0  # without a prompt, that a short backlog may take: with less, steps are long for few prompts
+STEPS = 4.0  # without a prompt, that a short backlog may take: with less, steps are long for few prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,11 +142,11 @@ def test_a_free_replica_is_not_taken_when_the_holder_is_worth_waiting_for() -> N
 
 
 def test_a_request_waits_here_while_all_places_are_taken() -> None:
-    """Nothing is queued, so it would be sent; but 64 sequences of 8 s each end one every 0.125 s."""
+    """Nothing is queued, so it would be sent; but 64 sequences of 32 s each end one every 0.5 s."""
     router = HoldingRouter(2, options=replace(OPTIONS, max_backlog_s=0.05))
     first = router.routing.choose(query("first"))
     router.routing.first_token(first.request_id, first.replica_id, 0)
-    router.clock.advance(8.0)
+    router.clock.advance(32.0)
     router.routing.release(first.request_id)
     router.report(A, num_running=64)
     router.report(B, num_running=64)
