@@ -119,10 +119,10 @@ async def _held_by_replicas(running: Cluster, folder: Path) -> dict[str, int]:
 
 async def _snapshot_size(context: zmq.asyncio.Context, address: str) -> int:
     """Raises TimeoutError if the replica does not answer."""
-    socket = context.socket(zmq.DEALER)
-    socket.connect(address)
-    await socket.send(b"snapshot")
-    frames = await asyncio.wait_for(socket.recv_multipart(), 5.0)
+    with context.socket(zmq.DEALER) as socket:
+        socket.connect(address)
+        await socket.send(b"snapshot")
+        frames = await asyncio.wait_for(socket.recv_multipart(), 5.0)
     return len(decode_snapshot(frames).hashes)
 
 
