@@ -76,9 +76,11 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.StructuresBusy: _BUSY,
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
     # Ours.
-    shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded"),
+    # Nobody waits for it any more, and what is too slow already gets three times the load by repetitions.
+    shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded", is_final=True),
     # Asked again it would take the next replicas with it.
     errors.TooManyDeaths: _Row(500, SERVER, "failed", "too_many_deaths", is_final=True),
+    # Whose doing it was cannot be told: the others of its step may be answered the next time.
     shared.ForwardFailed: _Row(500, SERVER, "failed", "forward_failed"),
     # It stops, say, and nobody else could take over: a new attempt may find another replica.
     shared.RequestRefused: _Row(503, UNAVAILABLE, "failed", "refused", lambda _error: 1.0),
@@ -91,6 +93,9 @@ _FIXED_MESSAGES: dict[type[BaseException], str] = {
     shared.QueueFull: "All replicas are busy; try again later.",
     shared.RequestRefused: "The replica refused this request.",
 }
+
+_SOON = {"retry-after": "1"}
+_FINAL = {"x-should-retry": "false"}
 
 BROKEN_STREAM = "broken_stream"
 # Also after the first token: clients set it, and nothing of ours is broken.
@@ -112,7 +117,7 @@ def answer_to(error: BaseException) -> ErrorAnswer:
     if row.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(row.retry_after_s(error))))
     if row.is_final:
-        headers["x-should-retry"] = "false"
+        headers |= _FINAL
     if row.status == 401:
         headers["www-authenticate"] = "Bearer"
     return ErrorAnswer(
@@ -162,15 +167,12 @@ def route_error(status: int, method: str, path: str) -> ErrorAnswer:
     return ErrorAnswer(status, "The request cannot be handled.", INVALID_REQUEST)
 
 
-_SOON = {"retry-after": "1"}
-
-
 def proxy_error(status: int) -> ErrorAnswer:
     """What a proxy in front of the Routers answers itself: it knows no more than the status."""
     if status == 404:
         return ErrorAnswer(404, "Nothing is served there.", INVALID_REQUEST, code="unknown_url")
     if status == 408:
-        return ErrorAnswer(408, "The request took too long.", TIMEOUT, code="deadline_exceeded")
+        return ErrorAnswer(408, "The request took too long.", TIMEOUT, None, "deadline_exceeded", _FINAL)
     if status == 429:
         return ErrorAnswer(
             429, "The server is busy; try again later.", RATE_LIMIT, None, "server_busy", _SOON

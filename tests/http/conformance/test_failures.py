@@ -125,14 +125,12 @@ def test_no_replica_is_a_503() -> None:
 
 @row("504 deadline")
 def test_a_deadline_that_has_passed_is_a_504() -> None:
-    """Passed before a replica was asked: the engine never hears of it."""
-    with (
-        scripted_server(RouterUnderTest(request_timeout_s=1e-9)) as server,
-        client_of(server) as client,
-        pytest.raises(openai.InternalServerError) as caught,
-    ):
-        complete(client)
-    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    """Passed before a replica was asked: the engine never hears of it, nor does the server twice."""
+    with scripted_server(RouterUnderTest(request_timeout_s=1e-9)) as server:
+        with client_of(server, max_retries=2) as client, pytest.raises(openai.InternalServerError) as caught:
+            complete(client)
+        assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+        assert metric(server, "warmpath_requests_total") == 1
 
 
 @row("499 client gone")

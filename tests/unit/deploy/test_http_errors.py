@@ -68,6 +68,7 @@ async def test_a_plain_error_gets_the_shape_and_loses_its_words(
     assert answer.headers["x-request-id"] == "r"
     assert answer.headers["content-length"] == str(len(answer.content))
     assert ("retry-after" in answer.headers) is (status in (429, 503))
+    assert ("x-should-retry" in answer.headers) is (status == 408)
 
 
 async def test_serves_own_retry_after_stays(client: httpx.AsyncClient) -> None:

@@ -51,9 +51,11 @@ def test_retry_after_is_whole_seconds_and_at_least_one() -> None:
     assert answer_to(shared.ForwardFailed("x")).headers == {}
 
 
-def test_only_who_killed_replicas_is_told_not_to_come_again() -> None:
-    assert answer_to(errors.TooManyDeaths("r", 2)).headers == {"x-should-retry": "false"}
-    for error in (shared.ForwardFailed("x"), shared.DeadlineExceeded(1, 2), KeyError("x")):
+def test_who_is_told_not_to_come_again() -> None:
+    """Who killed replicas, and whose time is over. A failed forward may have been somebody else's doing."""
+    for final in (errors.TooManyDeaths("r", 2), shared.DeadlineExceeded(1, 2)):
+        assert answer_to(final).headers == {"x-should-retry": "false"}
+    for error in (shared.ForwardFailed("x"), shared.QueueFull(1, 1), errors.NoReplica(), KeyError("x")):
         assert "x-should-retry" not in answer_to(error).headers
 
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from cache.errors import QueueFull
+from cache.errors import DeadlineExceeded, QueueFull
 from router.errors import ReplicaLost
 from tests.fakes.http import MODEL, RouterUnderTest, counting
 
@@ -94,6 +94,24 @@ async def test_busy_is_retried_by_the_client(router: RouterUnderTest, client: op
     assert caught.value.response.headers["retry-after"] == "1"
     patient = client.with_options(max_retries=1)
     assert (await patient.completions.create(model=MODEL, prompt="a", max_tokens=2)).choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("seconds", [{}, {"x-warmpath-timeout": "0.05"}], ids=["ours", "the client's"])
+async def test_what_took_too_long_is_not_asked_again_by_the_client(
+    seconds: dict[str, str], stream: bool
+) -> None:
+    """Three times the load is the last thing that a service needs which is too slow already."""
+    async with RouterUnderTest(request_timeout_s=0.05 if not seconds else None) as router:
+        router.answer_with(DeadlineExceeded(0.05, 0.06))
+        transport = httpx.ASGITransport(router.api)
+        async with openai.AsyncOpenAI(
+            base_url="http://router/v1", api_key="none", http_client=httpx.AsyncClient(transport=transport)
+        ) as client:
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.completions.create(model=MODEL, prompt="a", stream=stream, extra_headers=seconds)
+        assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+        assert len(router.calls.requests) == 1
 
 
 async def test_what_killed_its_replicas_is_not_asked_again_by_the_client() -> None:
