@@ -115,6 +115,25 @@ def test_stream_options_are_checked_inside(options: Any, param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("parse", [_chat, _completion])
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": None}, {"include_usage": False}])
+def test_stream_options_may_ask_for_nothing(parse: Any, options: Any) -> None:
+    """As frameworks fill them in, and as OpenAI and vLLM take them."""
+    body = parse(stream=True, stream_options=options)
+    assert not body.include_usage
+    assert not body.continuous_usage
+
+
+@pytest.mark.parametrize("parse", [_chat, _completion])
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
+def test_stream_options_need_a_stream(parse: Any, stream: dict[str, Any]) -> None:
+    with pytest.raises(
+        InvalidField, match="'stream_options' is only allowed when 'stream' is true"
+    ) as caught:
+        parse(**stream, stream_options={"include_usage": True})
+    assert caught.value.param == "stream_options"
+
+
 SECRET = "a secret prompt"
 
 
