@@ -64,7 +64,7 @@ test-lowest: .venv-lowest/installed ## the engine's tests on the oldest torch an
 chaos: .venv/dev.installed ## harm done to real deployments, held beside what is promised; ARGS="--minutes 60"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.faults $(ARGS)
 
-conformance: .venv/dev.installed ## the API, row by row, asked by the openai client of real engines
+conformance: .venv/dev.installed ## the API, row by row, asked by the openai client of real engines; ARGS="stream stop"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.conformance $(ARGS)
 
 clients: .venv/dev.installed $(CLIENTS:%=.clients/%.installed) ## unmodified clients against a server; CLIENTS="litellm aiperf guidellm", each in its own environment
