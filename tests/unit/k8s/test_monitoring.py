@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import subprocess
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache.errors import DeadlineExceeded
-from cache.messages import Delta
+from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
 from k8s import promql
 from k8s.places import ROOT
-from k8s.promql import alerts, dashboard, expressions, promql_findings, write_expressions
+from k8s.promql import (
+    alerts,
+    dashboard,
+    expressions,
+    has_promtool,
+    promql_findings,
+    rule_groups,
+    write_expressions,
+)
 from router.errors import ReplicaLost
 from router.fleet.engine_series import EngineView, engine_families
 from router.fleet.exposition import text
@@ -162,6 +175,106 @@ async def test_no_client_wakes_anybody_by_a_deadline_of_its_own(
     (expression,) = [each["expr"] for each in alerts() if each["alert"] == "WarmpathErrors"]
     (counting,) = re.findall(r'outcome=~"([^"]*)"', expression)
     assert (outcome in counting.split("|")) is (outcome != "client_deadline")
+
+
+# --- nobody gets a first token ------------------------------------------------------------------
+
+STOPS_AT_MIN = 5  # from then on there is no first token
+
+
+@dataclass(frozen=True)
+class Story:
+    """Ten minutes of a fleet, scraped every fifteen seconds."""
+
+    name: str
+    fires: bool
+    in_flight: int = 0  # from `STOPS_AT_MIN` on, as the next two
+    held: int = 0
+    waiting: int = 0  # in engines' queues
+    writes: bool = False  # tokens go on coming
+    begins: bool = False  # first tokens do
+    is_new: bool = False  # no first token was ever seen, so there is no such series
+
+    def series(self) -> dict[str, str]:
+        """In promtool's notation: how often each value is repeated, or added."""
+        before, after = 4 * STOPS_AT_MIN, 4 * 10
+        goes_on, stops = f"0+5x{before + after}", f"0+5x{before} {5 * before}x{after}"
+        told = {
+            'warmpath_requests_in_flight{router="r"}': f"1x{before} {self.in_flight}x{after}",
+            'warmpath_held_requests{router="r"}': f"0x{before} {self.held}x{after}",
+            'vllm:num_requests_waiting{engine="e"}': f"0x{before} {self.waiting}x{after}",
+            'warmpath_completion_tokens_total{router="r"}': goes_on if self.writes else stops,
+        }
+        if not self.is_new:
+            first = 'warmpath_time_to_first_token_seconds_count{endpoint="completions",router="r"}'
+            told[first] = goes_on if self.begins else stops
+        return told
+
+
+STORIES = (
+    Story("nothing comes", fires=False),
+    Story("all are served", fires=False, in_flight=9, held=5, writes=True, begins=True),
+    Story("one long answer is written", fires=False, in_flight=1, writes=True),
+    Story("only prompts are scored", fires=False, in_flight=3, begins=True),
+    Story("an engine no longer says that its queue is empty", fires=False, waiting=2),
+    Story("nothing moves", fires=True, in_flight=3, held=2),
+    Story("nothing moves, and nobody says that it waits", fires=True, in_flight=1),
+    Story("nothing has ever moved", fires=True, in_flight=1, is_new=True),
+    Story("long answers leave the others no place, here", fires=True, in_flight=3, held=2, writes=True),
+    Story("long answers leave the others no place, there", fires=True, in_flight=3, waiting=2, writes=True),
+)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+def test_somebody_is_woken_when_nobody_gets_a_first_token(story: Story, tmp_path: Path) -> None:
+    """A histogram of first tokens says nothing of those that never come. Five minutes after the last one."""
+    (alert,) = [each for each in alerts() if each["alert"] == "WarmpathNoFirstToken"]
+    told = {"exp_labels": alert["labels"], "exp_annotations": alert["annotations"]}
+    expected = {4: [], 9: [], 11: [told] if story.fires else []}
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in story.series().items()],
+        "alert_rule_test": [
+            {"eval_time": f"{minute}m", "alertname": alert["alert"], "exp_alerts": firing}
+            for minute, firing in expected.items()
+        ],
+    }
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [test]})
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_who_waits_for_a_first_token_is_in_flight_and_nothing_else_moves() -> None:
+    """What the alert goes by, as a Router whose replicas answer nothing exports it."""
+    begun = asyncio.Event()
+
+    async def silent(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        begun.set()
+        await asyncio.Event().wait()
+        yield Delta("", (), 0)
+
+    async with RouterUnderTest() as router:
+        router.follow(silent)
+        asking = asyncio.create_task(router.complete())
+        await begun.wait()
+        exported = (await router.client.get("/metrics")).text
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    families = text_string_to_metric_families(exported)
+    values = [(sample.name, sample.value) for family in families for sample in family.samples]
+
+    def total(name: str) -> float:
+        return sum(value for each, value in values if each == name)
+
+    assert total("warmpath_requests_in_flight") == 1
+    assert total("warmpath_completion_tokens_total") == 0
+    assert total("warmpath_time_to_first_token_seconds_count") == 0
 
 
 def test_every_alert_leads_to_its_runbook() -> None:
