@@ -87,7 +87,7 @@ class RouterParts:
         self.routing.watch_membership(self.subscribers.update)
         self.metrics.watch_routing(self.routing.statistics)
         self.metrics.watch_events(self.subscribers.statistics)
-        self.metrics.watch_tokenization(encoder.statistics)
+        self.metrics.watch_tokenization(encoder.statistics, lambda: encoder.num_pending)
         self.fleet = FleetMetrics(
             self.insight.name,
             model_name=config.model_name,

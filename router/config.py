@@ -72,8 +72,9 @@ class RouterConfig:
     # late: who has waited so long goes before everybody who has not. The order lets nobody wait for ever
     # itself, so this is for what no order foresees; who reaches it makes all that follow first come.
     hold_age_floor_s: float = 120.0
-    # Who would wait longer for a replica to start on it is refused with 429: after ten seconds without a sign
-    # people have turned away. What batches, bursts and many clients at once may wait; None = no bound.
+    # Who would wait longer for a replica to start on it, or has for its prompt to be tokenized, is refused
+    # with 429: after ten seconds without a sign people have turned away. What batches, bursts and many
+    # clients at once may wait; None = no bound.
     max_wait_s: float | None = 10.0
     # The same while more keeps coming than is served, when a queue would only make everybody late. Half of
     # the time to the first token that you promise; None = as long as the longest prompts take to prefill.

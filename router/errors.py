@@ -6,6 +6,7 @@
     │   ├── AllBusy                  some are alive, none has room: try again after `retry_after_s`
     │   ├── ReplicaLost              it died, or broke off, under this request; caught by the router itself
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
+    ├── PromptsBusy                  others' prompts are to be tokenized before this request's: try again
     ├── StructuresBusy               too many structures are to be tried before this request's: try again
     └── ApiError                     the client's request is wrong; names the field where there is one
         ├── MalformedJson
@@ -74,6 +75,14 @@ class TooManyDeaths(RoutingError):
         super().__init__(f"request {request_id} was running on {deaths} replicas when they died; not retried")
         self.request_id = request_id
         self.deaths = deaths
+
+
+class PromptsBusy(ServingError):
+    """The request's prompt has waited too long to be tokenized; nothing was done for it."""
+
+    def __init__(self, num_pending: int) -> None:
+        super().__init__(f"{num_pending} other prompts are to be tokenized first; try again later")
+        self.num_pending = num_pending
 
 
 class StructuresBusy(ServingError):

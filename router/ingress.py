@@ -111,6 +111,7 @@ class Ingress:
             config.tokenizer_revision,
             name=config.model_name,
             cache_bytes=config.tokenization_cache_bytes,
+            max_wait_s=config.max_wait_s,
         )
         _check_template(config, encoder)
         self._loop = asyncio.get_running_loop()

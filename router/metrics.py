@@ -128,9 +128,16 @@ class RouterMetrics:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_QueueCollector(read))
 
-    def watch_tokenization(self, read: Callable[[], CacheStatistics | None]) -> None:
-        """Adds metrics that call `read` at every scrape; None = prompts are tokenized whole. Call once."""
+    def watch_tokenization(
+        self, read: Callable[[], CacheStatistics | None], num_pending: Callable[[], int]
+    ) -> None:
+        """Adds metrics that call both at every scrape; None = prompts are tokenized whole. Call once."""
         self.registry.register(_TokenizationCollector(read))
+        Gauge(
+            "warmpath_tokenization_pending",
+            "Long prompts that wait for a thread to be tokenized on, or are on one.",
+            registry=self.registry,
+        ).set_function(num_pending)
 
     def watch_hashing(self, read: Callable[[], ChainStatistics]) -> None:
         """Adds metrics that call `read` at every scrape. Call once."""

@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
@@ -29,7 +29,7 @@ from cache.errors import ConfigError
 from cache.fair_threads import FairThreads
 from cache.fingerprint import ChatTemplate, template_digest
 from cache.types import pack_tokens
-from router.errors import InvalidField, NoChatTemplate
+from router.errors import InvalidField, NoChatTemplate, PromptsBusy
 from router.prompts.chat import Chat
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
 from router.prompts.segments import WholeOnly, segment_rule
@@ -39,6 +39,8 @@ OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
 DECODE_OFFLOAD_TOKENS = 4096  # likewise
 NUM_THREADS = 2  # tokenizers release the GIL while they encode
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +74,22 @@ class PromptEncoder:
     """Encodes prompts with one tokenizer. Safe to call from several threads.
 
     The plain methods work where they are called; the `encode_*` ones and `decode_soon` are for an event loop
-    and move what is long to a thread, where tenants take turns. `close` when done.
+    and move what is long to a thread, where tenants take turns: they raise PromptsBusy if that turn does not
+    come in time. `close` when done.
     """
 
-    def __init__(self, tokenizer: Any, *, name: str, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        max_wait_s: float | None = None,
+    ) -> None:
         """tokenizer: a transformers tokenizer; name: for error messages. Prefer `load`.
 
         cache_bytes: room for segments tokenized before; 0 = tokenize everything every time.
+        max_wait_s: that a prompt waits for a thread; None = no bound.
         """
         self._tokenizer = tokenizer
         self._name = name
@@ -93,7 +104,10 @@ class PromptEncoder:
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
             tokenizer.special_tokens_map
         )
-        self._threads = FairThreads(NUM_THREADS, "prompt")  # bounded by the requests that Serve lets in
+        # Serve lets in thousands of requests: minutes of work. Bounded by time and not by their number, since
+        # many short ones that come together are done in a moment.
+        self._threads = FairThreads(NUM_THREADS, "prompt")
+        self._max_wait_s = max_wait_s
         # A first call settles truncation and padding inside the tokenizer; after it calls only read, and
         # may overlap ("Already borrowed" otherwise).
         tokenizer("", verbose=False)
@@ -115,12 +129,14 @@ class PromptEncoder:
         *,
         name: str | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        max_wait_s: float | None = None,
     ) -> PromptEncoder:
         """The tokenizer of a local folder or hub repository. Blocks for seconds. Raises ConfigError.
 
         name: what clients call the model, for error messages: a folder's path is not their business.
         """
-        return cls(_load(source, revision), name=name or source, cache_bytes=cache_bytes)
+        tokenizer = _load(source, revision)
+        return cls(tokenizer, name=name or source, cache_bytes=cache_bytes, max_wait_s=max_wait_s)
 
     @property
     def has_chat_template(self) -> bool:
@@ -136,6 +152,11 @@ class PromptEncoder:
     def close(self) -> None:
         """Stop the threads; prompts on them finish. Idempotent."""
         self._threads.close()
+
+    @property
+    def num_pending(self) -> int:
+        """Prompts that wait for a thread, or are on one. Any thread."""
+        return self._threads.num_pending
 
     def statistics(self) -> CacheStatistics | None:
         """The segment cache's; None where prompts are tokenized whole. Any thread."""
@@ -256,14 +277,29 @@ class PromptEncoder:
         """`decode`, on a thread if they are many. tenant: as in `encode_chat`."""
         if len(token_ids) <= DECODE_OFFLOAD_TOKENS:
             return self.decode(token_ids)
-        return await asyncio.wrap_future(self._threads.submit(tenant, lambda: self.decode(token_ids)))
+        return await self._on_thread(tenant, lambda: self.decode(token_ids))
 
     # --- the parts ----------------------------------------------------------------------------
 
     async def _run(self, size: int, tenant: str, encode: Callable[[], array[int]]) -> array[int]:
         if size <= OFFLOAD_CHARS:
             return encode()
-        return await asyncio.wrap_future(self._threads.submit(tenant, encode))
+        return await self._on_thread(tenant, encode)
+
+    async def _on_thread(self, tenant: str, job: Callable[[], T]) -> T:
+        """What it returns or raises. Whoever gives up waiting for it gives its place up, too."""
+        place = self._threads.submit(tenant, job)
+        done = asyncio.wrap_future(place)
+        try:
+            await asyncio.wait([done], timeout=self._max_wait_s)
+        except asyncio.CancelledError:
+            done.cancel()
+            raise
+        # What runs cannot be cancelled, and is waited for. Of no more jobs than there are threads each
+        # runs, or is about to.
+        if self._threads.num_pending > NUM_THREADS and place.cancel():
+            raise PromptsBusy(self._threads.num_pending)
+        return await done
 
     def _apply_template(self, chat: Chat, *, tokenize: bool) -> Any:
         """The chat's text, or its token ids."""

@@ -163,10 +163,11 @@ class RouterUnderTest:
         self.calls = ScriptedReplicas()
 
     async def __aenter__(self) -> RouterUnderTest:
+        self.encoder = PromptEncoder(self.tokenizer, name="bytes", max_wait_s=self.config.max_wait_s)
         self.parts = RouterParts(
             self.config,
             calls=self.calls,
-            encoder=PromptEncoder(self.tokenizer, name="bytes"),
+            encoder=self.encoder,
             version="0",
         )
         self.parts.subscribers.update = lambda _replicas: None  # type: ignore[method-assign]  # no sockets

@@ -159,10 +159,11 @@ async def test_metrics_tell_what_became_of_events_and_of_tokenization(parts: Rou
 
 def test_the_segment_caches_numbers_are_metrics() -> None:
     metrics = RouterMetrics([], [])
-    metrics.watch_tokenization(lambda: CacheStatistics(4096, 7, 1000, 200, 3))
+    metrics.watch_tokenization(lambda: CacheStatistics(4096, 7, 1000, 200, 3), lambda: 5)
     lines = generate_latest(metrics.registry).decode().splitlines()
     for line in (
         "warmpath_tokenization_by_segment 1.0",
+        "warmpath_tokenization_pending 5.0",
         "warmpath_tokenization_cache_bytes 4096.0",
         "warmpath_tokenization_cache_segments 7.0",
         "warmpath_tokenization_evictions_total 3.0",

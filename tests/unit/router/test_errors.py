@@ -15,6 +15,7 @@ EXAMPLES = [
     errors.AllBusy(2, 4.2),
     errors.ReplicaLost("its connection was cut"),
     errors.TooManyDeaths("req-1", 2),
+    errors.PromptsBusy(64),
     errors.StructuresBusy(64),
     errors.ApiError("no", param="n", code="invalid_value"),
     errors.MalformedJson("line 1"),

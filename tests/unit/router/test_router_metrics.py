@@ -42,7 +42,7 @@ async def test_every_series_is_in_the_document_and_the_other_way_round(tmp_path:
         told = names((await router.client.get("/metrics")).text)
     # What only some deployments have.
     more = RouterMetrics([], [])
-    more.watch_tokenization(lambda: CacheStatistics(0, 0, 0, 0, 0))
+    more.watch_tokenization(lambda: CacheStatistics(0, 0, 0, 0, 0), lambda: 0)
     more.registry.register(DeltaCollector(lambda: ChannelStatistics({ReplicaId("r"): True}, 0, 0, 0)))
     more.registry.register(BodyCollector(BodyStatistics))
     more.registry.register(GateCollector(lambda: GateStatistics(0, 0, 0, Counter())))

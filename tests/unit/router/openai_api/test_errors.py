@@ -26,6 +26,8 @@ SECRET = "a secret prompt"
         (errors.BodyTooLarge(1), 413, "body_too_large", "invalid"),
         (errors.AllBusy(2, 3.2), 429, "server_busy", "busy"),
         (shared.QueueFull(1, 1), 429, "server_busy", "busy"),
+        (errors.PromptsBusy(64), 429, "server_busy", "busy"),
+        (errors.StructuresBusy(64), 429, "server_busy", "busy"),
         (errors.NoReplica(), 503, "no_replica", "no_replica"),
         (shared.RequestRefused(SECRET), 503, "refused", "failed"),
         (shared.DeadlineExceeded(1, 2), 504, "deadline_exceeded", "deadline"),

@@ -12,6 +12,7 @@ import pytest
 
 from router.limits import Limits
 from router.openai_api import structure_check
+from router.prompts.prompt import DECODE_OFFLOAD_TOKENS, NUM_THREADS, OFFLOAD_CHARS
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 SECRET = "a secret prompt"
@@ -163,3 +164,36 @@ async def test_structures_beyond_those_that_may_wait_come_back_later(monkeypatch
         assert answer.headers["retry-after"]
         gate.set()
         assert (await first).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": ["x", "x" * (OFFLOAD_CHARS + 1)]}),
+        (
+            "/v1/chat/completions",
+            {"model": MODEL, "messages": [{"role": "user", "content": "x" * (OFFLOAD_CHARS + 1)}]},
+        ),
+        ("/v1/prefixes", {"model": MODEL, "prompt": "x" * (OFFLOAD_CHARS + 1)}),
+        ("/tokenize", {"prompt": "x" * (OFFLOAD_CHARS + 1)}),
+        ("/detokenize", {"tokens": [1] * (DECODE_OFFLOAD_TOKENS + 1)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_prompts_behind_too_much_tokenization_come_back_later(path: str, body: dict[str, Any]) -> None:
+    """No replica has heard of them: who waits there was all that `max_wait_s` bounded."""
+    gate = threading.Event()
+    async with RouterUnderTest(max_wait_s=0.02) as router:
+        try:
+            for _ in range(NUM_THREADS):
+                router.encoder._threads.submit("another", gate.wait)
+            assert router.metric("warmpath_tokenization_pending") == NUM_THREADS
+            answer = await router.client.post(path, json=body)
+            assert (answer.status_code, error_of(answer)["code"]) == (429, "server_busy")
+            assert "to be tokenized first" in error_of(answer)["message"]
+            assert answer.headers["retry-after"] == "1"
+            assert router.metric("warmpath_tokenization_pending") == NUM_THREADS
+            assert (await router.complete()).status_code == 200  # a short one needs no thread
+            assert len(router.calls.requests) == 1
+        finally:
+            gate.set()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cache.errors import ConfigError
 from cache.fingerprint import template_digest
-from router.errors import InvalidField, NoChatTemplate
+from router.errors import InvalidField, NoChatTemplate, PromptsBusy
 from router.prompts.chat import Chat
-from router.prompts.prompt import OFFLOAD_CHARS, PromptEncoder, chat_template_of
+from router.prompts.prompt import (
+    DECODE_OFFLOAD_TOKENS,
+    NUM_THREADS,
+    OFFLOAD_CHARS,
+    PromptEncoder,
+    chat_template_of,
+)
 from router.prompts.segment_cache import PartlyTokenized
+from tests.fakes.http import ByteTokenizer
 from tests.fakes.tokenizers import CHATML_TOKENS, a_tokenizer
 
 TINY = str(Path(__file__).parents[4] / "replica" / "models" / "tiny")
@@ -300,6 +309,74 @@ async def test_errors_come_back_from_the_thread(tiny: PromptEncoder) -> None:
         await tiny.encode_chat(Chat([{"role": "nobody", "content": "x" * OFFLOAD_CHARS}]))
     with pytest.raises(InvalidField):
         await tiny.encode_ids([0] * 100_000 + [-1])
+
+
+LONG = "word " * OFFLOAD_CHARS
+CALLS: dict[str, Callable[[PromptEncoder], Awaitable[object]]] = {
+    "chat": lambda encoder: encoder.encode_chat(Chat([{"role": "user", "content": LONG}])),
+    "text": lambda encoder: encoder.encode_text(LONG),
+    "ids": lambda encoder: encoder.encode_ids([65] * OFFLOAD_CHARS * 9),
+    "decode": lambda encoder: encoder.decode_soon([65] * (DECODE_OFFLOAD_TOKENS + 1)),
+}
+
+
+@contextmanager
+def kept_busy(encoder: PromptEncoder) -> Iterator[None]:
+    """All its threads, by another tenant."""
+    gate = threading.Event()
+    try:
+        for _ in range(NUM_THREADS):
+            encoder._threads.submit("another", gate.wait)
+        yield
+    finally:
+        gate.set()
+
+
+@pytest.fixture
+def impatient() -> Iterator[PromptEncoder]:
+    encoder = PromptEncoder(ByteTokenizer(), name="bytes", max_wait_s=0.02)
+    yield encoder
+    encoder.close()
+
+
+@pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
+async def test_a_prompt_waits_for_a_thread_no_longer_than_it_may(
+    impatient: PromptEncoder, ask: Callable[[PromptEncoder], Awaitable[object]]
+) -> None:
+    """Ten thousand requests may be let in, of a second's work each: they waited for all of it."""
+    with kept_busy(impatient):
+        ended = await asyncio.gather(*(ask(impatient) for _ in range(5)), return_exceptions=True)
+        assert [type(error) for error in ended] == [PromptsBusy] * 5
+        assert impatient.num_pending == NUM_THREADS  # nobody is tokenized for nothing
+    assert await ask(impatient)
+
+
+async def test_what_has_begun_is_waited_for(impatient: PromptEncoder) -> None:
+    """However long: it could not be stopped, and is done soon."""
+    gate = threading.Event()
+    asyncio.get_running_loop().call_later(0.1, gate.set)
+    assert await impatient._on_thread("", gate.wait)
+
+
+async def test_without_a_bound_a_prompt_waits_for_its_turn() -> None:
+    patient = PromptEncoder(ByteTokenizer(), name="bytes")
+    with kept_busy(patient):
+        waiting = asyncio.create_task(CALLS["text"](patient))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    assert await waiting
+    patient.close()
+
+
+async def test_whoever_gives_up_leaves_the_line(tiny: PromptEncoder) -> None:
+    with kept_busy(tiny):
+        waiting = asyncio.create_task(tiny.encode_text(f"new {LONG}"))
+        await asyncio.sleep(0.01)
+        assert tiny.num_pending == NUM_THREADS + 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled()
+        assert tiny.num_pending == NUM_THREADS
 
 
 def test_many_threads_encode_as_one_does(tiny: PromptEncoder) -> None:
