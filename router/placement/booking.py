@@ -22,6 +22,7 @@ from router.placement.observer import RoutingObserver
 from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking
 from router.placement.routing_statistics import RoutingCounts
+from router.placement.sent_prompts import SentPrompts
 from router.placement.shaper import Shaper, usable_tokens
 from router.policies import Policy, PolicyRequest
 from router.pricing.cost import RequestShape
@@ -57,6 +58,7 @@ class Bookings:
         policies: PolicySet,
         shaper: Shaper,
         late: LateReplicas,
+        sent: SentPrompts,
         observers: Sequence[RoutingObserver],
         counts: RoutingCounts,
         peers: Callable[[], tuple[int, int]],
@@ -70,6 +72,7 @@ class Bookings:
         self._policies = policies
         self._shaper = shaper
         self._late = late
+        self._sent = sent
         self._observers = observers
         self._counts = counts
         self._peers = peers
@@ -111,6 +114,7 @@ class Bookings:
         self._shaper.routed(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = InFlight(request, query.excluded, policy)
+        self._sent.decided(record, query)
         for observer in self._observers:
             observer.decided(record, query, hints)
         return self._placement(decision, reason)
@@ -123,7 +127,11 @@ class Bookings:
         flight.accepted_by = replica_id
         self._index.served(request_id, replica_id)
         self._late.moved(request_id, replica_id)
-        if replica_id not in self._fleet or self._loads.placed(request_id) == replica_id:
+        if replica_id not in self._fleet:
+            self._sent.over(request_id)
+            return
+        self._sent.moved(request_id, replica_id)
+        if self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
         hints, shape = flight.request.hints, flight.request.shape
@@ -138,13 +146,13 @@ class Bookings:
         self._index.keep(request_id)
         if (flight := self._in_flight.get(request_id)) is not None:
             flight.first_token_at = self._clock()
-        self._late.answered(request_id)
+        self._answered(request_id)
         for observer in self._observers:
             observer.first_token(request_id, replica_id, cached_tokens)
 
     def continued(self, request_id: RequestId) -> None:
         """Another replica has gone on with an answer that had its first token before."""
-        self._late.answered(request_id)
+        self._answered(request_id)
 
     def release(self, request_id: RequestId) -> bool:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
@@ -155,6 +163,7 @@ class Bookings:
             self._loads.residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
         self._late.ended(request_id)
+        self._sent.over(request_id)
         self._loads.release(request_id)
         return True
 
@@ -172,6 +181,11 @@ class Bookings:
             observer.finished(request_id, hints, num_output_tokens)
 
     # --- small parts ----------------------------------------------------------------------------
+
+    def _answered(self, request_id: RequestId) -> None:
+        """It waits no more."""
+        self._late.answered(request_id)
+        self._sent.over(request_id)
 
     def _note_missed(self, hints: Sequence[HashHint], available_tokens: int) -> None:
         """Of a prompt's blocks, those that were asked for lately and that nobody holds any more."""

@@ -95,7 +95,7 @@ class Routing:
         self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()
         self.sent = SentPrompts()
-        self._observers: list[RoutingObserver] = [self.sent]
+        self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
         self._counts = RoutingCounts()
@@ -122,6 +122,7 @@ class Routing:
             policies=self._policies,
             shaper=self._shaper,
             late=self._late,
+            sent=self.sent,
             observers=self._observers,
             counts=self._counts,
             peers=peers,
@@ -389,6 +390,7 @@ class Routing:
         if self._fleet.add(replica_id, info):
             self._index.add_replica(replica_id, info)
         self._policies.replica_added(replica_id, info)
+        self.sent.replica_added(replica_id, info)
         for observer in self._observers:
             observer.replica_added(replica_id, info)
 
@@ -397,6 +399,7 @@ class Routing:
         self._loads.remove_replica(replica_id)
         self._index.remove_replica(replica_id)
         self._late.gone(replica_id)
+        self.sent.replica_removed(replica_id)
         self._policies.replica_removed(replica_id)
         for observer in self._observers:
             observer.replica_removed(replica_id)

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from cache.messages import ReplicaInfo
 from cache.scheduling_order import SchedulingOrder
-from cache.types import HashHint, ReplicaId, RequestId
+from cache.types import ReplicaId, RequestId
 from router.placement.decision import DecisionRecord, RouteQuery
-from router.placement.observer import SilentObserver
 from router.pricing.cost import prefill_s
 
 LAST = math.inf  # a place behind everybody's
@@ -76,8 +75,8 @@ class _Queued:
         return sum(self._sizes[:index]), len(self._places) - index
 
 
-class SentPrompts(SilentObserver):
-    """Told of each decision, each first token and each end."""
+class SentPrompts:
+    """Told of each decision, of who took it, and of when it waits no more."""
 
     def __init__(self) -> None:
         self._by_id: dict[RequestId, _Sent] = {}
@@ -161,37 +160,28 @@ class SentPrompts(SilentObserver):
         num_behind = own.split(place)[1] if own is not None else 0
         return part, num_behind * max(1.0, num_waiting / sum(map(len, queued.values())))
 
-    # --- RoutingObserver ----------------------------------------------------------------------
+    # --- what becomes of them -----------------------------------------------------------------
 
-    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
-        self._drop(query.request_id)
+    def decided(self, record: DecisionRecord, query: RouteQuery) -> None:
+        """It waits at the one chosen, and nowhere else any more. O(prompts there)."""
+        self.over(query.request_id)
         replica_id, price = record.replica_id, record.ranking.best.price
         total, cached = record.shape.num_prompt_tokens, record.cached_tokens
         own_s = 0.0 if price is None else prefill_s(price, total, cached)
         place = self.place(replica_id, query, own_s, record.decided_at)
-        sent = _Sent(replica_id, query.tenant, total - cached, place)
-        self._by_id[query.request_id] = sent
-        of = self._queued.setdefault(replica_id, {}).setdefault(query.tenant, _Queued())
-        of.share = query.share
-        of.add(sent)
+        self._add(query.request_id, _Sent(replica_id, query.tenant, total - cached, place), query.share)
 
-    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
-        self._drop(request_id)
+    def moved(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+        """Another replica has taken it, and is taken to have as much of it to compute. Nothing if it does not
+        wait."""
+        sent = self._by_id.get(request_id)
+        if sent is not None and sent.replica_id != replica_id:
+            share = self._queued[sent.replica_id][sent.tenant].share
+            self.over(request_id)
+            self._add(request_id, sent._replace(replica_id=replica_id), share)
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
-        self._drop(request_id)
-
-    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
-        if info.scheduling_order.preempts:
-            self._preempting[replica_id] = info.scheduling_order
-
-    def replica_removed(self, replica_id: ReplicaId) -> None:
-        self._queued.pop(replica_id, None)
-        self._preempting.pop(replica_id, None)
-        for request_id in [name for name, sent in self._by_id.items() if sent.replica_id == replica_id]:
-            del self._by_id[request_id]
-
-    def _drop(self, request_id: RequestId) -> None:
+    def over(self, request_id: RequestId) -> None:
+        """It waits for no first token any more, or for that of no replica that is known. Idempotent."""
         sent = self._by_id.pop(request_id, None)
         if sent is None:
             return
@@ -202,6 +192,23 @@ class SentPrompts(SilentObserver):
             del queued[sent.tenant]
             if not queued:
                 del self._queued[sent.replica_id]
+
+    def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        if info.scheduling_order.preempts:
+            self._preempting[replica_id] = info.scheduling_order
+
+    def replica_removed(self, replica_id: ReplicaId) -> None:
+        """O(all that wait)."""
+        self._queued.pop(replica_id, None)
+        self._preempting.pop(replica_id, None)
+        for request_id in [name for name, sent in self._by_id.items() if sent.replica_id == replica_id]:
+            del self._by_id[request_id]
+
+    def _add(self, request_id: RequestId, sent: _Sent, share: float) -> None:
+        self._by_id[request_id] = sent
+        of = self._queued.setdefault(sent.replica_id, {}).setdefault(sent.tenant, _Queued())
+        of.share = share
+        of.add(sent)
 
 
 def _alike(tenant: str) -> float:

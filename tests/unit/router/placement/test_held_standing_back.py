@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cache.priority import LEVEL_S
 from cache.scheduling_order import AGING, SchedulingOrder
 from cache.types import RequestId
-from router.placement.sent_prompts import LAST, SentPrompts
+from router.placement.sent_prompts import LAST
 from tests.fakes.held import TOKEN_S, A, B, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, query
 
@@ -111,8 +111,8 @@ def test_an_idle_replica_is_taken_all_the_same() -> None:
 @given(st.lists(st.integers(1, 500), max_size=12), st.integers(1, 500))
 def test_of_ones_own_what_has_an_earlier_place_goes_before(lengths: list[int], own: int) -> None:
     """All of it where nobody stands back; each prompt until its first token."""
-    router, sent = HoldingRouter(scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING), SentPrompts()
-    router.routing.watch(sent)
+    router = HoldingRouter(scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
+    sent = router.routing.sent
     for number, num_blocks in enumerate(lengths):
         router.routing.choose(query(str(number), num_blocks))
     asked = query("own", own)

@@ -17,7 +17,6 @@ from router.errors import AllBusy
 from router.placement import held_queue
 from router.placement.held_queue import CREDIT_TOKENS, HeldQueue
 from router.placement.held_request import HeldRequest
-from router.placement.sent_prompts import SentPrompts
 from tests.fakes.held import OPTIONS, TOKEN_S, A, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, query
 
@@ -126,8 +125,8 @@ def test_what_goes_before_is_as_much_as_start_time_fair_queueing_serves(
 ) -> None:
     """Of each other tenant's tokens there, those of which it is the turn until `own` is done."""
     tenant, num_tokens, share = own
-    router, queue = HoldingRouter(options=ROOMY), SentPrompts()
-    router.routing.watch(queue)
+    router = HoldingRouter(options=ROOMY)
+    queue = router.routing.sent
     shares = {name: share for name, _, share in [*prompts, own]}
     left: Counter[str] = Counter()
     for number, (name, num_sent, _) in enumerate(prompts):
