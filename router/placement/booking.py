@@ -126,10 +126,11 @@ class Bookings:
             return
         flight.accepted_by = replica_id
         self._index.served(request_id, replica_id)
-        self._late.moved(request_id, replica_id)
-        if replica_id not in self._fleet:
+        if replica_id not in self._fleet:  # what it waits for there says nothing of those that are
+            self._late.ended(request_id)
             self._sent.over(request_id)
             return
+        self._late.moved(request_id, replica_id)
         self._sent.moved(request_id, replica_id)
         if self._loads.placed(request_id) == replica_id:
             return

@@ -102,3 +102,21 @@ def test_a_hung_replica_is_late_although_one_that_left_owes_first_tokens_too() -
         asked = query(f"q{number}", 1)
         assert bench.routing.choose(asked).replica_id == B
         bench.routing.finish(asked.request_id)
+
+
+def test_nor_although_one_that_is_no_member_has_accepted_a_request() -> None:
+    """Serve may ask a replica that was lost until its own list has let go of it."""
+    bench = RoutingBench(3)
+    only = {name: frozenset(bench.infos) - {name} for name in bench.infos}
+    bench.routing.replica_lost(C)
+    left = query("left", 1, excluded=only[B])
+    bench.routing.choose(left)
+    bench.routing.routed(left.request_id, C)
+    bench.routing.choose(query("hung", 1, excluded=only[A]))
+    bench.clock.advance(5.0)
+    bench.say(A, admitted=("hung",))
+    bench.say(B)
+    for number in range(4):
+        asked = query(f"q{number}", 1)
+        assert bench.routing.choose(asked).replica_id == B
+        bench.routing.finish(asked.request_id)
