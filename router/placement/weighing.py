@@ -89,16 +89,16 @@ class Weighing:
         states = self._admissible(query, now)
         everybody = len(states) == len(self._loads)
         cached = self._cached(states, held, query.num_prompt_tokens)
+        copy_s: Mapping[ReplicaId, float] = NO_COPIES
+        pools = self._index.match_pools(hints)
+        if pools:
+            cached, copy_s = with_copies(states, cached, pools, block_size=self._block_size)
         if isinstance(policy, ExpectedTime):
             states = self._passing.met_by(query, states, cached, now)
         states = _behind(states, ahead, now)
         if earlier is None:
             self._shaper.arrived(free_part(states, now))
-        copy_s: Mapping[ReplicaId, float] = NO_COPIES
-        pools = self._index.match_pools(hints)
-        if pools:
-            counted = with_copies(states, cached, pools, block_size=self._block_size, now=now)
-            states, cached, copy_s = counted
+        states = _behind(states, copy_s, now)
         is_settling = self._inheritance.is_open(now)
         shape = self._shaper.shape(
             hints,
@@ -278,7 +278,7 @@ class Weighing:
 
 
 def _behind(states: list[ReplicaState], ahead: Ahead, now: float) -> list[ReplicaState]:
-    """The states with what waits for them here before the request that is weighed."""
+    """The states with so much more before the request that is weighed: who waits for them here, or copies."""
     if not ahead:
         return states
     seconds = ahead.get

@@ -18,9 +18,8 @@ from router.pricing.replica_load import ReplicaState
 class WithCopies(NamedTuple):
     """What replicas count as for one request."""
 
-    states: list[ReplicaState]  # the copying as work before it
     cached: list[int]  # tokens of it that need not be computed
-    copy_s: dict[ReplicaId, float]  # of that work, in `states`; none where nothing is copied
+    copy_s: dict[ReplicaId, float]  # of copying, which is work before it; none where nothing is copied
 
 
 def with_copies(
@@ -29,20 +28,18 @@ def with_copies(
     pools: Mapping[ReplicaId, int],
     *,
     block_size: int,
-    now: float,
 ) -> WithCopies:
-    """The states and the cached tokens as they count for a request that these hold so much of.
+    """The cached tokens as they count for a request that these hold so much of, and what they cost first.
 
     cached: usable tokens of it that each holds, wherever. pools: of replicas with host memory, leading blocks
     that need no copying. O(states).
     """
-    counted = WithCopies([], [], {})
+    counted = WithCopies([], {})
     for state, tokens in zip(states, cached, strict=True):
         in_pool = pools[state.replica_id] * block_size if state.replica_id in pools else tokens
         copy_s = _copy_s(state, tokens, in_pool, block_size)
         if copy_s:
             counted.copy_s[state.replica_id] = copy_s
-        counted.states.append(state.behind(copy_s, now) if copy_s else state)
         counted.cached.append(tokens if copy_s is not None else in_pool)
     return counted
 

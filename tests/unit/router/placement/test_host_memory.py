@@ -8,13 +8,14 @@ import pytest
 
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch, EventLog, digest_of
+from cache.scheduling_order import SchedulingOrder
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.events.event_stream import EventStream
 from router.index.hash_trie import HashTrie
 from router.insight.accounting import Accounting, UncachedReason
 from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
-from tests.fakes.router import BLOCK_SIZE, chain, load, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, chain, info, load, query, replica_id
 from tests.fakes.routing import RoutingBench
 
 A, B = replica_id(0), replica_id(1)
@@ -154,3 +155,20 @@ def test_who_would_copy_may_be_beaten_by_who_need_not(bench: RoutingBench) -> No
     free = [state for state in bench.routing.free_replicas(0.0)[1] if state.replica_id == A]
     assert bench.routing.weigh(query("q", 64)).ranking.best.replica_id == A
     assert bench.routing.could_win(earlier, free)
+
+
+@pytest.mark.parametrize("copy_block_s", [QUICK_S, SLOW_S])
+def test_what_a_prompt_passes_waits_for_what_is_computed_of_it(copy_block_s: float) -> None:
+    """And not for what would be, were its blocks in host memory worth copying or not."""
+    bench = RoutingBench(1)
+    bench.routing.update_replicas({})
+    bench.routing.update_replicas({B: info(scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)})
+    tell(bench, B, chain("q", 64), copy_block_s)
+    bench.routing.choose(query("longer", 80))
+    bench.routing.on_load(
+        B, load(copy_block_s=copy_block_s, queued_uncached_tokens=1280, num_waiting=1, admitted=("longer",))
+    )
+    decision = bench.routing.weigh(query("q", 64))
+    price = decision.ranking.best.price
+    assert price is not None
+    assert price.passed_s == pytest.approx(decision.prefill_s)
