@@ -319,7 +319,8 @@ class HeldRequests:
             engine_s=decision.engine_s,
             order=decision.prefill_s + self._options.aging * (held.since + held.lag_s),
         )
-        backlog_s = decision.start_s - held.ahead_s
+        # What it copies first itself is work before it on an idle replica, too: it need not wait for that.
+        backlog_s = decision.start_s - held.ahead_s - decision.copy_s.get(held.wants, 0.0)
         if backlog_s > 0.0:
             backlog_s *= self._part_before(held, decision, now)
         held.free_at = now + held.ahead_s + backlog_s - self._soon_s(held, decision.ranking.best, now)

@@ -15,6 +15,7 @@ from router.index.hash_trie import HashTrie
 from router.insight.accounting import Accounting, UncachedReason
 from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
+from tests.fakes.held import HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, chain, info, load, query, replica_id
 from tests.fakes.routing import RoutingBench
 
@@ -172,3 +173,14 @@ def test_what_a_prompt_passes_waits_for_what_is_computed_of_it(copy_block_s: flo
     price = decision.ranking.best.price
     assert price is not None
     assert price.passed_s == pytest.approx(decision.prefill_s)
+
+
+@pytest.mark.parametrize("copied_s", [0.01, 0.3])
+def test_a_held_request_does_not_wait_for_its_own_copying(copied_s: float) -> None:
+    """It is work before it on an idle replica, too: to wait until there is none were to wait for ever."""
+    router = HoldingRouter()
+    prompt = tuple(to_hints(chain("q", 640)))
+    said, digest = load(copy_block_s=copied_s / len(prompt)), digest_of(prompt)
+    router.routing.on_events(A, EventBatch(FORMAT_VERSION, 1, 1, (), (), digest, said, 0.0, prompt, digest))
+    router.submit("q", 640)
+    assert router.poll() == ["q"]
