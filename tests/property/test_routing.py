@@ -102,6 +102,16 @@ class RoutingMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.open)
+    @rule(data=st.data(), replica=st.sampled_from(REPLICAS), again=st.booleans())
+    def answer(self, data: st.DataObject, replica: ReplicaId, again: bool) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.open)))
+        if again:
+            self.routing.continued(request_id)
+        else:
+            self.routing.first_token(request_id, replica, 0)
+        assert request_id not in self.routing.sent._by_id
+
+    @precondition(lambda self: self.open)
     @rule(data=st.data(), candidates=st.lists(st.sampled_from(REPLICAS), unique=True))
     def rerank(self, data: st.DataObject, candidates: list[ReplicaId]) -> None:
         ranks = self.routing.rerank(data.draw(st.sampled_from(sorted(self.open))), candidates)
@@ -130,10 +140,21 @@ class RoutingMachine(RuleBasedStateMachine):
             assert replica.backlog_s >= 0
         assert sum(replica.in_flight for replica in seen.replicas) <= len(self.open)
 
+    @invariant()
+    def who_waits_somewhere_is_booked_there(self) -> None:
+        waiting = self.routing.sent._by_id
+        assert waiting.keys() <= self.open.keys()
+        for request_id, sent in waiting.items():
+            assert sent.replica_id in self.running
+            assert self.routing._loads.placed(request_id) == sent.replica_id
+        at = {sent.replica_id for sent in waiting.values()}
+        assert at == self.routing.sent._queued.keys()
+
     def teardown(self) -> None:
         for request_id in self.open:
             self.routing.release(request_id)
         assert all(r.in_flight == r.unseen == 0 for r in self.routing.statistics().replicas)
+        assert len(self.routing.sent) == 0
         self.routing.update_replicas({})
         seen = self.routing.statistics()
         assert (seen.in_flight, seen.index_entries, seen.replicas) == (0, 0, ())
