@@ -4,7 +4,7 @@ Such an engine computes the shortest prompt first, however many tokens of others
 (`cache/scheduling_order.py`). So that queue does not cost a request all of its seconds: each prompt there
 makes it wait, or waits for it.
 
-    backlog  = what goes before it, half a step in progress at least
+    backlog  = what goes before it, half of a mean step of that queue at least
     passed_s = own prefill seconds * prompts that it passes
 
 docs/design/019-scheduling-order.md has what it gains.

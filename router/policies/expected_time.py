@@ -223,7 +223,7 @@ def _make_dearer(
 
 
 def _all_known(prices: list[Price | None]) -> TypeGuard[list[Price]]:
-    return all(prices)  # a price is a tuple of six
+    return all(prices)  # a price is a tuple, and never empty
 
 
 def _load_of_view(candidate: Candidate) -> TieKey:
