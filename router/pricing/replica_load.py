@@ -53,7 +53,7 @@ class ReplicaState(NamedTuple):
     queued_tokens: int
     used_fraction: float
     busy_until: float  # when it can start on a newcomer: behind the queue, and with a place
-    late_until: float  # before then it starts nothing, as far as its other requests tell
+    first_at: float  # before then it starts nothing, whoever goes first there: it is late, or short of blocks
     slowness: float  # times as long as on a typical replica, of a step in which its sequences decode
     step_time: StepTimeModel | None
     load: Load
@@ -312,7 +312,7 @@ class ReplicaLoad:
             load.queued_uncached_tokens + self._unseen_tokens,
             used,
             start_at,
-            self._late_until,
+            self._first_at(),
             self._slowness,
             model,
             load,
@@ -333,14 +333,22 @@ class ReplicaLoad:
 
     def _start_at(self, num_waiting: int) -> float:
         """When it can start on a newcomer: behind what is queued, and with a place."""
-        load = self._load
         num_short = max(
-            load.num_running + num_waiting + 1 - self.info.max_running, self._num_without_blocks(num_waiting)
+            self._load.num_running + num_waiting + 1 - self.info.max_running,
+            self._num_without_blocks(num_waiting),
         )
-        if num_short > 0:
-            place_s = self._slowness * self._residence.until_ended_s(num_short, load.num_running)
-            return max(self._busy_until, self._late_until, self._reported_at + place_s)
-        return max(self._busy_until, self._late_until)
+        return max(self._busy_until, self._late_until, self._ended_at(num_short))
+
+    def _first_at(self) -> float:
+        """When it can start on a newcomer that goes before all who wait: nobody who runs gives up blocks."""
+        return max(self._late_until, self._ended_at(self._num_without_blocks(0)))
+
+    def _ended_at(self, num_short: int) -> float:
+        """When so many of those who run will have ended."""
+        if num_short <= 0:
+            return -math.inf
+        ended_s = self._residence.until_ended_s(num_short, self._load.num_running)
+        return self._reported_at + self._slowness * ended_s
 
     def _num_without_blocks(self, num_waiting: int) -> int:
         """Of those that wait and a newcomer, how many find no blocks until somebody ends.

@@ -93,6 +93,26 @@ def test_nobody_gives_up_a_place() -> None:
     assert passed == 0.0
 
 
+@given(num_running=st.integers(1, 60), longer=st.integers(0, 4), stay_s=st.sampled_from([0.5, 10.0]))
+def test_without_a_free_block_more_that_waits_makes_it_no_more_attractive(
+    num_running: int, longer: int, stay_s: float
+) -> None:
+    """Whoever goes first there waits until somebody ends: no prompt that stands back gives up what runs."""
+    full = {"num_running": num_running, "free_blocks": 0, "context_tokens": 100}
+    costs = list[float]()
+    for count in range(longer + 1):
+        fleet = Fleet()
+        fleet.routing._loads.residence.observe(stay_s)
+        names = tuple(f"long{index}" for index in range(count))
+        for name in names:
+            fleet.send(name, LONG)
+        fleet.queued(A, count * LONG, admitted=names, num_waiting=count, **full)
+        ranking = fleet.routing.weigh(query("asks", SHORT)).ranking
+        assert ranking.best.priced_backlog_s(fleet.clock.now) >= stay_s / num_running * (1.0 - 1e-9)
+        costs.append(ranking.costs[0] or 0.0)
+    assert costs == sorted(costs)
+
+
 def test_of_other_routers_prompts_as_many_are_passed_as_of_its_own() -> None:
     """Two wait there, one is its own: another Router's is taken to be as long."""
     fleet = behind_a_long_one()
