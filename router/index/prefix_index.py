@@ -146,6 +146,11 @@ class PrefixIndex:
         """Leading blocks that the replica itself has said it holds; 0 for one that tells nothing."""
         return self._exact.num_exact(replica_id, hints) if replica_id in self._followed else 0
 
+    def is_there(self, replica_id: ReplicaId, hints: Sequence[HashHint], index: int) -> bool:
+        """Whether that block of a prompt, which `match` counts, is more than expected. One that tells nothing
+        is taken at its imitation's word."""
+        return replica_id not in self._followed or self._exact.num_exact(replica_id, hints) > index
+
     def num_blocks(self, replica_id: ReplicaId) -> int:
         """Blocks that one replica holds by its events, or probably; 0 for one not in the index. O(1)."""
         if replica_id in self._followed:

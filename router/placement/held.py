@@ -333,7 +333,11 @@ class HeldRequests:
         place = LAST
         # Without a place there it would wait for one, which nobody gives up.
         if best.num_requests < best.info.max_running and decision.is_bound:
-            place = self._sent.place(best.replica_id, query, decision.prefill_s, now)
+            hints, cached = decision.request.hints, decision.ranking.best_cached
+            place = max(
+                self._sent.place(best.replica_id, query, decision.prefill_s, now),
+                self._sent.promised_place(best.replica_id, query, hints, cached),
+            )
         return self._sent.before(
             best.replica_id, query.tenant, held.uncached_tokens, query.share, self._queue.tag, place
         )

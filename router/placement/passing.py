@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from cache.events import StepTimeModel
 from cache.scheduling_order import SchedulingOrder
+from cache.types import HashHint
 from router.placement.decision import RouteQuery
 from router.placement.sent_prompts import SentPrompts
 from router.pricing.cost import prefill_s
@@ -30,9 +31,15 @@ class Passing:
         self._sent = sent
 
     def met_by(
-        self, query: RouteQuery, states: Sequence[ReplicaState], cached: Sequence[int], now: float
+        self,
+        query: RouteQuery,
+        hints: Sequence[HashHint],
+        states: Sequence[ReplicaState],
+        cached: Sequence[int],
+        now: float,
     ) -> list[ReplicaState]:
-        """The states as that request finds them. cached: usable tokens of its prompt that each holds.
+        """The states as that request finds them. hints: of its full blocks. cached: usable tokens of its
+        prompt that each holds.
 
         O(replicas, and prompts there that go before it).
         """
@@ -40,7 +47,7 @@ class Passing:
         total, sent = query.num_prompt_tokens, self._sent
         # Mostly all are of one speed, hold the same, and order alike.
         alike: tuple[StepTimeModel, int, int, SchedulingOrder] | None = None
-        own_s = place = 0.0
+        own_s = own_place = 0.0
         for state, held in zip(states, cached, strict=True):
             price, queue_s, info = state.price, state.busy_until - now, state.info
             last = sent.last_place(state.replica_id, query.tenant) if queue_s > 0.0 else -math.inf
@@ -51,7 +58,8 @@ class Passing:
             if (price.step_time, price.room, held, info.scheduling_order) != alike:
                 alike = price.step_time, price.room, held, info.scheduling_order
                 own_s = prefill_s(price, total, held)
-                place = sent.place(state.replica_id, query, own_s, now)
+                own_place = sent.place(state.replica_id, query, own_s, now)
+            place = max(own_place, sent.promised_place(state.replica_id, query, hints, held))
             if place >= last:
                 found.append(state)
                 continue

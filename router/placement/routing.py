@@ -94,7 +94,7 @@ class Routing:
         )
         self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()
-        self.sent = SentPrompts()
+        self.sent = SentPrompts(config.fingerprint.block_size, self._index.is_there)
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []

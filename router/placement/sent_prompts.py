@@ -6,9 +6,11 @@ request only as far as it is their turn before it is computed. By start-time fai
     of another tenant's tokens there, before it   min(those, (tag + own tokens / share - its tag) * its share)
 
 Of its own tenant's all is before it, or, where a prompt that has begun stands back for a shorter one
-(`cache/scheduling_order.py`), what has an earlier place in the engine's order.
+(`cache/scheduling_order.py`), what has an earlier place in the engine's order. That is behind whoever is yet
+to compute what it is to find cached: a twin is not short before its twin is there.
 
-Knows replicas, tenants, tokens and places; knows no blocks. Other Routers' prompts are taken to be alike.
+Knows replicas, tenants, tokens, places and whose blocks are expected; knows no caches. Other Routers' prompts
+are taken to be alike.
 Owner: the router's event loop.
 """
 
@@ -16,16 +18,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from cache.messages import ReplicaInfo
 from cache.scheduling_order import SchedulingOrder
-from cache.types import ReplicaId, RequestId
+from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.decision import DecisionRecord, RouteQuery
 from router.pricing.cost import prefill_s
 
 LAST = math.inf  # a place behind everybody's
+
+# Whether a replica holds a block of a prompt, by its index, and is not only expected to.
+IsThere = Callable[[ReplicaId, Sequence[HashHint], int], bool]
 
 
 class _Sent(NamedTuple):
@@ -33,6 +38,8 @@ class _Sent(NamedTuple):
     tenant: str
     tokens: int
     place: float
+    lag: float  # of its priority, in `place`
+    hints: Sequence[HashHint]  # of its full blocks
 
 
 class _Queued:
@@ -78,8 +85,11 @@ class _Queued:
 class SentPrompts:
     """Told of each decision, of who took it, and of when it waits no more."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int, is_there: IsThere) -> None:
+        self._block_size = block_size
+        self._is_there = is_there
         self._by_id: dict[RequestId, _Sent] = {}
+        self._at: dict[ReplicaId, dict[RequestId, _Sent]] = {}  # those, first come first; none without any
         self._queued: dict[ReplicaId, dict[str, _Queued]] = {}  # none without a token
         self._preempting: dict[ReplicaId, SchedulingOrder] = {}  # of the engines where prompts stand back
 
@@ -110,6 +120,27 @@ class SentPrompts:
             return LAST
         came_s = now if query.asked_at is None else query.asked_at
         return order.place(own_s, came_s=came_s, now_s=now) + order.lag(query.priority)
+
+    def promised_place(
+        self, replica_id: ReplicaId, query: RouteQuery, hints: Sequence[HashHint], cached: int
+    ) -> float:
+        """Of whoever is yet to compute there the last of so many tokens of that prompt, which it is to find
+        cached: it comes after that one. -inf: they are there. O(prompts there).
+
+        hints: of its full blocks.
+        """
+        order, there = self._preempting.get(replica_id), self._at.get(replica_id)
+        last = cached // self._block_size - 1
+        if order is None or there is None or last < 0:
+            return -math.inf
+        name = hints[last]  # of the whole prefix
+        for sent in there.values():
+            if len(sent.hints) > last and sent.hints[last] == name:
+                if self._is_there(replica_id, hints, last):
+                    break
+                # For whoever is less urgent it does not wait: it computes the prefix itself.
+                return sent.place - sent.lag + order.lag(query.priority)
+        return -math.inf
 
     def before(
         self,
@@ -162,14 +193,18 @@ class SentPrompts:
 
     # --- what becomes of them -----------------------------------------------------------------
 
-    def decided(self, record: DecisionRecord, query: RouteQuery) -> None:
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         """It waits at the one chosen, and nowhere else any more. O(prompts there)."""
         self.over(query.request_id)
         replica_id, price = record.replica_id, record.ranking.best.price
         total, cached = record.shape.num_prompt_tokens, record.cached_tokens
         own_s = 0.0 if price is None else prefill_s(price, total, cached)
         place = self.place(replica_id, query, own_s, record.decided_at)
-        self._add(query.request_id, _Sent(replica_id, query.tenant, total - cached, place), query.share)
+        place = max(place, self.promised_place(replica_id, query, hints, cached))
+        order = self._preempting.get(replica_id)
+        lag = order.lag(query.priority) if order is not None else 0.0
+        sent = _Sent(replica_id, query.tenant, total - cached, place, lag, hints)
+        self._add(query.request_id, sent, query.share)
 
     def moved(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         """Another replica has taken it, and is taken to have as much of it to compute. Nothing if it does not
@@ -185,6 +220,10 @@ class SentPrompts:
         sent = self._by_id.pop(request_id, None)
         if sent is None:
             return
+        there = self._at[sent.replica_id]
+        del there[request_id]
+        if not there:
+            del self._at[sent.replica_id]
         queued = self._queued[sent.replica_id]
         of = queued[sent.tenant]
         of.remove(sent)
@@ -198,14 +237,15 @@ class SentPrompts:
             self._preempting[replica_id] = info.scheduling_order
 
     def replica_removed(self, replica_id: ReplicaId) -> None:
-        """O(all that wait)."""
+        """O(those that wait there)."""
         self._queued.pop(replica_id, None)
         self._preempting.pop(replica_id, None)
-        for request_id in [name for name, sent in self._by_id.items() if sent.replica_id == replica_id]:
+        for request_id in self._at.pop(replica_id, ()):
             del self._by_id[request_id]
 
     def _add(self, request_id: RequestId, sent: _Sent, share: float) -> None:
         self._by_id[request_id] = sent
+        self._at.setdefault(sent.replica_id, {})[request_id] = sent
         of = self._queued.setdefault(sent.replica_id, {}).setdefault(sent.tenant, _Queued())
         of.share = share
         of.add(sent)

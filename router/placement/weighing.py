@@ -94,7 +94,7 @@ class Weighing:
         if pools:
             cached, copy_s = with_copies(states, cached, pools, block_size=self._block_size)
         if isinstance(policy, ExpectedTime):
-            states = self._passing.met_by(query, states, cached, now)
+            states = self._passing.met_by(query, hints, states, cached, now)
         states = _behind(states, ahead, now)
         if earlier is None:
             self._shaper.arrived(free_part(states, now))
@@ -147,7 +147,7 @@ class Weighing:
         now = self._clock()
         states = [best, *rivals]
         cached = [earlier.ranking.cached_by(state.replica_id) for state in states]
-        states = self._passing.met_by(earlier.query, states, cached, now)
+        states = self._passing.met_by(earlier.query, earlier.request.hints, states, cached, now)
         states = _behind(_behind(states, ahead, now), earlier.copy_s, now)
         return policy.is_beaten(states, cached, earlier.request, now)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cache.block_hash import hints
+from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.scheduling_order import SchedulingOrder
-from cache.types import ReplicaId
+from cache.types import BlockHash, ReplicaId
 from router.placement.held import HeldRequests
 from router.placement.hold_options import HoldOptions
 from router.placement.routing import Routing
@@ -39,6 +42,13 @@ class HoldingRouter:
         """The replica says it has so much queued."""
         tokens = round(backlog_s / TOKEN_S)
         self.routing.on_load(replica, load(queued_uncached_tokens=tokens, **changes))
+
+    def store(self, replica: ReplicaId, blocks: Sequence[BlockHash]) -> None:
+        """The replica says that it holds them, and nothing else new."""
+        said = self.routing._loads[replica].load
+        self.routing.on_events(
+            replica, EventBatch(FORMAT_VERSION, 1, 1, tuple(hints(blocks)), (), Digest(), said)
+        )
 
     def submit(self, name: str, num_blocks: int = 1, **times: float) -> None:
         self.held.submit(query(name, num_blocks), **times)

@@ -93,6 +93,10 @@ def test_who_would_go_to_another_that_falls_idle_waits_for_that() -> None:
     own = query("its next turn", LONG + 5)
     own = own._replace(block_hashes=query("of B", LONG + 10).block_hashes[: LONG + 5])
     router.held.submit(own)
+    assert router.poll() == [], "what it shares with that one is not there before it has been computed"
+    router.held.withdraw(own.request_id)
+    router.store(B, own.block_hashes)
+    router.held.submit(own)
     [departure] = router.held.poll()
     assert departure.request_id == "its next turn"
     assert departure.placement is not None

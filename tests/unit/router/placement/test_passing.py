@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId
+from router.placement.decision import RouteQuery
 from tests.fakes.router import BLOCK_SIZE, STEP_TIME, chain, info, query, replica_id
 from tests.fakes.routing import RoutingBench
 
@@ -127,6 +128,66 @@ def test_a_prefix_behind_a_long_prompt_is_used() -> None:
         assert fleet.send("long", LONG, excluded=frozenset({B})) == A
         fleet.queued(A, LONG, num_waiting=1, admitted=("long",), stored=chain("chat", 2 * SHORT))
         assert fleet.send("chat", 2 * SHORT) == expected
+
+
+def sharing(name: str, num_blocks: int, with_long: int) -> RouteQuery:
+    """A prompt that begins as the long one does, with so many of its blocks."""
+    return query(
+        name, block_hashes=chain(name, num_blocks - with_long, chain("long", LONG)[:with_long])
+    )._replace(num_prompt_tokens=num_blocks * BLOCK_SIZE + 1)
+
+
+def test_who_is_to_find_what_nobody_has_computed_yet_comes_after_whoever_is_to() -> None:
+    """As in the engine: a twin is not short before its twin is there, and passes nobody by that."""
+    fleet = behind_a_long_one()
+    twin = sharing("twin", SHORT, SHORT - 2)
+    decision = fleet.routing.weigh(twin)
+    price = decision.ranking.best.price
+    assert decision.ranking.best_cached == (SHORT - 2) * BLOCK_SIZE
+    assert price is not None
+    assert price.passed_s == 0.0
+    assert decision.ranking.best.priced_backlog_s(fleet.clock.now) == pytest.approx(10.0 * STEP_S)
+    fleet.queued(A, LONG, num_waiting=1, stored=chain("long", SHORT - 2))
+    assert met(fleet, SHORT) == pytest.approx((0.5, 1.0))
+    decision = fleet.routing.weigh(twin)
+    price = decision.ranking.best.price
+    assert price is not None
+    assert price.passed_s == pytest.approx(decision.prefill_s), "it is there"
+
+
+def test_what_is_shared_with_a_long_prompt_is_computed_where_nobody_waits_before_it() -> None:
+    """One step for what the long one would have left after ten."""
+    fleet = Fleet(2)
+    assert fleet.send("long", LONG, excluded=frozenset({B})) == A
+    assert fleet.routing.choose(sharing("twin", SHORT, SHORT - 2)).replica_id == B
+
+
+def test_a_more_urgent_one_does_not_wait_for_a_prefix_of_a_less_urgent_one() -> None:
+    fleet = behind_a_long_one()
+    decision = fleet.routing.weigh(sharing("twin", SHORT, SHORT - 2)._replace(priority=-1))
+    assert decision.ranking.best.priced_backlog_s(fleet.clock.now) == pytest.approx(0.5 * STEP_S)
+
+
+def test_one_that_tells_nothing_of_its_cache_is_taken_to_hold_what_it_held() -> None:
+    fleet = Fleet(0)
+    fleet.infos = {A: info(scheduling_order=SHORTEST, has_kv_events=False)}
+    fleet.routing.update_replicas(fleet.infos)
+    fleet.say(A)
+    fleet.send("long", LONG)
+    fleet.queued(A, LONG, admitted=("long",), num_waiting=1)
+    decision = fleet.routing.weigh(sharing("twin", SHORT, SHORT - 2))
+    assert decision.ranking.best_cached == (SHORT - 2) * BLOCK_SIZE
+    assert decision.ranking.best.price is not None
+    assert decision.ranking.best.price.passed_s > 0.0
+
+
+def test_a_twin_of_a_twin_comes_after_both() -> None:
+    fleet = behind_a_long_one()
+    fleet.routing.choose(sharing("twin", SHORT, SHORT - 2))
+    decision = fleet.routing.weigh(sharing("second", SHORT, SHORT - 2))
+    assert decision.ranking.best.price is not None
+    assert decision.ranking.best.price.passed_s == 0.0
+    assert met(fleet, SHORT)[1] == pytest.approx(2.0), "and both wait for whoever is shorter"
 
 
 def test_a_request_on_its_way_is_held_against_what_it_would_pass_as_well() -> None:
