@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.errors import AllBusy
 from router.placement.overload import Overload
-from router.placement.recent_quantile import RecentQuantile
+from router.pricing.recent_quantile import RecentQuantile
 
 # The long prompts: 19 of 20 of the latest are no longer, and nothing is known of fewer than so many. (Of a
 # heavy tail 99 of 100 is a number that jumps.)

@@ -293,7 +293,7 @@ class Routing:
         """Apply a batch or a snapshot. The digest of what is indexed then; None if unknown, or nothing is."""
         if replica_id not in self._fleet:
             return None
-        self._report(replica_id, events.load)
+        self._report(replica_id, events.load, is_between_steps=isinstance(events, EventBatch))
         if replica_id not in self._index:
             return None
         if isinstance(events, EventBatch) and events.removed:
@@ -413,9 +413,9 @@ class Routing:
         for listener in self._load_listeners:
             listener()
 
-    def _report(self, replica_id: ReplicaId, load: Load) -> None:
+    def _report(self, replica_id: ReplicaId, load: Load, *, is_between_steps: bool = False) -> None:
         if load.is_draining and not self._loads[replica_id].load.is_draining:
             self._inheritance.replica_left(self._clock())
-        self._loads.report(replica_id, load)
+        self._loads.report(replica_id, load, is_between_steps=is_between_steps)
         self._fleet.heard(replica_id)
         self._tell_load()

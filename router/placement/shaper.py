@@ -50,21 +50,22 @@ class Shaper:
         now: float,
         least_copies: int = 0,
     ) -> RequestShape:
-        """cached: the prompt's usable tokens, on each replica that it may go to. queue: at those. num_held:
-        requests that wait at this router. least_copies: of a hot prefix, for one more to be an investment.
+        """cached: the prompt's usable tokens, on each replica that it may go to; not empty. queue: at those.
+        num_held: requests that wait at this router. least_copies: of a hot prefix, for one more to be an
+        investment.
         """
         # Requests come to the routers alike: what waits at the others is about as much as what waits here.
         mean_queued = self._queue.update(queue.mean(num_held * self._peers()[1]), now)
         weight = self._priced.charge.weight(mean_queued, self._taken.value)
-        least_uses = self._priced.uses_of_a_copy(mean_queued)
+        least_uses, most = self._priced.uses_of_a_copy(mean_queued), max(cached)
         hot_blocks = self._hot.num_hot_blocks(hints, least_uses)
         if hot_blocks and (hot_tokens := usable_tokens(hot_blocks, num_prompt_tokens, self._block_size)):
             # Each copy gets its part of the uses: with one more, would each still be used enough?
             num_copies = len([held for held in cached if held >= hot_tokens]) + 1
             share = num_copies / self._hot.num_uses(hints, hot_blocks)
             if share * least_uses <= 1.0 and num_copies > least_copies:
-                return RequestShape(num_prompt_tokens, hot_tokens, weight, share)
-        return RequestShape(num_prompt_tokens, recompute_weight=weight)
+                return RequestShape(num_prompt_tokens, hot_tokens, weight, share, most)
+        return RequestShape(num_prompt_tokens, recompute_weight=weight, most_cached=most)
 
     def hot_prefix(self, hints: Sequence[HashHint], num_prompt_tokens: int) -> tuple[HashHint, int] | None:
         """The last block of the prefix that other prompts had too, and its tokens, usable; None: none had."""

@@ -9,18 +9,19 @@
            + memory_pressure_r
 
 The first line is the time to the first token, beside the sequences that decode: each step also computes one
-token for each of them, and a request that finds nobody queued still waits for the step in progress. The
-second charges for computing again what somebody else holds: a second of the fleet's time delays all who come
-until the queues are empty again, so `w` grows with the queues (`RecomputeCharge`). Those are seconds of the
-fleet's typical replica, whoever computes: what a slow one spends is worth less, and at its own price it would
-stand idle while others wait for a fast one. What is *hot* is not charged: one more copy of it will be used by
-others, who bear its cost with the one that makes it. But where the blocks that it pushes out are in use
-themselves there is nothing to gain: as far as those are used as often as the copy would be, it is charged as
-if nothing were hot (`uses_lost`). The third line is rent: new blocks take the room of old ones, which are
-missed the sooner the faster a cache turns over (`evictions.py`). The fifth is for engines that let a shorter
-prompt by: what waits there is before it, and in its backlog, or is passed by it (`placement/passing.py`). The
-sixth is for machines that several engines compute on: what one of them takes the others wait for
-(`machines.py`). The last keeps sequences from pushing each other out.
+token for each of them, and a request that finds nobody queued still waits for the step in progress
+(`step_clock.py`): half of one at least where others hold more of the prompt, for no copy is worth making
+because a step happens to end. The second charges for computing again what somebody else holds: a second of
+the fleet's time delays all who come until the queues are empty again, so `w` grows with the queues
+(`RecomputeCharge`). Those are seconds of the fleet's typical replica, whoever computes: what a slow one
+spends is worth less, and at its own price it would stand idle while others wait for a fast one. What is *hot*
+is not charged: one more copy of it will be used by others, who bear its cost with the one that makes it. But
+where the blocks that it pushes out are in use themselves there is nothing to gain: as far as those are used
+as often as the copy would be, it is charged as if nothing were hot (`uses_lost`). The third line is rent: new
+blocks take the room of old ones, which are missed the sooner the faster a cache turns over (`evictions.py`).
+The fifth is for engines that let a shorter prompt by: what waits there is before it, and in its backlog, or
+is passed by it (`placement/passing.py`). The sixth is for machines that several engines compute on: what one
+of them takes the others wait for (`machines.py`). The last keeps sequences from pushing each other out.
 While a replica's speed can neither be known nor be assumed (`replica_load.py`), seconds cannot be compared,
 and `tuning_free` orders all of them by uncached tokens times requests instead.
 
@@ -29,6 +30,7 @@ Knows tokens and seconds; knows neither hashes nor how ties are broken (`policie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,7 +62,8 @@ class Price(NamedTuple):
     step_time: StepTimeModel  # the same object for all that are of one speed: a decision asks each once
     decode_s: float  # of each step, for the tokens that its running sequences get in it
     room: int  # prompt tokens a step has room for beside the running sequences
-    step_left_s: float  # until the step in progress is over, on average, when nothing is queued
+    step_s: float  # of a step in which those that run decode, and nobody else; 0 while nobody runs
+    boundary_at: float  # what is sent by then is in the step after the present one; -inf: nobody knows when
     memory_pressure: float  # k / (1 - k), k = fraction of blocks that running sequences use
     fleet_time: StepTimeModel  # of a typical replica; `step_time` itself for those that are one
     regret: float = 0.0  # of a block that it evicts: how often that is asked for again, and computed
@@ -85,6 +88,7 @@ class RequestShape(NamedTuple):
     hot_tokens: int = 0  # leading tokens used so often that another copy is an investment
     recompute_weight: float = 2.0  # w
     hot_share: float = 1.0  # of computing the hot tokens, what this request bears: 1 / uses of a copy
+    most_cached: int = 0  # usable tokens, where most of it is held
 
 
 class CostTerms(NamedTuple):
@@ -120,7 +124,7 @@ def expected_times(
 
     cached: usable tokens of the prompt that each holds.
     """
-    total, hot, weight, hot_share = shape
+    total, hot, weight, hot_share, most = shape
     surcharge, invested = weight - 1.0, 1.0 - hot_share
     square, before = total * total, -1
     uncached = num_chunks = 0
@@ -137,7 +141,8 @@ def expected_times(
             step_time,
             decode_s,
             room,
-            left_s,
+            step_s,
+            boundary_at,
             pressure,
             fleet_time,
             regret,
@@ -160,7 +165,11 @@ def expected_times(
             charged_s = weight * prefill_s
             if fleet_time is not step_time:
                 charged_s = prefill_s + surcharge * _alone_s(fleet_time, room, uncached, pairs)
-        wait_s = busy_until - now
+        wait_s, left_s = busy_until - now, boundary_at - now
+        if left_s < 0.0:  # as `step_left_s` has it
+            left_s = (left_s % step_s if boundary_at != -math.inf else step_s / 2.0) if step_s else 0.0
+        if held < most and left_s < step_s / 2.0:
+            left_s = step_s / 2.0
         if wait_s < left_s:
             wait_s = left_s
         other_s = wait_s + passed_s + chunks * decode_s + alone_s + memory_pressure_s * pressure
@@ -229,7 +238,9 @@ def cost_terms(
 ) -> CostTerms:
     """The cost in seconds, term by term, for whoever wants to explain it."""
     total = shape.num_prompt_tokens
-    backlog_s = max(price.step_left_s, price.busy_until - now)
+    backlog_s = max(price.busy_until - now, step_left_s(price, now))
+    if cached < shape.most_cached:
+        backlog_s = max(backlog_s, price.step_s / 2.0)
     own_s = prefill_s(price, total, cached)
     decode_s = -(-(total - cached) // price.room) * price.decode_s
     return CostTerms(
@@ -298,6 +309,7 @@ def price_of(load: LoadView) -> Price | None:
         load.regret,
         load.alone_s,
         load.uses_lost,
+        step_left_s=load.step_left_s,
     )
 
 
@@ -312,15 +324,17 @@ def price(
     regret: float = 0.0,
     alone_s: float = 0.0,
     uses_lost: float = 0.0,
+    step_left_s: float | None = None,
 ) -> Price:
-    """fleet_time: None where nobody knows another than this one's own."""
+    """At time 0. fleet_time: None where nobody knows another than this one's own; step_left_s likewise."""
     decode_s = decode_step_s(model, num_running, context_tokens)
     return Price(
         busy_until,
         model,
         decode_s,
         prefill_room(max_batched_tokens, num_running),
-        step_left_s(model, num_running, decode_s),
+        decoding_step_s(model, num_running, decode_s),
+        -math.inf if step_left_s is None else step_left_s,
         memory_pressure(used_fraction),
         fleet_time or model,
         regret,
@@ -329,9 +343,18 @@ def price(
     )
 
 
-def step_left_s(model: StepTimeModel, num_running: int, decode_s: float) -> float:
-    """Of the step in progress, on average. decode_s: what those that run take of each."""
-    return (model.base_s + decode_s) / 2.0 if num_running else 0.0
+def step_left_s(price: Price, now: float) -> float:
+    """Until the step is over that whoever is sent now finds in progress: half of one, where nobody knows when
+    it began."""
+    left_s = price.boundary_at - now
+    if left_s >= 0.0 or not price.step_s:
+        return max(0.0, left_s)
+    return left_s % price.step_s if price.boundary_at != -math.inf else price.step_s / 2.0
+
+
+def decoding_step_s(model: StepTimeModel, num_running: int, decode_s: float) -> float:
+    """Of a step in which only those decode who run; 0 while nobody does. decode_s: what they take of it."""
+    return model.base_s + decode_s if num_running else 0.0
 
 
 def decode_step_s(model: StepTimeModel, num_running: int, context_tokens: int) -> float:

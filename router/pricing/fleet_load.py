@@ -103,20 +103,30 @@ class FleetLoad:
     def num_in_flight(self) -> int:
         return len(self._placed)
 
-    def report(self, replica_id: ReplicaId, load: Load) -> None:
-        """A replica's account of itself. Ids it names are booked nowhere any more, whoever took them."""
+    def report(self, replica_id: ReplicaId, load: Load, *, is_between_steps: bool = False) -> None:
+        """A replica's account of itself. Ids it names are booked nowhere any more, whoever took them.
+
+        is_between_steps: it was made as a step began.
+        """
+        now, replica = self._clock(), self._replicas[replica_id]
         for request_id in load.admitted:
             placed = self._placed.get(request_id)
             if placed is None:
                 continue  # another router's, or over already
             self._seen_by[request_id] = replica_id
-            placed.drop(request_id)
-        now, replica = self._clock(), self._replicas[replica_id]
+            if placed is not replica:
+                placed.drop(request_id)
         is_idle = not (load.num_running or load.num_waiting or replica.num_in_flight)
         moved = self._speeds.heard(replica_id, load.step_time, is_idle=is_idle, now=now)
         replica.regret = self._eviction_regret * self.evictions.regret_of(replica_id)
         replica.uses_lost = self._eviction_regret * self.evictions.uses_lost(replica_id)
-        replica.report(load, self._speeds[replica_id], now, self._speeds.typical)
+        replica.report(
+            load,
+            self._speeds[replica_id],
+            now,
+            self._speeds.typical,
+            is_between_steps=is_between_steps,
+        )
         self._price([other for other in moved if other != replica_id], now)
 
     def delay(self, replica_id: ReplicaId, until: float) -> None:

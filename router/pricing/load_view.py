@@ -33,3 +33,4 @@ class LoadView(NamedTuple):
     regret: float = 0.0  # of a block that it evicts: how often it is asked for again
     uses_lost: float = 0.0  # of such a block: how often it was asked for in a minute or two
     alone_s: float = 0.0  # of its machine's time, for a newcomer's steps that nobody shares
+    step_left_s: float | None = None  # of the step that a new request finds in progress; None: nobody knows

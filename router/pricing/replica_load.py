@@ -20,10 +20,18 @@ from typing import NamedTuple
 from cache.events import Load, StepTimeModel
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
-from router.pricing.cost import Price, decode_step_s, memory_pressure, prefill_room, step_left_s
+from router.pricing.cost import (
+    Price,
+    decode_step_s,
+    decoding_step_s,
+    memory_pressure,
+    prefill_room,
+    step_left_s,
+)
 from router.pricing.load_view import LoadView
 from router.pricing.machines import Machine, alone_s
 from router.pricing.residence import Residence
+from router.pricing.step_clock import UNKNOWN, StepClock
 
 
 class Reservation(NamedTuple):
@@ -65,7 +73,13 @@ class ReplicaState(NamedTuple):
     @property
     def decode_step_s(self) -> float:
         """What a step takes there without any prompt; 0 while nobody runs, or its speed is unknown."""
-        return 2.0 * self.price.step_left_s if self.price is not None else 0.0
+        return self.price.step_s if self.price is not None else 0.0
+
+    def step_left_s(self, now: float) -> float | None:
+        """Of the step that whoever is sent there now finds in progress; None: nobody knows."""
+        if self.price is None or self.price.boundary_at == UNKNOWN:
+            return None
+        return step_left_s(self.price, now)
 
     def num_requests_at(self, now: float) -> int:
         # A silent one's report is stale: what this router has there now is the better guess.
@@ -114,6 +128,7 @@ class ReplicaState(NamedTuple):
             regret=self.price.regret if self.price is not None else 0.0,
             uses_lost=self.price.uses_lost if self.price is not None else 0.0,
             alone_s=self.price.alone_s if self.price is not None else 0.0,
+            step_left_s=self.step_left_s(now),
         )
 
     def is_full(self, now: float) -> bool:
@@ -154,7 +169,8 @@ class ReplicaLoad:
         self._fleet_time: StepTimeModel | None = None  # a typical replica is; None: as this one
         self._room = info.max_batched_tokens  # tokens of a step beside those of running sequences
         self._decode_s = 0.0  # what those add to each step
-        self._step_left_s = 0.0  # of the step in progress, on average
+        self._step_s = 0.0  # of one in which only they decode
+        self._steps = StepClock()
         self._slowness = 1.0  # see `ReplicaState`
         self._unseen: dict[RequestId, Reservation] = {}  # oldest first
         self._unseen_blocks = 0
@@ -191,21 +207,31 @@ class ReplicaLoad:
         return next(iter(self._unseen.values())).made_at if self._unseen else math.inf
 
     def report(
-        self, load: Load, model: StepTimeModel | None, now: float, fleet_time: StepTimeModel | None = None
+        self,
+        load: Load,
+        model: StepTimeModel | None,
+        now: float,
+        fleet_time: StepTimeModel | None = None,
+        *,
+        is_between_steps: bool = False,
     ) -> None:
         """The engine's own account replaces ours; reservations it does not name stay on top of it.
 
         model: what it is priced by from now on; None while nobody can tell how fast it is. fleet_time: the
-        same of a typical replica; None: as this one.
+        same of a typical replica; None: as this one. is_between_steps: it was made as a step began.
         """
         self.silent_at = now + self._silent_after_s
         self._reported_at = now
         self._load = load
         self._step_time, self._fleet_time = model, fleet_time
         for request_id in load.admitted:
-            self._forget(request_id)
+            reservation = self._forget(request_id)
+            if reservation is not None and not is_between_steps:
+                self._steps.arrived(now - reservation.made_at)
         self._derive()
         self._busy_until = now + self._work_s()
+        if is_between_steps:
+            self._steps.begins(self._first_step_s(), self._step_s, now)
         self._remake()
 
     def price_by(
@@ -293,7 +319,8 @@ class ReplicaLoad:
                 model,
                 self._decode_s,
                 self._room,
-                self._step_left_s,
+                self._step_s,
+                self._steps.boundary_at,
                 pressure,
                 fleet_time,
                 self.regret,
@@ -368,7 +395,7 @@ class ReplicaLoad:
         self._room = prefill_room(self.info.max_batched_tokens, load.num_running)
         if model is not None:
             self._decode_s = decode_step_s(model, load.num_running, load.context_tokens)
-            self._step_left_s = step_left_s(model, load.num_running, self._decode_s)
+            self._step_s = decoding_step_s(model, load.num_running, self._decode_s)
             self._slowness = self._slowness_by(model)
         self._forget_state()
 
@@ -403,12 +430,24 @@ class ReplicaLoad:
 
     def _queued_s(self) -> float:
         """Seconds to prefill what the engine has queued; as prompts of equal length if it does not say."""
-        load = self._load
-        tokens, prompts = load.queued_uncached_tokens, max(1, load.num_waiting)
-        if not tokens:
+        tokens = self._load.queued_uncached_tokens
+        return self._share_s(tokens, self._queued_pairs(), max(1, self._load.num_waiting)) if tokens else 0.0
+
+    def _queued_pairs(self) -> float:
+        """(query, key) pairs of what the engine has queued."""
+        tokens, pairs = self._load.queued_uncached_tokens, self._load.queued_attention
+        return tokens * tokens / (2 * max(1, self._load.num_waiting)) if pairs is None else pairs
+
+    def _first_step_s(self) -> float:
+        """Of the step that begins with what it reported; 0: it has nothing to do, or its speed is unknown."""
+        load, model = self._load, self._step_time
+        if model is None or not (load.num_running or load.num_waiting):
             return 0.0
-        pairs = load.queued_attention
-        return self._share_s(tokens, tokens * tokens / (2 * prompts) if pairs is None else pairs, prompts)
+        # Of what is queued as much as there is room for, the attention in proportion.
+        tokens = min(load.queued_uncached_tokens, self._room)
+        part = tokens / load.queued_uncached_tokens if tokens else 0.0
+        pairs = part * self._queued_pairs()
+        return model.step_s(tokens, pairs, math.ceil(part * load.num_waiting)) + self._decode_s
 
     def _share_s(self, tokens: int, attention: float, prompts: int) -> float:
         """Seconds of engine time for so much prefill among other work; 0 while its speed is unknown.

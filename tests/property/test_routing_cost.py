@@ -17,6 +17,7 @@ from router.pricing.cost import (
     expected_time,
     expected_times,
     price_of,
+    step_left_s,
     tuning_free,
 )
 from router.pricing.load_view import LoadView
@@ -42,6 +43,7 @@ LOADS = st.builds(
     regret=st.floats(0, 1),
     uses_lost=st.floats(0, 1000),
     alone_s=st.floats(0, 10),
+    step_left_s=st.none() | st.floats(0, 10),
 )
 SHAPES = st.builds(
     RequestShape,
@@ -49,6 +51,7 @@ SHAPES = st.builds(
     hot_tokens=st.just(0),
     recompute_weight=st.floats(2, 100),
     hot_share=st.just(1.0),
+    most_cached=st.integers(0, 100_000),
 )
 
 
@@ -82,6 +85,37 @@ def test_what_waits_for_it_is_added_as_it_is(load: LoadView, shape: RequestShape
     [before], [found] = expected_times([price], [0], shape, 0.0), expected_times([met], [0], shape, 0.0)
     assert math.isclose(found, before + passed_s, rel_tol=1e-9)
     assert math.isclose(found, cost_terms(met, 0, shape, 0.0).total_s, rel_tol=1e-9)
+
+
+@given(LOADS, SHAPES, st.floats(0, 10), st.floats(0, 10))
+def test_a_later_end_of_the_step_in_progress_never_makes_it_more_attractive(
+    load: LoadView, shape: RequestShape, left_s: float, more_s: float
+) -> None:
+    sooner, later = load._replace(step_left_s=left_s), load._replace(step_left_s=left_s + more_s)
+    assert not_less(cost(later, 0, shape), cost(sooner, 0, shape))
+
+
+@given(LOADS, SHAPES, st.floats(0, 10))
+def test_no_step_s_end_makes_up_for_what_others_hold(
+    load: LoadView, shape: RequestShape, left_s: float
+) -> None:
+    """Where less is held it counts as half a step at least, as if nobody knew."""
+    lacking = shape._replace(most_cached=1)
+    known, unknown = load._replace(step_left_s=left_s), load._replace(step_left_s=None)
+    assert not_less(cost(known, 0, lacking), cost(unknown, 0, lacking))
+
+
+@given(st.floats(0, 1e3), st.floats(1e-3, 1), st.floats(0, 1e3))
+def test_steps_follow_each_other_until_it_is_said_otherwise(
+    boundary_at: float, step_s: float, later_s: float
+) -> None:
+    price = price_of(view())
+    assert price is not None
+    priced = price._replace(step_s=step_s, boundary_at=boundary_at)
+    left_s, now = step_left_s(priced, boundary_at + later_s), boundary_at + later_s
+    assert 0.0 <= left_s <= step_s
+    steps = (now + left_s - boundary_at) / step_s
+    assert math.isclose(steps, round(steps), abs_tol=1e-6)
 
 
 @given(LOADS, SHAPES, st.floats(0, 1), st.floats(0, 1000), st.data())
@@ -158,6 +192,7 @@ def test_a_cost_is_the_same_whoever_else_is_weighed(data: st.DataObject, models:
         data.draw(st.integers(0, length - 1)),
         data.draw(st.floats(2, 100)),
         data.draw(st.floats(0.01, 1)),
+        data.draw(st.integers(0, length)),
     )
     held = st.sampled_from([0, length // 2, length - 1])
     candidates = [

@@ -292,3 +292,52 @@ def test_a_first_fit_prices_what_was_booked_before_it() -> None:
     assert loads.view(A).backlog_s == PREFILL_500_S
     loads.release(X)
     assert loads.view(A).backlog_s == 0.0
+
+
+# --- when steps end -------------------------------------------------------------------------------
+
+WAY_S = 0.004
+DECODES_S = 0.01 + 2 * (0.0001 + 0.001)  # a step of two sequences that decode
+
+
+def stepping(fleet: Fleet) -> None:
+    """A computes a step after the other for two sequences, and says so; a way there and back was measured."""
+    fleet.loads.report(A, load(num_running=2), is_between_steps=True)
+    fleet.loads.reserve(A, fleet.book(X, uncached=1))
+    fleet.clock.advance(WAY_S)
+    fleet.loads.report(A, load(num_running=2, num_waiting=1, queued_uncached_tokens=1, admitted=(X,)))
+    fleet.loads.release(X)
+    for _ in range(100):
+        fleet.clock.advance(DECODES_S)
+        fleet.loads.report(A, load(num_running=2), is_between_steps=True)
+
+
+def test_what_is_left_of_a_step_follows_from_when_it_began(fleet: Fleet) -> None:
+    assert fleet.view().step_left_s is None
+    stepping(fleet)
+    assert fleet.view().step_left_s == pytest.approx(DECODES_S - WAY_S)
+    fleet.clock.advance(0.005)
+    assert fleet.view().step_left_s == pytest.approx(DECODES_S - WAY_S - 0.005)
+    fleet.clock.advance(3 * DECODES_S)
+    assert fleet.view().step_left_s == pytest.approx(DECODES_S - WAY_S - 0.005)
+
+
+def test_a_step_with_prompts_in_it_takes_as_many_tokens_as_there_is_room_for(fleet: Fleet) -> None:
+    stepping(fleet)
+    queued = load(num_running=2, num_waiting=2, queued_uncached_tokens=1020)
+    fleet.loads.report(A, queued, is_between_steps=True)
+    # Half of the two prompts, of which one is begun.
+    assert fleet.view().step_left_s == pytest.approx(DECODES_S + 510 * 0.0001 + 0.001 - WAY_S)
+
+
+def test_an_update_inside_a_step_tells_of_no_boundary(fleet: Fleet) -> None:
+    stepping(fleet)
+    fleet.clock.advance(0.005)
+    fleet.loads.report(A, load(num_running=2, num_waiting=1, queued_uncached_tokens=1))
+    assert fleet.view().step_left_s == pytest.approx(DECODES_S - WAY_S - 0.005)
+
+
+def test_who_rests_has_no_step_in_progress(fleet: Fleet) -> None:
+    stepping(fleet)
+    fleet.loads.report(A, load(), is_between_steps=True)
+    assert fleet.view().step_left_s is None

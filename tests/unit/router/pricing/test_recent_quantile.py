@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.recent_quantile import RecentQuantile
+from router.pricing.recent_quantile import RecentQuantile
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 1.0), (0.5, 5.0), (0.95, 10.0), (1.0, 10.0)])
@@ -16,6 +16,13 @@ def test_worked_examples(share: float, expected: float) -> None:
         quantile.add(value)
     assert quantile.value == expected
     assert len(quantile) == 10
+
+
+def test_the_spread_is_of_their_better_half_alone() -> None:
+    quantile = RecentQuantile(0.5, over=8)
+    for value in (5.0, 2.0, 3.0, 4.0, 1.0, 6.0, 7.0, 1000.0):
+        quantile.add(value)
+    assert quantile.half_spread == pytest.approx((6.0 - 2.0) / 2)
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=60), st.integers(1, 40), st.floats(0.0, 1.0))
