@@ -29,13 +29,4 @@ class RecentQuantile:
     @property
     def value(self) -> float:
         """The smallest of them that so many do not exceed. Raises IndexError of none."""
-        return self._at(self._share)
-
-    @property
-    def half_spread(self) -> float:
-        """Half of the distance between their quartiles: the few that are far off count for nothing. Raises
-        IndexError of none."""
-        return (self._at(0.75) - self._at(0.25)) / 2.0
-
-    def _at(self, share: float) -> float:
-        return self._sorted[max(0, math.ceil(share * len(self._sorted)) - 1)]
+        return self._sorted[max(0, math.ceil(self._share * len(self._sorted)) - 1)]

@@ -319,7 +319,7 @@ class ReplicaLoad:
                 model,
                 self._decode_s,
                 self._room,
-                self._step_s,
+                self._steps.pace * self._step_s,
                 self._steps.boundary_at,
                 pressure,
                 fleet_time,

@@ -4,7 +4,8 @@ Whoever finds nobody queued waits for the step in progress all the same, which i
 time to its first token: half a step where nobody knows when it began, and much less at the best of many
 replicas for who does. Engines tell of themselves between two steps, so each batch says when one begins; how
 long it takes follows from what it computes, and from then on only those decode who run, in steps of one
-length, until the engine says otherwise.
+length, until the engine says otherwise. What engines do between steps is in no fit: by how much a step takes
+longer, from its beginning to the next one's, is seen from batches that follow each other.
 
     sent      batch heard    boundary_at    + step_s       + step_s
     ──┼────────────┼──────────────┼─────────────┼──────────────┼──>
@@ -13,9 +14,6 @@ length, until the engine says otherwise.
 A batch is a moment old when it is heard, and a request under way for another one before it is there: only the
 sum counts, which is how long the way there and back takes. Engines name at once who arrives inside a step, so
 each of those is a measurement.
-Steps of uneven length and ways of uneven length make that worthless, and a request that follows it leaves its
-prefix for nothing. So each batch is held beside the boundary that was expected, and as long as they are
-further apart than `MOST_OFF` of a step, in the mean and with what ways differ by, no boundary is known.
 
 Knows seconds; knows neither requests nor costs. Owner: the router's event loop.
 """
@@ -29,9 +27,7 @@ from router.pricing.recent_quantile import RecentQuantile
 # A boundary that is missed costs a whole step more, and one that is expected too early a part of one: so the
 # way counts as long as most are.
 WAY_SHARE = 0.75
-OVER = 32  # ways that are looked at, and batches, about
-BY_CHANCE = 0.25  # of a step: so far off is in the mean who knows nothing
-MOST_OFF = 0.125
+OVER = 32  # ways that are looked at, and steps, about
 
 UNKNOWN = -math.inf
 
@@ -40,10 +36,11 @@ class StepClock:
     def __init__(self) -> None:
         # What is sent by then is in the step that begins at the end of the one told of last.
         self.boundary_at = UNKNOWN
+        self.pace = 1.0  # times as long as the fit has it, from one step's beginning to the next one's
         self._ways_s = RecentQuantile(WAY_SHARE, OVER)
-        self._off = BY_CHANCE  # of a step, batches from the boundary that was expected, in the mean
-        self._expected_at = UNKNOWN  # a boundary; others are whole steps after it
-        self._step_s = 0.0  # of those
+        self._began_at = UNKNOWN  # the step told of last, by this router's clock
+        self._first_s = 0.0  # of that one, by the fit
+        self._step_s = 0.0  # of those after it
 
     def arrived(self, way_s: float) -> None:
         """A request was heard of inside a step, so long after it had been sent. O(log of those)."""
@@ -52,20 +49,19 @@ class StepClock:
     def begins(self, first_s: float, step_s: float, now: float) -> None:
         """It was heard that a step of so many seconds begins, and that others of `step_s` come after it.
 
-        0: that none does, and that none comes.
+        0: that none does, and that none comes. By the fit.
         """
-        if not (first_s and len(self._ways_s)):
-            self.boundary_at = self._expected_at = UNKNOWN
-            return
-        began_at = now - self._ways_s.value
-        self._compare(began_at)
-        self._expected_at, self._step_s = began_at + first_s, step_s
-        off = self._off + self._ways_s.half_spread / (step_s or first_s)
-        self.boundary_at = self._expected_at if off <= MOST_OFF else UNKNOWN
+        if self._began_at != UNKNOWN:
+            self._compare(now - self._began_at)
+        self._began_at, self._first_s, self._step_s = now if first_s else UNKNOWN, first_s, step_s
+        if first_s and len(self._ways_s):
+            self.boundary_at = now - self._ways_s.value + self.pace * first_s
+        else:
+            self.boundary_at = UNKNOWN
 
-    def _compare(self, began_at: float) -> None:
-        """With the boundaries that were expected."""
-        if self._expected_at == UNKNOWN or not self._step_s:
-            return
-        after = (began_at - self._expected_at) / self._step_s % 1.0
-        self._off += (min(after, 1.0 - after) - self._off) / OVER
+    def _compare(self, took_s: float) -> None:
+        """With what was expected of the step that began so long ago, if it is that one that is over now."""
+        expected_s = self.pace * self._first_s
+        half_s = self.pace * min(self._first_s, self._step_s or self._first_s) / 2.0
+        if abs(took_s - expected_s) < half_s:
+            self.pace += (took_s / self._first_s - self.pace) / OVER

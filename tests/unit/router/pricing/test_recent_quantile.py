@@ -18,13 +18,6 @@ def test_worked_examples(share: float, expected: float) -> None:
     assert len(quantile) == 10
 
 
-def test_the_spread_is_of_their_better_half_alone() -> None:
-    quantile = RecentQuantile(0.5, over=8)
-    for value in (5.0, 2.0, 3.0, 4.0, 1.0, 6.0, 7.0, 1000.0):
-        quantile.add(value)
-    assert quantile.half_spread == pytest.approx((6.0 - 2.0) / 2)
-
-
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=60), st.integers(1, 40), st.floats(0.0, 1.0))
 def test_it_is_that_of_a_sorted_copy(values: list[float], over: int, share: float) -> None:
     quantile = RecentQuantile(share, over)
