@@ -74,6 +74,7 @@ class Job:
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
+    came_at: float | None = None  # when its HTTP request did, by the Router's clock; None: as it is begun
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     pin: PinLease | None = None  # its prompt is to be held, and nothing generated
     structure: Structure | None = None  # what the answer has to be; None = anything
@@ -184,7 +185,8 @@ class Generation:
     def _begin(self) -> None:
         timeout_s = self._job.timeout_s or self._shared.config.request_timeout_s
         self._began_at = self._shared.clock()
-        self._deadline = None if timeout_s is None else self._began_at + timeout_s
+        came_at = self._began_at if self._job.came_at is None else self._job.came_at
+        self._deadline = None if timeout_s is None else came_at + timeout_s
 
     def close(self) -> None:
         """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""

@@ -139,7 +139,9 @@ class Service:
         )
         text = ChatText(body.messages, session or body.prompt_cache_key)
         unique = self._unique(request_id)
-        job = await self._job(body, form, prompt, text, salt, visit, timeout_s, unique, policy, "messages")
+        job = await self._job(
+            body, form, prompt, text, salt, visit, arrived_at, timeout_s, unique, policy, "messages"
+        )
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(
             Endpoint.CHAT,
@@ -178,7 +180,9 @@ class Service:
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
             jobs.append(
-                await self._job(body, form, token_ids, text, salt, visit, timeout_s, job_id, policy, param)
+                await self._job(
+                    body, form, token_ids, text, salt, visit, arrived_at, timeout_s, job_id, policy, param
+                )
             )
             echoes.append(await self._echo(prompt, token_ids) if body.echo else "")
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
@@ -288,6 +292,7 @@ class Service:
         text: PromptView,
         salt: str,
         visit: Visit,
+        arrived_at: float,
         timeout_s: float | None,
         request_id: RequestId,
         policy: str | None,
@@ -329,6 +334,7 @@ class Service:
             priority=visit.priority(body.priority),
             part=1.0 / len(body.prompt) if isinstance(body, CompletionBody) else 1.0,
             timeout_s=timeout_s,
+            came_at=arrived_at,
             policy=policy,
             text=SaltedText(text, salt) if salt else text,
             traceparent=TRACEPARENT.get(),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -196,6 +198,28 @@ async def test_without_keys_any_priority_of_the_range_may_be_asked_for(router: R
         body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "priority": priority}
         assert (await router.client.post("/v1/completions", json=body)).status_code == status
     assert [request.priority for _, request in router.calls.requests] == [-10, 10]
+
+
+async def test_the_time_that_its_prompt_takes_to_tokenize_is_the_client_s_too(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = router.parts.service._encoder
+    encode_text = encoder.encode_text
+
+    async def slowly(text: str, **options: Any) -> array[int]:
+        await asyncio.sleep(0.2)
+        return await encode_text(text, **options)
+
+    monkeypatch.setattr(encoder, "encode_text", slowly)
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
+    answer = await router.client.post("/v1/completions", json=body, headers={"x-warmpath-timeout": "2.5"})
+    assert answer.status_code == 200
+    [(_, request)] = router.calls.requests
+    assert request.deadline_s is not None
+    assert request.deadline_s <= 2.5 - 0.2
+    late = await router.client.post("/v1/completions", json=body, headers={"x-warmpath-timeout": "0.1"})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert len(router.calls.requests) == 1
 
 
 async def test_replicas_hear_how_long_the_client_waits(router: RouterUnderTest) -> None:
