@@ -9,7 +9,7 @@ from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, Placement, RouteQuery
 from router.placement.sent_prompts import SentPrompts
 from router.placement.weighing import NOBODY, Ahead
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 
 class Deciding(Protocol):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from cache.fingerprint import Fingerprint
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 SILENCE_CHECK_S = 0.1  # between two looks for replicas that have fallen silent
 

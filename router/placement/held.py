@@ -50,7 +50,7 @@ from router.placement.hold_options import AGED, HoldOptions
 from router.placement.sent_prompts import LAST
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest

@@ -22,7 +22,7 @@ from cache.types import HashHint
 from router.placement.decision import RouteQuery
 from router.placement.sent_prompts import SentPrompts
 from router.pricing.cost import prefill_s
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 
 class Passing:

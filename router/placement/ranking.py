@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cache.types import ReplicaId
 from router.policies.base import Scored
 from router.pricing.cost import Candidate
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 
 @dataclass(slots=True, eq=False)

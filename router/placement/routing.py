@@ -51,7 +51,7 @@ from router.policies import PolicyContext, PolicyRequest
 from router.policies.base import alone
 from router.pricing.cost import RequestShape
 from router.pricing.fleet_load import FleetLoad
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 __all__ = [
     "DecisionRecord",

@@ -29,7 +29,7 @@ from router.pricing.cost import prefill_s
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.fleet_queue import queue_of
 from router.pricing.host_copies import with_copies
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 from router.pricing.taken_share import free_part
 from router.pricing.waiting import level_s, start_s
 

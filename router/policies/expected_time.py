@@ -29,7 +29,7 @@ from router.pricing.cost import (
     price_of,
     tuning_free,
 )
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 TieKey = tuple[int, float, int]
 

@@ -18,7 +18,8 @@ from router.pricing.fleet_queue import FleetQueue
 from router.pricing.fleet_speeds import FleetSpeeds
 from router.pricing.load_view import LoadView
 from router.pricing.machines import Machine
-from router.pricing.replica_load import ReplicaLoad, ReplicaState, Reservation
+from router.pricing.replica_load import ReplicaLoad, Reservation
+from router.pricing.replica_state import ReplicaState
 from router.pricing.residence import Residence
 
 

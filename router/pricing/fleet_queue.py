@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 
 class FleetQueue(NamedTuple):

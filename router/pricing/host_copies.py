@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cache.types import ReplicaId
 from router.pricing.cost import prefill_s
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 
 class WithCopies(NamedTuple):

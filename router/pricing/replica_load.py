@@ -26,12 +26,11 @@ from router.pricing.cost import (
     decoding_step_s,
     memory_pressure,
     prefill_room,
-    step_left_s,
 )
-from router.pricing.load_view import LoadView
 from router.pricing.machines import Machine, alone_s
+from router.pricing.replica_state import ReplicaState, is_full_by
 from router.pricing.residence import Residence
-from router.pricing.step_clock import UNKNOWN, StepClock
+from router.pricing.step_clock import StepClock
 
 
 class Reservation(NamedTuple):
@@ -42,103 +41,6 @@ class Reservation(NamedTuple):
     cached_tokens: int
     num_blocks: int  # blocks its uncached tokens will take
     made_at: float  # seconds, the clock's
-
-
-class ReplicaState(NamedTuple):
-    """One replica between two changes: what a decision reads, and what a `LoadView` is made from.
-
-    Immutable, so that a decision can keep it as the record of what it saw.
-    """
-
-    replica_id: ReplicaId
-    price: Price | None  # None while its speed is unknown
-    silent_at: float  # from then on, unless it is heard before
-    is_shut: bool  # full or draining, as long as it is not silent
-    num_waiting: int  # in the engine's queue, or sent and not yet seen
-    num_requests: int
-    last_chosen: int
-    num_in_flight: int
-    queued_tokens: int
-    used_fraction: float
-    busy_until: float  # when it can start on a newcomer: behind the queue, and with a place
-    first_at: float  # before then it starts nothing, whoever goes first there: it is late, or short of blocks
-    slowness: float  # times as long as on a typical replica, of a step in which its sequences decode
-    step_time: StepTimeModel | None
-    load: Load
-    info: ReplicaInfo
-
-    def backlog_s(self, now: float) -> float:
-        return max(0.0, self.busy_until - now)
-
-    @property
-    def decode_step_s(self) -> float:
-        """What a step takes there without any prompt; 0 while nobody runs, or its speed is unknown."""
-        return self.price.step_s if self.price is not None else 0.0
-
-    def step_left_s(self, now: float) -> float | None:
-        """Of the step that whoever is sent there now finds in progress; None: nobody knows."""
-        if self.price is None or self.price.boundary_at == UNKNOWN:
-            return None
-        return step_left_s(self.price, now)
-
-    def num_requests_at(self, now: float) -> int:
-        # A silent one's report is stale: what this router has there now is the better guess.
-        return self.num_requests if now <= self.silent_at else self.num_in_flight
-
-    def behind(self, seconds: float, now: float) -> ReplicaState:
-        """The same with so much more work before a newcomer, which nobody has sent there yet."""
-        busy_until = max(now, self.busy_until) + seconds
-        price = self.price
-        if price is not None:
-            price = price._replace(busy_until=max(now, price.busy_until) + seconds)
-        return self._replace(busy_until=busy_until, price=price)
-
-    def priced_backlog_s(self, now: float) -> float:
-        """What of its work goes before the request that it is priced for: all, unless it lets that one by."""
-        return max(0.0, (self.busy_until if self.price is None else self.price.busy_until) - now)
-
-    def letting_by(self, price: Price, before_s: float, passed_s: float, now: float) -> ReplicaState:
-        """The same, priced for a request that so much of its work goes before; what it passes waits so long.
-
-        price: its own.
-        """
-        # As `_replace` of both does, in a third of its time: every replica that a decision looks at may ask.
-        met = Price._make((now + before_s, *price[1:-1], passed_s))
-        return ReplicaState._make((self.replica_id, met, *self[2:]))
-
-    def view(self, now: float) -> LoadView:
-        load, info = self.load, self.info
-        return LoadView(
-            backlog_s=self.backlog_s(now),
-            num_requests=self.num_requests_at(now),
-            num_running=load.num_running,
-            num_waiting=self.num_waiting,
-            context_tokens=load.context_tokens,
-            used_fraction=self.used_fraction,
-            max_batched_tokens=info.max_batched_tokens,
-            step_time=self.step_time,
-            is_full=self.is_full(now),
-            is_draining=load.is_draining,
-            is_silent=now > self.silent_at,
-            last_chosen=self.last_chosen,
-            queued_tokens=self.queued_tokens,
-            total_blocks=load.total_blocks,
-            num_in_flight=self.num_in_flight,
-            fleet_time=self.price.fleet_time if self.price is not None else None,
-            regret=self.price.regret if self.price is not None else 0.0,
-            uses_lost=self.price.uses_lost if self.price is not None else 0.0,
-            alone_s=self.price.alone_s if self.price is not None else 0.0,
-            step_left_s=self.step_left_s(now),
-        )
-
-    def is_full(self, now: float) -> bool:
-        if now > self.silent_at:
-            return self.num_in_flight >= self.info.max_running + self.info.max_waiting
-        return _is_full(self.load, self.info, self.num_requests)
-
-    def is_shut_at(self, now: float) -> bool:
-        """`is_shut`, also where it may be silent by now."""
-        return self.load.is_draining or self.is_full(now)
 
 
 class ReplicaLoad:
@@ -331,7 +233,7 @@ class ReplicaLoad:
             self.replica_id,
             price,
             self.silent_at,
-            load.is_draining or _is_full(load, info, num_requests),
+            load.is_draining or is_full_by(load, info, num_requests),
             num_waiting,
             num_requests,
             self._last_chosen,
@@ -466,8 +368,3 @@ class ReplicaLoad:
             + model.per_sequence_s * max(prompts, steps)
             + steps * (model.base_s + self._decode_s)
         )
-
-
-def _is_full(load: Load, info: ReplicaInfo, num_requests: int) -> bool:
-    """It would refuse one more request."""
-    return load.num_waiting >= max(1, info.max_waiting) or num_requests >= info.max_running + info.max_waiting

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 
 OVER = 32  # newcomers, about, that the share goes back
 

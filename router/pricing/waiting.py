@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 from router.pricing.residence import Residence
 
 # While no step time is known, for some two dozen steps, so many full ones of queued tokens count as the

@@ -10,7 +10,8 @@ from cache.events import StepTimeModel
 from cache.types import RequestId
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.fleet_queue import queue_of
-from router.pricing.replica_load import ReplicaState, Reservation
+from router.pricing.replica_load import Reservation
+from router.pricing.replica_state import ReplicaState
 from tests.fakes.router import STEP_TIME, FakeClock, info, load, replica_id
 
 NAMES = st.sampled_from([replica_id(index) for index in range(4)])

@@ -6,7 +6,7 @@ import pytest
 
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.fleet_queue import FleetQueue, queue_of
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 from tests.fakes.router import FakeClock, info, replica_id
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.pricing.cost import price
 from router.pricing.fleet_load import FleetLoad
-from router.pricing.replica_load import ReplicaState
+from router.pricing.replica_state import ReplicaState
 from router.pricing.taken_share import OVER, TakenShare, free_part
 from tests.fakes.router import STEP_TIME, FakeClock, info, replica_id
 
