@@ -106,6 +106,7 @@ class Scheduler:
             block_size=block_size,
             num_layers=num_layers,
             itl_target_s=itl_target_s,
+            ends_early=order.preempts,
             pace=pace,
             clock=clock,
         )

@@ -2,7 +2,8 @@
 
 Decodes come first; what they leave goes to prompts, begun or waiting, by whose turn it is (`turns.py`), and
 no more of them than the decodes may be stalled for (`step_room.py`): few tokens, or more through some of the
-layers (`layer_span.py`). Blocks are taken as it is composed, at the cost of the newest where they are short.
+layers (`layer_span.py`). It may end before it is full, for the sake of prompts that end with it
+(`early_end.py`). Blocks are taken as it is composed, at the cost of the newest where they are short.
 Knows token counts and blocks; knows neither how a step ends nor who is taken in. Engine thread only.
 """
 
@@ -15,6 +16,7 @@ from cache.events import StepTimeModel
 from cache.kv_cache_manager import PrefixHit
 from cache.prefix_cache import PrefixCache
 from replica.scheduling.admission import Admission
+from replica.scheduling.early_end import EarlyEnd
 from replica.scheduling.going_on import MOST_UNSEEN, NextPart, going_on
 from replica.scheduling.layer_span import LayerSpan
 from replica.scheduling.load_account import context_tokens
@@ -44,9 +46,11 @@ class StepPlan:
         block_size: int,
         num_layers: int,
         itl_target_s: float | None,
+        ends_early: bool,
         pace: Callable[[], StepTimeModel | None],
         clock: Callable[[], float],
     ) -> None:
+        """ends_early: a step is not filled up where prompts that end with it would wait too long for that."""
         self._cache = cache
         self._running = running
         self._turns = turns
@@ -57,16 +61,19 @@ class StepPlan:
         self._num_layers = num_layers
         self._itl_target_s = itl_target_s
         self._is_limited = itl_target_s != math.inf
+        self._ends_early = ends_early
         self._pace = pace
         self._clock = clock
         self._correction = StepCorrection()
         self._composed: StepRoom | None = None  # what prompts had of the last one; None: no limit, or none
         self._num_decodes = 0  # of the step being composed: its first entries
+        self._early_end = EarlyEnd(None, 0.0, 0)  # likewise
         self.entries: list[tuple[Request, int]] = []  # request, its tokens
         self.span: LayerSpan | None = None  # of the last entry, the only prompt then; None: all layers
         self.started: list[Request] = []  # of those, who was admitted to it
         self.has_preempted = False
         self.is_cut_short = False  # it could have held more of a prompt, but for the decodes' sake
+        self.has_ended_early = False  # it could have held more, but for the sake of prompts that end with it
         # Whoever waits was refused a place or blocks, and nothing has come free since. Of no meaning while
         # nobody waits.
         self.is_settled = False
@@ -74,7 +81,7 @@ class StepPlan:
     def compose(self) -> None:
         """Fill it. Empty exactly when nobody can move forward."""
         assert not self.entries, "the last step was neither updated nor failed"
-        self.has_preempted = self.is_cut_short = self.is_settled = False
+        self.has_preempted = self.is_cut_short = self.has_ended_early = self.is_settled = False
         self.started.clear()
         self._composed = self.span = None
         self._schedule_decodes()
@@ -115,7 +122,7 @@ class StepPlan:
         """Fill it with these, which have their blocks: `parts_after` the step that is done now, without those
         who have left since."""
         assert not self.entries, "the last step was neither updated nor failed"
-        self.has_preempted = self.is_cut_short = False
+        self.has_preempted = self.is_cut_short = self.has_ended_early = False
         self.started.clear()
         self._composed = self.span = None
         self._turns.begin_step([part.request for part in parts if not part.is_drawn])
@@ -162,7 +169,7 @@ class StepPlan:
 
     def quiet_steps(self) -> int:
         """How many steps would follow this one that only decode and leave the cache alone. O(running)."""
-        if self.has_preempted or self.is_cut_short:  # the next step admits again
+        if self.has_preempted or self.is_cut_short or self.has_ended_early:  # the next step admits again
             return 0
         if len(self.entries) < len(self._running):  # the next one may have blocks for who was left out
             return 0
@@ -203,10 +210,11 @@ class StepPlan:
         self._num_decodes = len(self.entries)
         budget = self._budget.tokens - self._num_decodes
         places = self._budget.places
+        self._early_end = self._end(num_prompts)
         if self._send_on(begun, budget, room):
             return
         admits, without = True, set[str]()
-        while budget > 0 and not room.is_full and self.span is None:
+        while budget > 0 and not room.is_full and not self.has_ended_early and self.span is None:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
             may_start = admits and not self.has_preempted
             request = self._turns.next(begun, admits=may_start, without=without)
@@ -251,6 +259,9 @@ class StepPlan:
     def _part(self, request: Request, start: int, budget: int, room: StepRoom) -> int:
         wanted = self._wanted(request, start, budget)
         num_tokens = room.fits(start, wanted)
+        self.has_ended_early = self._early_end.is_before(start, num_tokens)
+        if self.has_ended_early:
+            return 0
         self.is_cut_short |= num_tokens < wanted
         return num_tokens
 
@@ -259,8 +270,10 @@ class StepPlan:
 
     def _compute(self, request: Request, num_tokens: int, room: StepRoom) -> None:
         """Let so many tokens of its prompt be part of the step. Its blocks are there."""
+        end = request.num_computed + num_tokens
         self.entries.append((request, num_tokens))
-        self._turns.charge(request, request.num_computed + num_tokens)
+        self._turns.charge(request, end)
+        self._early_end.take(is_last=end == len(request.token_ids))
         room.take(request.num_computed, num_tokens, 1.0 if self.span is None else self.span.share)
 
     # -- layer by layer ---------------------------------------------------------------------------
@@ -315,6 +328,12 @@ class StepPlan:
             least=max(1, int(LEAST_PART * self._block_size)),
             correction=self._correction,
         )
+
+    def _end(self, num_prompts: int) -> EarlyEnd:
+        """When this step, of which the decodes are known, ends."""
+        decodes = [request for request, _ in self.entries]
+        model = self._pace() if self._ends_early else None
+        return EarlyEnd.beside(model, len(decodes), context_tokens(decodes), num_prompts)
 
     def _has_place(self, request: Request, places: int) -> bool:
         return self._admission.has_place(request, self._running.requests, places)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.placement.ranking import Ranking
 from router.policies import Policy, PolicyRequest, PromptView, Scored
-from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, engine_s
 
 
@@ -93,20 +92,6 @@ class Decision(NamedTuple):
         """Its replica has nothing before it, as far as is known."""
         best, now = self.ranking.best, self.ranking.decided_at
         return best.price is not None and best.busy_until <= now <= best.silent_at
-
-    @property
-    def is_bound(self) -> bool:
-        """It would go there if every other replica were idle: to wait for one of those gains nothing.
-
-        False for other policies than the default, and while speeds are unknown: their costs are no seconds.
-        O(replicas).
-        """
-        ranking, now = self.ranking, self.ranking.decided_at
-        if not isinstance(self.policy, ExpectedTime) or ranking.best.price is None:
-            return False
-        costs = [cost or 0.0 for cost in ranking.costs]  # it knows all of them
-        first, *others = ranking.order
-        return all([costs[i] - ranking.states[i].priced_backlog_s(now) >= costs[first] for i in others])
 
     @property
     def engine_s(self) -> float:

@@ -331,8 +331,9 @@ class HeldRequests:
         longer, may stand back for it."""
         best, query = decision.ranking.best, held.query
         place = LAST
-        # Without a place there it would wait for one, which nobody gives up.
-        if best.num_requests < best.info.max_running and decision.is_bound:
+        # Without a place there it would wait for one, which nobody gives up; and while nobody knows how fast
+        # it is, it takes first come.
+        if best.price is not None and best.num_requests < best.info.max_running:
             hints, cached = decision.request.hints, decision.ranking.best_cached
             place = max(
                 self._sent.place(best.replica_id, query, decision.prefill_s, now),

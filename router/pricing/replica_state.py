@@ -64,10 +64,6 @@ class ReplicaState(NamedTuple):
             price = price._replace(busy_until=max(now, price.busy_until) + seconds)
         return self._replace(busy_until=busy_until, price=price)
 
-    def priced_backlog_s(self, now: float) -> float:
-        """What of its work goes before the request that it is priced for: all, unless it lets that one by."""
-        return max(0.0, (self.busy_until if self.price is None else self.price.busy_until) - now)
-
     def letting_by(self, price: Price, before_s: float, passed_s: float, now: float) -> ReplicaState:
         """The same, priced for a request that so much of its work goes before; what it passes waits so long.
 

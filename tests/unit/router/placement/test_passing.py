@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId
 from router.placement.decision import RouteQuery
+from router.pricing.replica_state import ReplicaState
 from tests.fakes.router import BLOCK_SIZE, STEP_TIME, chain, info, query, replica_id
 from tests.fakes.routing import RoutingBench
 
@@ -39,13 +40,19 @@ class Fleet(RoutingBench):
         self.say(replica, queued_uncached_tokens=num_blocks * BLOCK_SIZE, **changes)
 
 
+def before_s(state: ReplicaState, now: float) -> float:
+    """What of its work goes before the request that it is priced for."""
+    assert state.price is not None
+    return state.price.busy_until - now
+
+
 def met(fleet: Fleet, num_blocks: int, **changes: Any) -> tuple[float, float]:
     """What that request waits for there, in steps of a prompt alone, and how many wait for it."""
     decision = fleet.routing.weigh(query("asks", num_blocks, **changes))
     best, now = decision.ranking.best, fleet.clock.now
     assert best.price is not None
-    assert decision.start_s == best.backlog_s(now) >= best.priced_backlog_s(now), "all of it stays known"
-    return best.priced_backlog_s(now) / STEP_S, best.price.passed_s / decision.prefill_s
+    assert decision.start_s == best.backlog_s(now) >= before_s(best, now), "all of it stays known"
+    return before_s(best, now) / STEP_S, best.price.passed_s / decision.prefill_s
 
 
 def behind_a_long_one(order: SchedulingOrder = SHORTEST, **engine: Any) -> Fleet:
@@ -109,7 +116,7 @@ def test_without_a_free_block_more_that_waits_makes_it_no_more_attractive(
             fleet.send(name, LONG)
         fleet.queued(A, count * LONG, admitted=names, num_waiting=count, **full)
         ranking = fleet.routing.weigh(query("asks", SHORT)).ranking
-        assert ranking.best.priced_backlog_s(fleet.clock.now) >= stay_s / num_running * (1.0 - 1e-9)
+        assert before_s(ranking.best, fleet.clock.now) >= stay_s / num_running * (1.0 - 1e-9)
         costs.append(ranking.costs[0] or 0.0)
     assert costs == sorted(costs)
 
@@ -146,7 +153,7 @@ def test_who_is_to_find_what_nobody_has_computed_yet_comes_after_whoever_is_to()
     assert decision.ranking.best_cached == (SHORT - 2) * BLOCK_SIZE
     assert price is not None
     assert price.passed_s == 0.0
-    assert decision.ranking.best.priced_backlog_s(fleet.clock.now) == pytest.approx(10.0 * STEP_S)
+    assert before_s(decision.ranking.best, fleet.clock.now) == pytest.approx(10.0 * STEP_S)
     fleet.queued(A, LONG, num_waiting=1, stored=chain("long", SHORT - 2))
     assert met(fleet, SHORT) == pytest.approx((0.5, 1.0))
     decision = fleet.routing.weigh(twin)
@@ -165,7 +172,7 @@ def test_what_is_shared_with_a_long_prompt_is_computed_where_nobody_waits_before
 def test_a_more_urgent_one_does_not_wait_for_a_prefix_of_a_less_urgent_one() -> None:
     fleet = behind_a_long_one()
     decision = fleet.routing.weigh(sharing("twin", SHORT, SHORT - 2)._replace(priority=-1))
-    assert decision.ranking.best.priced_backlog_s(fleet.clock.now) == pytest.approx(0.5 * STEP_S)
+    assert before_s(decision.ranking.best, fleet.clock.now) == pytest.approx(0.5 * STEP_S)
 
 
 def test_one_that_tells_nothing_of_its_cache_is_taken_to_hold_what_it_held() -> None:
