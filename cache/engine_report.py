@@ -20,7 +20,7 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 100 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
@@ -111,6 +111,7 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     decode_tokens: NonNegative  # of those, one at a time for answers; the others are parts of prompts
     mixed_steps: NonNegative  # steps with parts of prompts beside decodes
     cut_steps: NonNegative  # steps that could have held more of prompts, but for the decodes beside them
+    early_steps: NonNegative  # that could have held more, but for the prompts that ended with them
     out_of_memory_steps: NonNegative  # taken back, and made smaller
     step_budget: NonNegative  # state: tokens that a step may have now
 

@@ -118,7 +118,8 @@ class ReplicaConfig:
     max_batched_tokens: int = 512
     max_running: int = 64  # sequences in one step
     # Whose prompt is computed first: "first_come"; "shortest", least uncached prefill first, with aging; or
-    # "shortest_preempting", where one that has begun stands back for a shorter one, and Routers know that.
+    # "shortest_preempting", where one that has begun stands back for a shorter one, also in the step that the
+    # shorter one ends with, and Routers know that.
     scheduling_order: str = SchedulingOrder.SHORTEST_PREEMPTING.value
     # Seconds between two tokens of an answer that prompts beside it may make of it. None: as it is without
     # them, and as much again for each prompt that is to be computed. inf: prompts take whole steps, since

@@ -287,6 +287,7 @@ class EngineCore:
             pins=self.pins.held(),
             preemptions=self._scheduler.num_preemptions,
             cut_steps=self._scheduler.num_cut_steps,
+            early_steps=self._scheduler.num_early_steps,
             swapped=self._scheduler.num_swapped,
             host=self._cache.host_totals(),
             step_budget=self._scheduler.step_budget,

@@ -112,6 +112,7 @@ class Scheduler:
         )
         self._numbers = itertools.count()
         self.num_cut_steps = 0  # since the start: that were cut short for the decodes' sake
+        self.num_early_steps = 0  # likewise: that ended early for the sake of prompts that end with them
 
     # -- taking requests in and out ---------------------------------------------------------------
 
@@ -239,6 +240,7 @@ class Scheduler:
         """
         self._step.compose()
         self.num_cut_steps += self._step.is_cut_short
+        self.num_early_steps += self._step.has_ended_early
         return self._step.entries
 
     def parts_after(self, *, unseen: int) -> list[NextPart]:

@@ -119,6 +119,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
         lambda r: r.cut_steps,
     ),
     (
+        "warmpath_engine_early_steps",
+        "Steps that could have held more of prompts, but for those that ended with them.",
+        lambda r: r.early_steps,
+    ),
+    (
         "warmpath_engine_out_of_memory_steps",
         "Steps that ran out of memory, were taken back and made smaller.",
         lambda r: r.out_of_memory_steps,

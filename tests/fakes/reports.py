@@ -15,7 +15,7 @@ def an_engine_report(**changes: Any) -> EngineReport:
         *("stopped", "length_limited", "aborted", "failed"),
         *("pinned_blocks", "max_pinned_blocks"),
         *("preemptions", "steps", "failed_steps", "computed_tokens"),
-        *("decode_tokens", "mixed_steps", "cut_steps", "out_of_memory_steps", "step_budget"),
+        *("decode_tokens", "mixed_steps", "cut_steps", "early_steps", "out_of_memory_steps", "step_budget"),
         *("host_blocks", "max_host_blocks", "swapped_blocks", "swapped"),
         *("host_hits", "host_declined", "host_saves", "host_loads"),
         *("compiled_structures", "refused_structures"),

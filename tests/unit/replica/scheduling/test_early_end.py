@@ -89,6 +89,7 @@ def test_a_short_prompt_has_its_first_token_in_a_step_of_its_own() -> None:
     assert engine.step() == [(short, 8)]
     assert engine.step() == [(long, BUDGET)], "nothing is computed twice, and it goes on at once"
     assert long.num_computed == 2 * BUDGET
+    assert engine.scheduler.num_early_steps == 1
 
 
 @pytest.mark.parametrize("order", [SchedulingOrder.FIRST_COME, SchedulingOrder.SHORTEST])
