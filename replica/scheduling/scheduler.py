@@ -106,7 +106,8 @@ class Scheduler:
             block_size=block_size,
             num_layers=num_layers,
             itl_target_s=itl_target_s,
-            ends_early=order.preempts,
+            # Under a limit that follows decodes, a long prompt has to use the steps in which nobody decodes.
+            ends_early=order.preempts and itl_target_s is not None,
             pace=pace,
             clock=clock,
         )

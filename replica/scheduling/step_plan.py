@@ -238,6 +238,8 @@ class StepPlan:
         """The next part of a prompt that has begun; its tokens in this step."""
         is_first = room.is_empty
         num_tokens = self._part(request, request.num_computed, budget, room)
+        if self.has_ended_early:
+            return 0
         if is_first and (by_layers := self._part_by_layers(request, num_tokens, budget, room)):
             every = LayerSpan(0, self._num_layers, self._num_layers)
             return by_layers if self._compute_layers(request, by_layers, every, room) else 0
@@ -333,7 +335,10 @@ class StepPlan:
         """When this step, of which the decodes are known, ends."""
         decodes = [request for request, _ in self.entries]
         model = self._pace() if self._ends_early else None
-        return EarlyEnd.beside(model, len(decodes), context_tokens(decodes), num_prompts)
+        end = EarlyEnd.beside(model, len(decodes), context_tokens(decodes), num_prompts)
+        # Of a prompt one token may be left, as of all but the first answer to it.
+        end.num_ending = sum([not request.num_tokens_here for request in decodes])
+        return end
 
     def _has_place(self, request: Request, places: int) -> bool:
         return self._admission.has_place(request, self._running.requests, places)

@@ -322,7 +322,11 @@ class HeldRequests:
         # What it copies first itself is work before it on an idle replica, too: it need not wait for that.
         backlog_s = decision.start_s - held.ahead_s - decision.copy_s.get(held.wants, 0.0)
         if backlog_s > 0.0:
-            backlog_s *= self._part_before(held, decision, now)
+            # Whoever goes first there waits, too, while it starts nobody: it is late, or short of blocks.
+            before_s = max(
+                backlog_s * self._part_before(held, decision, now), decision.ranking.best.first_at - now
+            )
+            backlog_s = min(backlog_s, before_s)
         held.free_at = now + held.ahead_s + backlog_s - self._soon_s(held, decision.ranking.best, now)
         return decision
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from cache.disciplines import PAGED
 from cache.errors import ConfigError
+from cache.events import StepTimeModel
 from cache.host_tier import BlockMoves
 from cache.messages import FinishReason, GenerateRequest
 from cache.scheduling_order import SchedulingOrder
@@ -28,10 +30,12 @@ from replica.runners.sim_runner import SimRunner
 from replica.runners.virtual_clock import VirtualClock
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import CopyTime, LaunchedStep, ScheduledSequence, StepResult
-from tests.fakes.engine import BLOCK_SIZE, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, known_pace, make_request, sim_config, sim_core
 
 ROOMY, TIGHT = 256, 12  # blocks: nothing is ever evicted; two or three requests fill it
 EOS = frozenset({3})
+# Another step costs next to nothing: they end early wherever they may.
+CHEAP_STEPS = StepTimeModel(base_s=1e-5, per_token_s=1e-3, per_attention_s=0.0, per_sequence_s=0.0)
 
 
 class Letters:
@@ -84,6 +88,7 @@ class Workload:
     raise_every_steps: int | None = None
     most_by_step: dict[int, int] = field(default_factory=dict)  # tokens that fit into memory, from then on
     failing_copies: frozenset[int] = frozenset()
+    pace: StepTimeModel | None = None  # known from the first step on; None: measured
 
 
 @st.composite
@@ -130,6 +135,7 @@ def workloads(draw: st.DrawFn, *, num_blocks: int, harm: bool) -> Workload:
         draw(st.sampled_from([None, 2, 5])) if harm else None,
         draw(st.dictionaries(steps, st.integers(1, 40), max_size=3)) if harm else {},
         draw(st.frozensets(steps, max_size=2)) if harm else frozenset(),
+        draw(st.sampled_from([None, CHEAP_STEPS])),
     )
 
 
@@ -165,6 +171,11 @@ class Contents:
 
 
 def run(workload: Workload, num_blocks: int, *, ahead: bool) -> tuple[Ended, EngineCore]:
+    with nullcontext() if workload.pace is None else known_pace(workload.pace):
+        return run_at_its_pace(workload, num_blocks, ahead=ahead)
+
+
+def run_at_its_pace(workload: Workload, num_blocks: int, *, ahead: bool) -> tuple[Ended, EngineCore]:
     clock, contents = VirtualClock(), Contents()
     sim = SimConfig(raise_every_steps=workload.raise_every_steps, vocab_size=4)
     config = sim_config(num_blocks, sim=sim, **workload.settings)

@@ -92,10 +92,12 @@ def test_a_short_prompt_has_its_first_token_in_a_step_of_its_own() -> None:
     assert engine.scheduler.num_early_steps == 1
 
 
-@pytest.mark.parametrize("order", [SchedulingOrder.FIRST_COME, SchedulingOrder.SHORTEST])
+@pytest.mark.parametrize("order", SchedulingOrder)
 def test_where_nobody_stands_back_steps_are_full(order: SchedulingOrder) -> None:
-    engine, *_ = beside_a_long_prompt(order)
-    assert sum(tokens for _, tokens in engine.step()) == BUDGET
+    engine = Engine(order)
+    engine.submit(0, Job(0.0, 8))
+    engine.submit(1, Job(0.0, 1000))
+    assert sum(tokens for _, tokens in engine.step()) == (8 if order.preempts else BUDGET)
 
 
 def test_in_a_long_queue_steps_are_full() -> None:
@@ -106,3 +108,53 @@ def test_in_a_long_queue_steps_are_full() -> None:
     planned = engine.step()
     assert planned[0] == (short, 8)
     assert sum(tokens for _, tokens in planned) == BUDGET
+
+
+def test_what_is_computed_of_a_prompt_counts_in_its_next_part() -> None:
+    """14 tokens alone take less than another step does, and not after 2,000 others."""
+    for start, fits in [(1, True), (2000 // BUDGET + 1, False)]:
+        engine = Engine(SchedulingOrder.SHORTEST_PREEMPTING)
+        engine.submit(0, Job(0.0, 10_000))
+        for _ in range(start):
+            engine.step()
+        engine.submit(1, Job(engine.now_s, BUDGET - 14))
+        assert sum(tokens for _, tokens in engine.step()) == (BUDGET if fits else BUDGET - 14)
+
+
+def test_what_those_who_decode_have_read_counts_in_the_step() -> None:
+    """Beside four of them two prompts end; another step takes longer the more those have read."""
+    for context, fits in [(4, False), (5000, True)]:
+        engine = Engine(SchedulingOrder.SHORTEST_PREEMPTING, num_blocks=8192)
+        readers = [engine.submit(number, Job(0.0, context, 1000)) for number in range(4)]
+        while not all(request.is_decoding for request in readers):
+            engine.step()
+        engine.submit(10, Job(engine.now_s, 1000))
+        engine.submit(11, Job(engine.now_s, 8))
+        engine.submit(12, Job(engine.now_s, 8))
+        tokens = sum(tokens for _, tokens in engine.step())
+        assert tokens == (BUDGET if fits else 4 + 8 + 8)
+
+
+def test_the_last_token_of_a_prompt_counts_although_it_is_computed_like_a_decode() -> None:
+    """As of all but the first of several answers."""
+    engine = Engine(SchedulingOrder.SHORTEST_PREEMPTING)
+    one_left = engine.submit(0, Job(0.0, BUDGET + 1))
+    engine.step()
+    engine.submit(1, Job(engine.now_s, 1000))
+    assert engine.step() == [(one_left, 1)]
+
+
+def test_no_step_is_skipped_while_somebody_waits_for_the_next() -> None:
+    engine = Engine(SchedulingOrder.SHORTEST_PREEMPTING)
+    engine.submit(0, Job(0.0, 1, 20))
+    engine.submit(1, Job(0.0, 1000))
+    assert sum(tokens for _, tokens in engine.scheduler.plan()) == 1
+    assert engine.scheduler.quiet_steps() == 0
+
+
+def test_under_a_limit_that_follows_the_decodes_steps_are_full() -> None:
+    """Who has a first token decodes: the long prompt would be held back for its whole answer."""
+    engine = Engine(SchedulingOrder.SHORTEST_PREEMPTING, itl_target_s=None)
+    engine.submit(0, Job(0.0, 8, 100))
+    engine.submit(1, Job(0.0, 1000))
+    assert sum(tokens for _, tokens in engine.step()) == BUDGET

@@ -104,6 +104,24 @@ def test_who_is_shorter_does_not_wait_for_another_replica_to_fall_idle() -> None
     assert departure.placement.replica_id == B
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+def test_nobody_goes_first_where_nobody_is_started(is_late: bool) -> None:
+    """Two replicas at long prompts, late or short of blocks: as well wait here, for whichever is better."""
+    router = HoldingRouter(num_replicas=2, scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
+    router.routing._loads.residence.observe(10.0)
+    router.held.submit(query("of A", LONG))
+    router.held.submit(query("of B", LONG + 10))
+    assert sorted(router.poll()) == ["of A", "of B"]
+    full = {} if is_late else {"free_blocks": 0, "context_tokens": 100, "num_waiting": 1}
+    for replica, name in ((A, "of A"), (B, "of B")):
+        router.report(replica, backlog_s=5.0, admitted=(name,), num_running=5, **full)
+        if is_late:
+            router.routing._loads[replica].delay(router.clock() + 20.0)
+    for number in range(4):
+        router.submit(f"short{number}", 10 + number)
+    assert router.poll() == []
+
+
 def test_an_idle_replica_is_taken_all_the_same() -> None:
     router = HoldingRouter(num_replicas=2, scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
     router.report(A, backlog_s=5.0, num_running=1)
