@@ -29,15 +29,21 @@ class EarlyEnd:
     model: StepTimeModel | None  # None: not measured yet, or steps are filled up
     fixed_s: float  # what the step takes without prompts
     num_left: int  # prompts that have no part in it yet
-    num_ending: int = 0  # of those that have one, whose last it is
+    num_ending: int  # those whose last tokens it holds
 
     @classmethod
     def beside(
-        cls, model: StepTimeModel | None, num_decodes: int, context_tokens: int, num_prompts: int
+        cls,
+        model: StepTimeModel | None,
+        num_decodes: int,
+        context_tokens: int,
+        num_prompts: int,
+        num_ending: int = 0,
     ) -> EarlyEnd:
-        """context_tokens: of the sequences that decode."""
+        """context_tokens: of the sequences that decode. num_ending: of those, whose token is their prompt's
+        last."""
         fixed_s = model.step_s(num_decodes, float(context_tokens), num_decodes) if model else 0.0
-        return cls(model, fixed_s, num_prompts)
+        return cls(model, fixed_s, num_prompts, num_ending)
 
     def is_before(self, start: int, num_tokens: int) -> bool:
         """Whether the step is to end before it holds a prompt's next tokens, after `start` computed ones."""

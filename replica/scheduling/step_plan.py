@@ -67,7 +67,7 @@ class StepPlan:
         self._correction = StepCorrection()
         self._composed: StepRoom | None = None  # what prompts had of the last one; None: no limit, or none
         self._num_decodes = 0  # of the step being composed: its first entries
-        self._early_end = EarlyEnd(None, 0.0, 0)  # likewise
+        self._early_end = EarlyEnd.beside(None, 0, 0, 0)  # likewise
         self.entries: list[tuple[Request, int]] = []  # request, its tokens
         self.span: LayerSpan | None = None  # of the last entry, the only prompt then; None: all layers
         self.started: list[Request] = []  # of those, who was admitted to it
@@ -238,12 +238,12 @@ class StepPlan:
         """The next part of a prompt that has begun; its tokens in this step."""
         is_first = room.is_empty
         num_tokens = self._part(request, request.num_computed, budget, room)
-        if self.has_ended_early:
+        if not num_tokens:
             return 0
         if is_first and (by_layers := self._part_by_layers(request, num_tokens, budget, room)):
             every = LayerSpan(0, self._num_layers, self._num_layers)
             return by_layers if self._compute_layers(request, by_layers, every, room) else 0
-        if not num_tokens or not self._make_room(request, num_tokens):
+        if not self._make_room(request, num_tokens):
             return 0
         self._compute(request, num_tokens, room)
         return num_tokens
@@ -335,10 +335,9 @@ class StepPlan:
         """When this step, of which the decodes are known, ends."""
         decodes = [request for request, _ in self.entries]
         model = self._pace() if self._ends_early else None
-        end = EarlyEnd.beside(model, len(decodes), context_tokens(decodes), num_prompts)
         # Of a prompt one token may be left, as of all but the first answer to it.
-        end.num_ending = sum([not request.num_tokens_here for request in decodes])
-        return end
+        num_ending = sum([not request.num_tokens_here for request in decodes])
+        return EarlyEnd.beside(model, len(decodes), context_tokens(decodes), num_prompts, num_ending)
 
     def _has_place(self, request: Request, places: int) -> bool:
         return self._admission.has_place(request, self._running.requests, places)

@@ -322,13 +322,15 @@ class HeldRequests:
         # What it copies first itself is work before it on an idle replica, too: it need not wait for that.
         backlog_s = decision.start_s - held.ahead_s - decision.copy_s.get(held.wants, 0.0)
         if backlog_s > 0.0:
-            # Whoever goes first there waits, too, while it starts nobody: it is late, or short of blocks.
-            before_s = max(
-                backlog_s * self._part_before(held, decision, now), decision.ranking.best.first_at - now
-            )
-            backlog_s = min(backlog_s, before_s)
+            backlog_s = self._before_s(held, decision, backlog_s, now)
         held.free_at = now + held.ahead_s + backlog_s - self._soon_s(held, decision.ranking.best, now)
         return decision
+
+    def _before_s(self, held: HeldRequest, decision: Decision, backlog_s: float, now: float) -> float:
+        """Of its replica's backlog, as much as it waits for there."""
+        part_s = backlog_s * self._part_before(held, decision, now)
+        # Whoever goes first waits, too, while nobody is started there: it is late, or short of blocks.
+        return min(backlog_s, max(part_s, decision.ranking.best.first_at - now))
 
     def _part_before(self, held: HeldRequest, decision: Decision, now: float) -> float:
         """Of what its replica has queued, as much as goes before it: what others have there, or what is
