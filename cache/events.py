@@ -29,12 +29,15 @@ from cache.errors import WireError
 from cache.types import BlockHash, HashHint, RequestId
 from cache.wire import WireFormat, within
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MAX_BATCH_BYTES = 8 << 20
 MAX_SNAPSHOT_BYTES = 256 << 20  # 32 M hashes
 MAX_ADMITTED_PER_BATCH = 65_536
 # At most 9 bytes each on the wire: leaves 3.5 MB of a batch for the load's request ids.
 MAX_CHANGES_PER_BATCH = 500_000
+
+# Of all tenants together: what a report says of a queue takes 2 KB, and a reader looks a place up in no time.
+MAX_QUEUED_TOLD = 64
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgpack itself carries nothing above 64 bits
@@ -74,6 +77,20 @@ class StepTimeModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         )
 
 
+class QueuedPrompts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tenant's prompts that an engine has yet to compute, in its order; in columns, to look places up."""
+
+    tenant: str
+    share: float  # its part of the engine, beside other tenants'; above 0
+    # Of the first of them, least first: in `SchedulingOrder.place`'s seconds, less that of a prompt of no
+    # length that comes when this is said, so that nobody needs the engine's clock. None where no prompt that
+    # has begun stands back for a shorter one: all of these are before whoever comes.
+    places: tuple[float, ...] = ()
+    tokens: tuple[NonNegative, ...] = ()  # to compute, of the prompt at each of these places
+    num_more: NonNegative = 0  # prompts behind those
+    more_tokens: NonNegative = 0  # to compute, of these
+
+
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine's work at one moment."""
 
@@ -81,6 +98,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # (query, key) pairs of those, in which a long prompt's last chunk outweighs a hundred short prompts of
     # its length; None: not counted, a reader has to guess from the tokens.
     queued_attention: NonNegative | None = None
+    # Whose those are, and in which order they are computed; of `MAX_QUEUED_TOLD` tenants at most, each once.
+    queued: Annotated[tuple[QueuedPrompts, ...], msgspec.Meta(max_length=MAX_QUEUED_TOLD)] = ()
     num_waiting: NonNegative = 0
     num_running: NonNegative = 0
     context_tokens: NonNegative = 0  # of all running sequences
@@ -372,6 +391,24 @@ def _check_load(load: Load, name: str) -> None:
         raise WireError(f"malformed {name}: load.step_time is not finite")
     if load.copy_block_s is not None and not 0 <= load.copy_block_s < math.inf:
         raise WireError(f"malformed {name}: load.copy_block_s is {load.copy_block_s}")
+    if load.queued:
+        _check_queued(load.queued, name)
+
+
+def _check_queued(queued: Sequence[QueuedPrompts], name: str) -> None:
+    tenants = set[str]()
+    for of in queued:
+        if of.tenant in tenants:
+            raise WireError(f"malformed {name}: load.queued has {of.tenant!r} twice")
+        tenants.add(of.tenant)
+        places = of.places
+        if len(places) != len(of.tokens):
+            told = f"{len(places)} places and tokens of {len(of.tokens)} prompts"
+            raise WireError(f"malformed {name}: load.queued has {told}")
+        if not all(map(math.isfinite, places)) or list(places) != sorted(places):
+            raise WireError(f"malformed {name}: load.queued has places that are not finite, or out of order")
+        if not 0.0 < of.share < math.inf:
+            raise WireError(f"malformed {name}: load.queued has a share of {of.share}")
 
 
 def _little_endian(hashes: array[int]) -> array[int]:

@@ -56,7 +56,12 @@ def running_node(
         epoch = new_epoch()
         events = EventLog(epoch)
         publisher = Publisher(
-            host=config.event_host, port=config.event_port, epoch=epoch, tells_blocks=config.kv_events
+            host=config.event_host,
+            port=config.event_port,
+            epoch=epoch,
+            tells_blocks=config.kv_events,
+            order=SchedulingOrder(config.scheduling_order),
+            max_batched_tokens=config.max_batched_tokens,
         )
         undo.callback(publisher.close)
         publisher.start()

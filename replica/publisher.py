@@ -53,6 +53,7 @@ from cache.events import (
     encode,
     encode_snapshot,
 )
+from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.engine.arrivals import Arrival, Arrivals
 from replica.errors import EventSocketError
@@ -103,10 +104,13 @@ class Publisher:
         port: int,
         epoch: int,
         tells_blocks: bool = True,
+        order: SchedulingOrder = SchedulingOrder.FIRST_COME,
+        max_batched_tokens: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """port: 0 for two free ones, else PUB listens on `port` and snapshots on `port + 1`.
         tells_blocks: False: batches and snapshots carry load alone, as those of an empty cache would.
+        order, max_batched_tokens: the engine's, by which those who have just come are told of.
 
         Raises EventSocketError when they cannot listen there.
         """
@@ -142,7 +146,7 @@ class Publisher:
         self._hashes: dict[HashHint, bool] = {}
         self._digest = Digest()  # of them
         self._seq = 0
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(order, max_batched_tokens)
         self._num_updates = 0  # since the last batch
         self._updated_s = -float("inf")
         self._thread = threading.Thread(target=self._run, name="warmpath-publisher", daemon=True)
@@ -252,7 +256,7 @@ class Publisher:
                 case None:
                     return False
                 case Arrival():
-                    self._arrivals.arrived(news, self._hashes)
+                    self._arrivals.arrived(news, self._hashes, self._clock())
                 case _Refusal():
                     self._arrivals.refused(news.request_id)
                 case _Draining():

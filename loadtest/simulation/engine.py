@@ -103,7 +103,7 @@ class SimEngine:
         self._admitted: list[RequestId] = []  # taken in since the last batch
         self._has_news = False  # something ended since the last batch
         self._has_prefilled = False  # the last step computed a part of a prompt
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals(machine.scheduling_order, machine.max_batched_tokens)
         self._told: set[HashHint] = set()  # the cache as of the last batch
         self._published_s = queue.now
         self._run: _Run | None = None  # the steps being computed
@@ -324,9 +324,9 @@ class SimEngine:
         """Tell of a request that came inside a step, as `Publisher` does."""
         num_tokens = turn.work.input_tokens + num_output
         names = hints(turn.block_hashes[: num_tokens // self._cache.block_size])
-        self._arrivals.arrived(
-            Arrival(turn.request_id, num_tokens, names, self._cache.block_size), self._told
-        )
+        waited_s = self._queue.now - turn.work.arrival_s
+        arrival = Arrival(turn.request_id, num_tokens, names, self._cache.block_size, waited_s=waited_s)
+        self._arrivals.arrived(arrival, self._told, self._queue.now)
         load = self._arrivals.load(self._queue.now, self._arrivals.take_unnamed())
         self._listener.told_load(self, load)
 

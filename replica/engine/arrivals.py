@@ -18,7 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from cache.events import Load
+from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
+from replica.scheduling.told_queue import QueuedPrompt, told_queue
 
 MAX_RECENT = 1024  # ids remembered for routers that lost the batch naming them
 MAX_EXPECTED_S = 10.0  # a request cancelled before it was computed leaves nothing in the cache
@@ -32,11 +34,15 @@ class Arrival:
     num_tokens: int  # all that must be in the cache before its next token
     hints: Sequence[HashHint]  # of its full blocks, parent first; () = unknown
     block_size: int
+    tenant: str = ""
+    share: float = 1.0
+    priority: int = 0
+    waited_s: float = 0.0  # at its Router
 
 
 class _Waiting(NamedTuple):
-    uncached_tokens: int
-    attention: int  # (query, key) pairs of those
+    prompt: QueuedPrompt
+    attention: int  # (query, key) pairs of its tokens to compute
     new_hints: Sequence[HashHint]  # of the blocks it will add to the cache
 
 
@@ -48,7 +54,10 @@ class _TakenIn(NamedTuple):
 class Arrivals:
     """Requests not yet in the engine's own account of itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: SchedulingOrder, max_batched_tokens: int) -> None:
+        """order: of the engine's queue."""
+        self._order = order
+        self._max_batched_tokens = max_batched_tokens
         self._load = Load()
         self._load_made_s = 0.0
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -74,7 +83,7 @@ class Arrivals:
         self._tells_draining = not self._is_draining
         self._is_draining = True
 
-    def arrived(self, arrival: Arrival, cached: Container[HashHint]) -> None:
+    def arrived(self, arrival: Arrival, cached: Container[HashHint], now_s: float) -> None:
         """cached: the published cache, closed under parents. O(log(blocks)) and the blocks not there."""
         if arrival.request_id in self._waiting:
             return  # the engine will refuse the second of that name
@@ -82,10 +91,11 @@ class Arrivals:
         # At least one token is always computed.
         uncached = max(1, arrival.num_tokens - num_hit * arrival.block_size)
         attention = uncached * (2 * arrival.num_tokens - uncached) // 2
-        waiting = _Waiting(uncached, attention, arrival.hints[num_hit:])
+        prompt = self._queued_prompt(arrival, uncached, now_s)
+        waiting = _Waiting(prompt, attention, arrival.hints[num_hit:])
         self._waiting[arrival.request_id] = waiting
-        self._uncached_tokens += waiting.uncached_tokens
-        self._attention += waiting.attention
+        self._uncached_tokens += uncached
+        self._attention += attention
         self._expected.update(waiting.new_hints)
         self._unnamed.append(arrival.request_id)
 
@@ -129,10 +139,25 @@ class Arrivals:
             self._load,
             queued_uncached_tokens=int(left * self._load.queued_uncached_tokens) + self._uncached_tokens,
             queued_attention=None if attention is None else int(left * attention) + self._attention,
+            queued=told_queue(
+                [waiting.prompt for waiting in self._waiting.values()],
+                self._order,
+                now_s,
+                told=self._load.queued,
+                told_s=self._load_made_s,
+            ),
             num_waiting=self._load.num_waiting + len(self._waiting),
             is_draining=self._is_draining or self._load.is_draining,
             admitted=admitted,
         )
+
+    def _queued_prompt(self, arrival: Arrival, uncached: int, now_s: float) -> QueuedPrompt:
+        """Its place as far as the door can tell: what a twin before it has yet to compute, it cannot."""
+        order, pace, own_s = self._order, self._load.step_time, 0.0
+        if pace is not None:
+            own_s = pace.prefill_s(uncached, arrival.num_tokens - uncached, self._max_batched_tokens)
+        place = order.place(own_s, came_s=now_s - arrival.waited_s, now_s=now_s)
+        return QueuedPrompt(arrival.tenant, arrival.share, place + order.lag(arrival.priority), uncached)
 
     def _left_share(self, now_s: float) -> float:
         """Of what the engine had queued: 1 less what it has computed since, at its own measured pace."""
@@ -160,7 +185,7 @@ class Arrivals:
         """It is not waiting any more; its blocks are still expected."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
-            self._uncached_tokens -= waiting.uncached_tokens
+            self._uncached_tokens -= waiting.prompt.tokens
             self._attention -= waiting.attention
             if request_id in self._unnamed:
                 self._unnamed.remove(request_id)

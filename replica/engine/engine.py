@@ -217,6 +217,10 @@ class Engine:
                     len(request.token_ids),
                     hints(request.block_hashes),
                     self._config.block_size,
+                    request.tenant,
+                    request.share,
+                    request.priority,
+                    request.waited_s,
                 )
             )
 

@@ -21,8 +21,8 @@ from router.placement.late_replicas import LateReplicas
 from router.placement.observer import RoutingObserver
 from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking
+from router.placement.replica_queues import ReplicaQueues
 from router.placement.routing_statistics import RoutingCounts
-from router.placement.sent_prompts import SentPrompts
 from router.placement.shaper import Shaper, usable_tokens
 from router.policies import Policy, PolicyRequest
 from router.pricing.cost import RequestShape
@@ -58,7 +58,7 @@ class Bookings:
         policies: PolicySet,
         shaper: Shaper,
         late: LateReplicas,
-        sent: SentPrompts,
+        queues: ReplicaQueues,
         observers: Sequence[RoutingObserver],
         counts: RoutingCounts,
         peers: Callable[[], tuple[int, int]],
@@ -72,7 +72,7 @@ class Bookings:
         self._policies = policies
         self._shaper = shaper
         self._late = late
-        self._sent = sent
+        self._queues = queues
         self._observers = observers
         self._counts = counts
         self._peers = peers
@@ -114,7 +114,7 @@ class Bookings:
         self._shaper.routed(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = InFlight(request, query.excluded, policy)
-        self._sent.decided(record, query, hints)
+        self._queues.decided(record, query, hints)
         for observer in self._observers:
             observer.decided(record, query, hints)
         return self._placement(decision, reason)
@@ -128,10 +128,10 @@ class Bookings:
         self._index.served(request_id, replica_id)
         if replica_id not in self._fleet:  # what it waits for there says nothing of those that are
             self._late.ended(request_id)
-            self._sent.over(request_id)
+            self._queues.over(request_id)
             return
         self._late.moved(request_id, replica_id)
-        self._sent.moved(request_id, replica_id)
+        self._queues.moved(request_id, replica_id)
         if self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()
@@ -164,7 +164,7 @@ class Bookings:
             self._loads.residence.observe(self._clock() - flight.first_token_at)
         self._index.drop(request_id)
         self._late.ended(request_id)
-        self._sent.over(request_id)
+        self._queues.over(request_id)
         self._loads.release(request_id)
         return True
 
@@ -186,7 +186,7 @@ class Bookings:
     def _answered(self, request_id: RequestId) -> None:
         """It waits no more."""
         self._late.answered(request_id)
-        self._sent.over(request_id)
+        self._queues.over(request_id)
 
     def _note_missed(self, hints: Sequence[HashHint], available_tokens: int) -> None:
         """Of a prompt's blocks, those that were asked for lately and that nobody holds any more."""

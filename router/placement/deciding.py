@@ -7,7 +7,7 @@ from typing import Protocol
 
 from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, Placement, RouteQuery
-from router.placement.sent_prompts import SentPrompts
+from router.placement.replica_queues import ReplicaQueues
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_state import ReplicaState
 
@@ -16,7 +16,7 @@ class Deciding(Protocol):
     """Decisions, and the fleet as far as they need it."""
 
     @property
-    def sent(self) -> SentPrompts:
+    def queues(self) -> ReplicaQueues:
         """What waits at each replica for its first token."""
 
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:

@@ -47,7 +47,7 @@ from router.placement.entrance import Entrance
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
-from router.placement.sent_prompts import LAST
+from router.placement.replica_queues import LAST
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_state import ReplicaState
@@ -75,7 +75,7 @@ class HeldRequests:
         self._queue = HeldQueue()
         self._demand = TenantDemand()
         self._entrance = Entrance(routing, options, self._admission, self._demand, self._queue)
-        self._sent = routing.sent
+        self._queues = routing.queues
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
@@ -342,16 +342,16 @@ class HeldRequests:
         if best.price is not None and best.num_requests < best.info.max_running:
             hints, cached = decision.request.hints, decision.ranking.best_cached
             place = max(
-                self._sent.place(best.replica_id, query, decision.prefill_s, now),
-                self._sent.promised_place(best.replica_id, query, hints, cached),
+                self._queues.place(best.replica_id, query, decision.prefill_s, now),
+                self._queues.promised_place(best.replica_id, query, hints, cached),
             )
-        return self._sent.before(
+        return self._queues.before(
             best.replica_id, query.tenant, held.uncached_tokens, query.share, self._queue.tag, place
         )
 
     def _has_due(self, now: float) -> bool:
         """Whether somebody may leave though no replica is free: what keeps it busy would stand back."""
-        if not self._sent.may_stand_back(self._queue.tenants):
+        if not self._queues.may_stand_back(self._queue.tenants):
             return False
         return any([held.wants and held.free_at <= now + ROUNDING_S for held in self._window(now)])
 

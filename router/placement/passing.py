@@ -20,15 +20,14 @@ from cache.events import StepTimeModel
 from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint
 from router.placement.decision import RouteQuery
-from router.placement.sent_prompts import SentPrompts
+from router.placement.replica_queues import ReplicaQueues
 from router.pricing.cost import prefill_s
 from router.pricing.replica_state import ReplicaState
 
 
 class Passing:
-    def __init__(self, sent: SentPrompts) -> None:
-        """sent: told of all that this Router sends."""
-        self._sent = sent
+    def __init__(self, queues: ReplicaQueues) -> None:
+        self._queues = queues
 
     def met_by(
         self,
@@ -43,8 +42,8 @@ class Passing:
 
         O(replicas, and prompts there that go before it); O(1) while nobody waits.
         """
-        total, sent = query.num_prompt_tokens, self._sent
-        if not len(sent):
+        total, queues = query.num_prompt_tokens, self._queues
+        if queues.is_empty:
             return states
         found = []
         # Mostly all are of one speed, hold the same, and order alike.
@@ -52,7 +51,7 @@ class Passing:
         own_s = own_place = 0.0
         for state, held in zip(states, cached, strict=True):
             price, queue_s, info = state.price, state.busy_until - now, state.info
-            last = sent.last_place(state.replica_id, query.tenant) if queue_s > 0.0 else -math.inf
+            last = queues.last_place(state.replica_id, query.tenant) if queue_s > 0.0 else -math.inf
             # Without a place there it would wait for one, which nobody gives up.
             if price is None or last == -math.inf or state.num_requests >= info.max_running:
                 found.append(state)
@@ -60,14 +59,12 @@ class Passing:
             if (price.step_time, price.room, held, info.scheduling_order) != alike:
                 alike = price.step_time, price.room, held, info.scheduling_order
                 own_s = prefill_s(price, total, held)
-                own_place = sent.place(state.replica_id, query, own_s, now)
-            place = max(own_place, sent.promised_place(state.replica_id, query, hints, held))
+                own_place = queues.place(state.replica_id, query, own_s, now)
+            place = max(own_place, queues.promised_place(state.replica_id, query, hints, held))
             if place >= last:
                 found.append(state)
                 continue
-            part, num_passed = sent.met(
-                state.replica_id, query.tenant, total - held, query.share, place, state.num_waiting
-            )
+            part, num_passed = queues.met(state.replica_id, query.tenant, total - held, query.share, place)
             step_s = queue_s * min(1.0, price.room / max(1, state.queued_tokens))
             before_s = max(part * queue_s, step_s / 2.0, state.first_at - now)
             found.append(state.letting_by(price, min(queue_s, before_s), num_passed * own_s, now))

@@ -37,6 +37,7 @@ from router.placement.inheritance import Inheritance
 from router.placement.late_replicas import LateReplicas
 from router.placement.observer import RoutingObserver
 from router.placement.policy_set import PolicySet
+from router.placement.replica_queues import ReplicaQueues
 from router.placement.routing_statistics import (
     FleetStatistics,
     ReplicaStatistics,
@@ -44,7 +45,6 @@ from router.placement.routing_statistics import (
     RoutingStatistics,
     replica_statistics,
 )
-from router.placement.sent_prompts import SentPrompts
 from router.placement.shaper import Shaper
 from router.placement.weighing import NOBODY, Ahead, Weighing
 from router.policies import PolicyContext, PolicyRequest
@@ -94,7 +94,7 @@ class Routing:
         )
         self._late = LateReplicas(self._loads, clock)
         self._inheritance = Inheritance()
-        self.sent = SentPrompts(config.fingerprint.block_size, self._index.is_there)
+        self.queues = ReplicaQueues(config.fingerprint.block_size, self._index.is_there)
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
@@ -110,7 +110,7 @@ class Routing:
             policies=self._policies,
             shaper=self._shaper,
             inheritance=self._inheritance,
-            sent=self.sent,
+            queues=self.queues,
             peers=peers,
         )
         self._bookings = Bookings(
@@ -122,7 +122,7 @@ class Routing:
             policies=self._policies,
             shaper=self._shaper,
             late=self._late,
-            sent=self.sent,
+            queues=self.queues,
             observers=self._observers,
             counts=self._counts,
             peers=peers,
@@ -390,7 +390,7 @@ class Routing:
         if self._fleet.add(replica_id, info):
             self._index.add_replica(replica_id, info)
         self._policies.replica_added(replica_id, info)
-        self.sent.replica_added(replica_id, info)
+        self.queues.replica_added(replica_id, info)
         for observer in self._observers:
             observer.replica_added(replica_id, info)
 
@@ -399,7 +399,7 @@ class Routing:
         self._loads.remove_replica(replica_id)
         self._index.remove_replica(replica_id)
         self._late.gone(replica_id)
-        self.sent.replica_removed(replica_id)
+        self.queues.replica_removed(replica_id)
         self._policies.replica_removed(replica_id)
         for observer in self._observers:
             observer.replica_removed(replica_id)
@@ -417,5 +417,6 @@ class Routing:
         if load.is_draining and not self._loads[replica_id].load.is_draining:
             self._inheritance.replica_left(self._clock())
         self._loads.report(replica_id, load, is_between_steps=is_between_steps)
+        self.queues.said(replica_id, load, self._clock())
         self._fleet.heard(replica_id)
         self._tell_load()

@@ -21,7 +21,7 @@ from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
 from router.placement.passing import Passing
 from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking, candidates_of, ranking_of
-from router.placement.sent_prompts import SentPrompts
+from router.placement.replica_queues import ReplicaQueues
 from router.placement.shaper import Shaper, usable_tokens
 from router.policies import Policy, PolicyRequest
 from router.policies.expected_time import ExpectedTime
@@ -57,11 +57,11 @@ class Weighing:
         policies: PolicySet,
         shaper: Shaper,
         inheritance: Inheritance,
-        sent: SentPrompts,
+        queues: ReplicaQueues,
         peers: Callable[[], tuple[int, int]],
     ) -> None:
         """match: leading blocks of a prompt that each replica holds, at a time by the clock; those that hold
-        none, or are silent, left out. sent: what waits at each for its first token. peers: this router's
+        none, or are silent, left out. queues: what waits at each for its first token. peers: this router's
         place among the routers, and their number."""
         self._config = config
         self._clock = clock
@@ -73,7 +73,7 @@ class Weighing:
         self._policies = policies
         self._shaper = shaper
         self._inheritance = inheritance
-        self._passing = Passing(sent)
+        self._passing = Passing(queues)
         self._peers = peers
         self.num_held = 0  # requests that wait at this router: they count as queued
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cache.events import Load, StepTimeModel
+from cache.events import Load, QueuedPrompts, StepTimeModel
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.messages import ReplicaInfo
+from cache.scheduling_order import AGING
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.placement.routing import RouteQuery
@@ -68,6 +69,14 @@ def config(**changes: Any) -> RouterConfig:
 
 def load(**changes: Any) -> Load:
     return Load(**{"free_blocks": 10_000, "total_blocks": 10_000, "step_time": STEP_TIME, **changes})
+
+
+def told(*num_blocks: int, tenant: str = "", share: float = 1.0, age_s: float = 0.0) -> QueuedPrompts:
+    """What a paper replica where prompts stand back tells of prompts like `query`'s, with nothing cached, all
+    of that age."""
+    tokens = [each * BLOCK_SIZE + 1 for each in sorted(num_blocks)]
+    places = [STEP_TIME.prefill_s(each, 0, info().max_batched_tokens) - AGING * age_s for each in tokens]
+    return QueuedPrompts(tenant, share, tuple(places), tuple(tokens))
 
 
 def view(**changes: Any) -> LoadView:

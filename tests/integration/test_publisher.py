@@ -22,6 +22,7 @@ from cache.events import (
     EventLog,
     Load,
     LoadUpdate,
+    QueuedPrompts,
     Snapshot,
     decode_batch,
     decode_load,
@@ -173,7 +174,11 @@ def test_arrivals_are_told_of_while_the_engine_is_silent() -> None:
         assert (first.epoch, first.seq, first.number) == (EPOCH, log.seq, 1)
         # Two of its four blocks are cached; a twin of it finds all of them on their way.
         assert first.load == Load(
-            queued_uncached_tokens=109, num_waiting=1, num_running=3, admitted=(RequestId("a"),)
+            queued_uncached_tokens=109,
+            queued=(QueuedPrompts("", 1.0, num_more=1, more_tokens=9),),
+            num_waiting=1,
+            num_running=3,
+            admitted=(RequestId("a"),),
         )
         publisher.arrived(arrival("twin"))
         second = listener.update()

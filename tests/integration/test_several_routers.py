@@ -18,6 +18,7 @@ import pytest
 from cache.block_hash import BlockHasher
 from cache.events import EventLog
 from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
+from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId, RequestId
 from replica.config import SimConfig
 from replica.engine.engine import Engine
@@ -34,6 +35,7 @@ BLOCK = 16
 MARK = fingerprint(BLOCK)
 HASHER = BlockHasher(MARK)
 NUM_REPLICAS = 4
+ORDER = SchedulingOrder.SHORTEST_PREEMPTING
 PROMPT_TOKENS = 30 * BLOCK + 5
 # A prompt of that length takes about 50 ms alone.
 SIM = SimConfig(base_s=0.002, per_token_s=0.0001, per_attention_s=0.0, per_sequence_s=0.0001)
@@ -46,7 +48,13 @@ class Replica:
         self.name = replica_id(number)
         epoch = new_epoch()
         settings = sim_config(4096, sim=sim, block_size=BLOCK, max_running=64)
-        self.publisher = Publisher(host="127.0.0.1", port=0, epoch=epoch)
+        self.publisher = Publisher(
+            host="127.0.0.1",
+            port=0,
+            epoch=epoch,
+            order=ORDER,
+            max_batched_tokens=settings.max_batched_tokens,
+        )
         self.log = EventLog(epoch)
         core = EngineCore(SimRunner(settings.sim, block_size=BLOCK), settings, HASHER, sink=self.log)
         self.engine = Engine(
@@ -61,6 +69,7 @@ class Replica:
             fingerprint=MARK,
             event_endpoint=self.publisher.event_endpoint,
             snapshot_endpoint=self.publisher.snapshot_endpoint,
+            scheduling_order=ORDER,
         )
 
     async def aclose(self) -> None:
@@ -223,6 +232,27 @@ async def test_what_one_router_has_sent_is_known_to_the_other_while_the_engine_i
         assert engine.stats().num_steps == num_steps  # the engine has not said a word since
         assert one.load(busy) == other.load(busy)  # and the sender does not count them twice
         assert other.routing.choose(other.query("elsewhere", cold(99))).replica_id != busy
+        await asyncio.gather(*jobs)
+
+
+async def test_what_another_routers_prompts_are_like_is_known_inside_a_step_as_well() -> None:
+    """Of two that wait behind a long step, by one Router, the other knows which stands back for its own."""
+    async with Fleet(2, SimConfig(base_s=0.15)) as fleet:
+        one, other = fleet.routers
+        await fleet.warm_up()
+        busy = replica_id(0)
+        jobs = []
+        for count, (name, prompt) in enumerate(
+            (("first", cold(1)[:40]), ("short", cold(2)[:20]), ("long", cold(3)))
+        ):
+            placement = one.routing.choose(one.query(name, prompt))._replace(ranks=(busy,))
+            jobs.append(asyncio.create_task(fleet.generate(one, name, prompt, placement)))
+            await until(lambda count=count: other.load(busy)[0] == count + 1)
+        asks = other.query("asks", cold(4)[:200])
+        asks = asks._replace(excluded=frozenset(fleet.replicas) - {busy})
+        price = other.routing.weigh(asks).ranking.best.price
+        assert price is not None
+        assert price.passed_s == pytest.approx(price.step_time.prefill_s(200, 0, 512), rel=0.01)
         await asyncio.gather(*jobs)
 
 

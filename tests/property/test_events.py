@@ -20,6 +20,7 @@ from cache.events import (
     EventLog,
     Load,
     LoadUpdate,
+    QueuedPrompts,
     Snapshot,
     StepTimeModel,
     decode_batch,
@@ -35,9 +36,17 @@ from tests.fakes.cache import Subscriber
 U64 = st.integers(0, 2**64 - 1)
 COUNT = st.integers(0, 2**40)
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
+PROMPTS = st.lists(st.tuples(SECONDS, COUNT), max_size=4).map(sorted)
+QUEUED = st.builds(
+    lambda tenant, share, prompts, num_more, more: QueuedPrompts(
+        tenant, share, tuple([at for at, _ in prompts]), tuple([n for _, n in prompts]), num_more, more
+    ),
+    st.text(max_size=8), st.floats(0.01, 100.0), PROMPTS, COUNT, COUNT,
+)  # fmt: skip
 LOADS = st.builds(
     Load,
     queued_uncached_tokens=COUNT,
+    queued=st.lists(QUEUED, max_size=3, unique_by=lambda of: of.tenant).map(tuple),
     num_waiting=COUNT,
     num_running=COUNT,
     context_tokens=COUNT,

@@ -6,21 +6,39 @@ When the last replica has gone nothing is left of any.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
+from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.routing import RouteQuery, Routing
 from router.policies import NAMES
-from tests.fakes.router import BLOCK_SIZE, OTHER_FINGERPRINT, FakeClock, chain, config, info, load, replica_id
+from tests.fakes.router import (
+    BLOCK_SIZE,
+    OTHER_FINGERPRINT,
+    FakeClock,
+    chain,
+    config,
+    info,
+    load,
+    replica_id,
+    told,
+)
 
 REPLICAS = [replica_id(i) for i in range(4)]
 INFOS = {
-    replica: info(max_running=3, max_waiting=2, **({"fingerprint": OTHER_FINGERPRINT} if i == 3 else {}))
+    replica: info(
+        max_running=3,
+        max_waiting=2,
+        scheduling_order=list(SchedulingOrder)[i % 3],
+        **({"fingerprint": OTHER_FINGERPRINT} if i == 3 else {}),
+    )
     for i, replica in enumerate(REPLICAS)
 }
 
@@ -56,12 +74,14 @@ class RoutingMachine(RuleBasedStateMachine):
         replica = data.draw(st.sampled_from(sorted(self.running)))
         admitted = data.draw(st.lists(st.sampled_from(sorted(self.open)), max_size=3)) if self.open else []
         prompt = data.draw(st.sampled_from("abc"))
+        tenants = data.draw(st.sets(st.sampled_from(["", "other"])))
         said = load(
             num_running=running,
             num_waiting=waiting,
             queued_uncached_tokens=waiting * 500,
             is_draining=is_draining,
             admitted=tuple(admitted),
+            queued=tuple(told(*[10] * waiting, tenant=tenant) for tenant in sorted(tenants) if waiting),
         )
         stored = tuple(to_hints(chain(prompt, 6)))
         self.routing.on_events(replica, EventBatch(FORMAT_VERSION, 1, 1, stored, (), Digest(), said))
@@ -109,7 +129,7 @@ class RoutingMachine(RuleBasedStateMachine):
             self.routing.continued(request_id)
         else:
             self.routing.first_token(request_id, replica, 0)
-        assert request_id not in self.routing.sent._by_id
+        assert request_id not in self.routing.queues._by_id
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), candidates=st.lists(st.sampled_from(REPLICAS), unique=True))
@@ -142,19 +162,24 @@ class RoutingMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_somewhere_is_booked_there(self) -> None:
-        waiting = self.routing.sent._by_id
+        waiting = self.routing.queues._by_id
         assert waiting.keys() <= self.open.keys()
         for request_id, sent in waiting.items():
             assert sent.replica_id in self.running
             assert self.routing._loads.placed(request_id) == sent.replica_id
-        at = {sent.replica_id for sent in waiting.values()}
-        assert at == self.routing.sent._queued.keys()
+        unnamed = Counter(sent.replica_id for sent in waiting.values() if sent.named_by is None)
+        lines = self.routing.queues._lines
+        assert {name: sum(len(line._sizes) for line in of.values()) for name, of in lines.items()} == {
+            name: unnamed[name] for name in lines
+        }
+        assert unnamed.keys() <= lines.keys() <= self.running
+        assert all(line.num_prompts > 0 for of in lines.values() for line in of.values())
 
     def teardown(self) -> None:
         for request_id in self.open:
             self.routing.release(request_id)
         assert all(r.in_flight == r.unseen == 0 for r in self.routing.statistics().replicas)
-        assert len(self.routing.sent) == 0
+        assert len(self.routing.queues) == 0
         self.routing.update_replicas({})
         seen = self.routing.statistics()
         assert (seen.in_flight, seen.index_entries, seen.replicas) == (0, 0, ())

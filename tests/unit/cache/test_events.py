@@ -18,6 +18,7 @@ from cache.events import (
     EventLog,
     Load,
     LoadUpdate,
+    QueuedPrompts,
     Snapshot,
     StepTimeModel,
     decode_batch,
@@ -29,7 +30,8 @@ from cache.events import (
 )
 from cache.types import BlockHash, HashHint, RequestId
 
-LOAD = Load(num_running=2, step_time=StepTimeModel(0.01, 1e-5, 1e-9, 1e-4))
+QUEUED = QueuedPrompts("t", 2.0, (-0.5, 0.1), (30, 200), 1, 900)
+LOAD = Load(num_running=2, step_time=StepTimeModel(0.01, 1e-5, 1e-9, 1e-4), queued=(QUEUED,))
 
 
 def hints(*names: int) -> tuple[HashHint, ...]:
@@ -38,19 +40,19 @@ def hints(*names: int) -> tuple[HashHint, ...]:
 
 def a_batch(**changes: Any) -> EventBatch:
     fields: dict[str, Any] = {
-        "version": 4, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
+        "version": 5, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
         "digest": Digest(2, 1), "load": LOAD,
     }  # fmt: skip
     return EventBatch(**{**fields, **changes})
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
-    fields: dict[str, Any] = {"version": 4, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
+    fields: dict[str, Any] = {"version": 5, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
     return Snapshot(**{**fields, **changes})
 
 
 def an_update(**changes: Any) -> LoadUpdate:
-    fields: dict[str, Any] = {"version": 4, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
+    fields: dict[str, Any] = {"version": 5, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
     return LoadUpdate(**{**fields, **changes})
 
 
@@ -58,6 +60,11 @@ def spoilt(wire: bytes, spoil: Callable[[dict[str, Any]], object]) -> bytes:
     value = msgspec.msgpack.decode(wire)
     spoil(value)
     return msgspec.msgpack.encode(value)
+
+
+def spoil_queued(column: int, value: object) -> Callable[[dict[str, Any]], object]:
+    """That of what is said of the first tenant's queue is something else."""
+    return lambda message: message["load"]["queued"][0].__setitem__(column, value)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +80,20 @@ def spoilt(wire: bytes, spoil: Callable[[dict[str, Any]], object]) -> bytes:
         (lambda value: value["load"].update(num_running=True), r"\$\.load\.num_running"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
         (lambda value: value["load"].update(step_time=[0.0, 0.0, math.inf, 0.0]), "step_time is not finite"),
+        (spoil_queued(2, [0.1, -0.5]), "places that are not finite, or out of order"),
+        (spoil_queued(2, [0.1, math.nan]), "places that are not finite, or out of order"),
+        (spoil_queued(2, [0.1]), "load.queued has 1 places and tokens of 2 prompts"),
+        (spoil_queued(3, [30, -1]), r"\$\.load\.queued\[0\]\[3\]"),
+        (spoil_queued(1, 0.0), "load.queued has a share of 0.0"),
+        (spoil_queued(1, math.inf), "load.queued has a share of inf"),
+        (lambda value: value["load"].update(queued=65 * value["load"]["queued"]), r"\$\.load\.queued"),
+        (lambda value: value["load"].update(queued=2 * value["load"]["queued"]), "has 't' twice"),
         (lambda value: value.update(stored=[6, 7]), "listed twice"),
         (lambda value: value.update(stored=[7, 7]), "listed twice"),
         (lambda value: value.update(removed=[7, 7]), "listed twice"),
         (lambda value: value.update(sent_s=math.inf), "sent_s is not finite"),
-        (lambda value: value.update(version=3), "event batch of format version 3, not 4"),
-        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 4"),
+        (lambda value: value.update(version=3), "event batch of format version 3, not 5"),
+        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 5"),
         (lambda value: value.update(type="snapshot"), "type"),
     ],
 )
@@ -92,7 +107,7 @@ def test_a_malformed_batch_is_refused_by_name(spoil: Callable[[dict[str, Any]], 
     [
         (lambda value: value.update(digest=[3, 1]), "malformed snapshot: 16 bytes for 3 hashes"),
         (lambda value: value.pop("digest"), "digest"),
-        (lambda value: value.update(version=0), "snapshot of format version 0, not 4"),
+        (lambda value: value.update(version=0), "snapshot of format version 0, not 5"),
         (lambda value: value["load"].update(admitted=["r"] * 65_537), "admitted"),
     ],
 )
@@ -121,7 +136,7 @@ def test_a_snapshot_is_three_frames_of_whole_hashes() -> None:
     [
         (lambda value: value.update(number=-1), r"\$\.number"),
         (lambda value: value.update(stored=[]), "stored"),
-        (lambda value: value.update(version=3), "load update of format version 3, not 4"),
+        (lambda value: value.update(version=3), "load update of format version 3, not 5"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
     ],
 )
@@ -198,7 +213,7 @@ def test_batches_are_net_and_numbered() -> None:
         log.stored(a_hash(name))
     log.removed(a_hash(3))
     first = log.flush(LOAD)
-    assert first == EventBatch(4, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
+    assert first == EventBatch(5, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
     log.removed(a_hash(2))
     log.stored(a_hash(2))
     assert not log.has_changes
@@ -212,11 +227,11 @@ def test_batches_are_net_and_numbered() -> None:
 def test_a_snapshot_shows_what_was_flushed() -> None:
     log = EventLog(epoch=9)
     log.stored(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(4, 9, 0, array("Q"), LOAD, Digest(), array("Q"))
+    assert log.snapshot(LOAD) == Snapshot(5, 9, 0, array("Q"), LOAD, Digest(), array("Q"))
     log.flush(LOAD)
     log.stored(a_hash(2))
     log.removed(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(4, 9, 1, array("Q", [1]), LOAD, Digest(1, 1), array("Q"))
+    assert log.snapshot(LOAD) == Snapshot(5, 9, 1, array("Q", [1]), LOAD, Digest(1, 1), array("Q"))
     batch = log.flush(LOAD)
     assert (batch.stored, batch.removed) == (hints(2), hints(1))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from cache.events import Load, StepTimeModel
+import pytest
+
+from cache.events import Load, QueuedPrompts, StepTimeModel
+from cache.scheduling_order import AGING, SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.engine.arrivals import MAX_EXPECTED_S, MAX_RECENT, Arrival, Arrivals
 
+SHORTEST = SchedulingOrder.SHORTEST_PREEMPTING
 PACE = StepTimeModel(base_s=0.0, per_token_s=0.001, per_attention_s=0.0, per_sequence_s=0.0)
 
 
@@ -13,15 +17,19 @@ def rid(*names: str) -> tuple[RequestId, ...]:
     return tuple(map(RequestId, names))
 
 
+def new_arrivals() -> Arrivals:
+    return Arrivals(SHORTEST, 512)
+
+
 def arrival(name: str, num_tokens: int = 10, hints: tuple[int, ...] = ()) -> Arrival:
     return Arrival(RequestId(name), num_tokens, tuple(map(HashHint, hints)), 4)
 
 
 def test_an_arrival_waits_until_the_engine_names_it() -> None:
-    arrivals = Arrivals()
+    arrivals = new_arrivals()
     arrivals.settle(Load(queued_uncached_tokens=100, num_waiting=2, num_running=1), 0.0, ())
-    arrivals.arrived(arrival("a", 10), ())
-    arrivals.arrived(arrival("b", 7), ())
+    arrivals.arrived(arrival("a", 10), (), 0.0)
+    arrivals.arrived(arrival("b", 7), (), 0.0)
     load = arrivals.load(0.0, arrivals.take_unnamed())
     assert (load.queued_uncached_tokens, load.num_waiting, load.num_running) == (117, 4, 1)
     assert load.admitted == rid("a", "b")
@@ -37,48 +45,48 @@ def test_an_arrival_waits_until_the_engine_names_it() -> None:
 
 def test_what_is_cached_or_on_its_way_is_not_counted() -> None:
     """Twins at the door are computed once: the second finds the first one's blocks."""
-    arrivals = Arrivals()
+    arrivals = new_arrivals()
     cached = {HashHint(1), HashHint(2)}
-    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), cached)
+    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), cached, 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 21 - 8
-    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), cached)
+    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), cached, 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 13 + 1
     arrivals.refused(RequestId("a"))
     arrivals.refused(RequestId("twin"))
-    arrivals.arrived(arrival("later", 21, (1, 2, 3, 4, 5)), cached)
+    arrivals.arrived(arrival("later", 21, (1, 2, 3, 4, 5)), cached, 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 13
 
 
 def test_a_twin_finds_what_is_being_computed() -> None:
     """The engine has named the first, and is inside the step that computes it: the cache does not show it."""
-    arrivals = Arrivals()
-    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), ())
+    arrivals = new_arrivals()
+    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), (), 0.0)
     named = Load(queued_uncached_tokens=21, num_running=1, admitted=rid("a"))
     arrivals.settle(named, 0.0, ())
-    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), ())
+    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), (), 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 21 + 1
     arrivals.settle(Load(num_running=2, admitted=rid("twin")), 0.1, {HashHint(5)})
-    arrivals.arrived(arrival("after", 21, (1, 2, 3, 4, 5)), ())  # evicted at once
+    arrivals.arrived(arrival("after", 21, (1, 2, 3, 4, 5)), (), 0.0)  # evicted at once
     assert arrivals.load(0.1, ()).queued_uncached_tokens == 21
 
 
 def test_what_was_never_computed_is_not_expected_for_ever() -> None:
-    arrivals = Arrivals()
-    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), ())
+    arrivals = new_arrivals()
+    arrivals.arrived(arrival("a", 21, (1, 2, 3, 4, 5)), (), 0.0)
     arrivals.settle(Load(admitted=rid("a")), 0.0, ())
     arrivals.settle(Load(), 2 * MAX_EXPECTED_S, ())
-    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), ())
+    arrivals.arrived(arrival("twin", 21, (1, 2, 3, 4, 5)), (), 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 21
 
 
 def test_at_least_one_token_is_computed() -> None:
-    arrivals = Arrivals()
-    arrivals.arrived(arrival("a", 8, (1, 2)), {HashHint(1), HashHint(2)})
+    arrivals = new_arrivals()
+    arrivals.arrived(arrival("a", 8, (1, 2)), {HashHint(1), HashHint(2)}, 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 1
 
 
 def test_what_the_engine_had_queued_runs_down_at_its_own_pace() -> None:
-    arrivals = Arrivals()
+    arrivals = new_arrivals()
     arrivals.settle(Load(queued_uncached_tokens=100, num_waiting=1, step_time=PACE), 5.0, ())
     assert arrivals.load(5.0, ()).queued_uncached_tokens == 100
     assert arrivals.load(5.025, ()).queued_uncached_tokens in (74, 75)
@@ -88,16 +96,16 @@ def test_what_the_engine_had_queued_runs_down_at_its_own_pace() -> None:
 
 
 def test_a_second_of_the_same_name_is_not_counted_twice() -> None:
-    arrivals = Arrivals()
-    arrivals.arrived(arrival("a", 10), ())
-    arrivals.arrived(arrival("a", 99), ())
+    arrivals = new_arrivals()
+    arrivals.arrived(arrival("a", 10), (), 0.0)
+    arrivals.arrived(arrival("a", 99), (), 0.0)
     assert arrivals.load(0.0, ()).queued_uncached_tokens == 10
     assert arrivals.take_unnamed() == rid("a")
 
 
 def test_a_refused_one_is_named_nowhere() -> None:
-    arrivals = Arrivals()
-    arrivals.arrived(arrival("a"), ())
+    arrivals = new_arrivals()
+    arrivals.arrived(arrival("a"), (), 0.0)
     assert arrivals.has_news
     arrivals.refused(RequestId("a"))
     assert not arrivals.has_news
@@ -105,15 +113,15 @@ def test_a_refused_one_is_named_nowhere() -> None:
 
 
 def test_recent_ones_are_remembered_but_not_for_ever() -> None:
-    arrivals = Arrivals()
+    arrivals = new_arrivals()
     names = [RequestId(str(number)) for number in range(MAX_RECENT + 5)]
     arrivals.settle(Load(admitted=tuple(names)), 0.0, ())
-    arrivals.arrived(arrival("waiting"), ())
+    arrivals.arrived(arrival("waiting"), (), 0.0)
     assert arrivals.recent() == (*names[5:], "waiting")
 
 
 def test_draining_is_news_once_and_stays() -> None:
-    arrivals = Arrivals()
+    arrivals = new_arrivals()
     assert not arrivals.has_news
     arrivals.drain()
     assert arrivals.has_news
@@ -122,3 +130,30 @@ def test_draining_is_news_once_and_stays() -> None:
     assert not arrivals.has_news
     arrivals.settle(Load(num_running=1), 0.0, ())
     assert arrivals.load(0.0, ()).is_draining
+
+
+def test_arrivals_are_told_of_in_the_engines_order_beside_its_own_queue() -> None:
+    """Places are told as of now: what was said a second ago has grown older by that."""
+    arrivals = new_arrivals()
+    said = (QueuedPrompts("a", 2.0, (0.1, 0.6), (300, 600), 1, 900), QueuedPrompts("c", 1.0, (0.2,), (200,)))
+    arrivals.settle(Load(queued=said, step_time=PACE), 10.0, ())
+    new = (("a", 400, 0.5), ("b", 50, 0.0))
+    for tenant, num_tokens, waited_s in new:
+        each = Arrival(RequestId(tenant), num_tokens, (), 4, tenant=tenant, share=2.0, waited_s=waited_s)
+        arrivals.arrived(each, (), 11.0)
+    a, c, b = arrivals.load(11.0, ()).queued
+    assert (a.tenant, a.share, a.tokens, a.num_more, a.more_tokens) == ("a", 2.0, (300, 400, 600), 1, 900)
+    assert a.places == pytest.approx((0.1 - AGING, 0.4 - 0.5 * AGING, 0.6 - AGING))
+    assert (c.tenant, c.tokens, b.tenant, b.tokens) == ("c", (200,), "b", (50,))
+    assert b.places == pytest.approx((0.05,))
+    arrivals.settle(Load(queued=said), 12.0, ())
+    arrivals.refused(RequestId("a"))
+    arrivals.refused(RequestId("b"))
+    assert arrivals.load(12.0, ()).queued == said
+
+
+def test_where_nobody_stands_back_sums_are_enough() -> None:
+    arrivals = Arrivals(SchedulingOrder.FIRST_COME, 512)
+    arrivals.settle(Load(queued=(QueuedPrompts("", 1.0, num_more=2, more_tokens=70),)), 0.0, ())
+    arrivals.arrived(arrival("a", 10), (), 0.0)
+    assert arrivals.load(1.0, ()).queued == (QueuedPrompts("", 1.0, num_more=3, more_tokens=80),)

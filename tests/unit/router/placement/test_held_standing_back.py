@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,20 +11,26 @@ from hypothesis import strategies as st
 from cache.priority import LEVEL_S
 from cache.scheduling_order import AGING, SchedulingOrder
 from cache.types import RequestId
-from router.placement.sent_prompts import LAST
+from router.placement.replica_queues import LAST
 from tests.fakes.held import TOKEN_S, A, B, HoldingRouter
-from tests.fakes.router import BLOCK_SIZE, query
+from tests.fakes.router import BLOCK_SIZE, query, told
 
 LONG = 1000  # blocks
 
 
-def behind_a_long_prompt(order: SchedulingOrder, **engine: int) -> HoldingRouter:
+def behind_a_long_prompt(order: SchedulingOrder, **engine: Any) -> HoldingRouter:
     """One replica, at work on a long prompt of this router's, as it says."""
     router = HoldingRouter(scheduling_order=order)
     router.submit("long", LONG)
     assert router.poll() == ["long"]
-    router.report(A, backlog_s=LONG * BLOCK_SIZE * TOKEN_S, admitted=("long",), **engine)
+    works(router, LONG, admitted=("long",), **engine)
     return router
+
+
+def works(router: HoldingRouter, *num_blocks: int, age_s: float = 0.0, **engine: Any) -> None:
+    """The first replica says that it is at prompts of so many blocks, all of that age."""
+    backlog_s = sum(num_blocks) * BLOCK_SIZE * TOKEN_S
+    router.report(A, backlog_s=backlog_s, queued=(told(*num_blocks, age_s=age_s),), **engine)
 
 
 @pytest.mark.parametrize("order", SchedulingOrder)
@@ -42,7 +50,7 @@ def test_what_goes_before_it_holds_it_back_and_nothing_else() -> None:
     router.submit("between", 300)
     assert router.poll() == []
     router.routing.first_token(RequestId("short"), A, 0)
-    router.report(A, backlog_s=LONG * BLOCK_SIZE * TOKEN_S, num_running=2)
+    works(router, LONG, num_running=2)
     router.clock.advance(0.1)  # first tokens are no report: it is weighed anew after a while
     assert router.poll() == ["between"]
 
@@ -63,11 +71,11 @@ def test_waiting_outweighs_length_as_in_the_engine() -> None:
     own_s = LONG * BLOCK_SIZE * TOKEN_S
     router = behind_a_long_prompt(SchedulingOrder.SHORTEST_PREEMPTING, num_running=1)
     router.clock.advance(0.95 * own_s / AGING)
-    router.report(A, backlog_s=own_s, num_running=1)
+    works(router, LONG, num_running=1, age_s=0.95 * own_s / AGING)
     router.submit("in time", 1)
     assert router.poll() == ["in time"]
     router.clock.advance(0.1 * own_s / AGING)
-    router.report(A, backlog_s=own_s, num_running=1)
+    works(router, LONG, num_running=1, age_s=1.05 * own_s / AGING)
     router.submit("late", 1)
     assert router.poll() == []
     router.held.withdraw(RequestId("late"))
@@ -135,18 +143,18 @@ def test_an_idle_replica_is_taken_all_the_same() -> None:
 def test_of_ones_own_what_has_an_earlier_place_goes_before(lengths: list[int], own: int) -> None:
     """All of it where nobody stands back; each prompt until its first token."""
     router = HoldingRouter(scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
-    sent = router.routing.sent
+    queues = router.routing.queues
     for number, num_blocks in enumerate(lengths):
         router.routing.choose(query(str(number), num_blocks))
     asked = query("own", own)
-    place = sent.place(A, asked, router.routing.weigh(asked).prefill_s, router.clock())
+    place = queues.place(A, asked, router.routing.weigh(asked).prefill_s, router.clock())
     shorter = sum(BLOCK_SIZE * each + 1 for each in lengths if each <= own)
     total = sum(BLOCK_SIZE * each + 1 for each in lengths)
-    part = sent.before(A, "", own, 1.0, lambda _: 0.0, place)
+    part = queues.before(A, "", own, 1.0, lambda _: 0.0, place)
     assert part == pytest.approx(shorter / total if lengths else 1.0)
-    assert sent.before(A, "", own, 1.0, lambda _: 0.0, LAST) == 1.0
-    assert sent.may_stand_back({""}) == bool(lengths)
+    assert queues.before(A, "", own, 1.0, lambda _: 0.0, LAST) == 1.0
+    assert queues.may_stand_back({""}) == bool(lengths)
     for number in range(len(lengths)):
         router.routing.first_token(RequestId(str(number)), A, 0)
-    assert len(sent) == 0
-    assert not sent.may_stand_back({""})
+    assert len(queues) == 0
+    assert not queues.may_stand_back({""})

@@ -126,7 +126,7 @@ def test_what_goes_before_is_as_much_as_start_time_fair_queueing_serves(
     """Of each other tenant's tokens there, those of which it is the turn until `own` is done."""
     tenant, num_tokens, share = own
     router = HoldingRouter(options=ROOMY)
-    queue = router.routing.sent
+    queue = router.routing.queues
     shares = {name: share for name, _, share in [*prompts, own]}
     left: Counter[str] = Counter()
     for number, (name, num_sent, _) in enumerate(prompts):

@@ -16,7 +16,7 @@ from router.insight.accounting import Accounting, UncachedReason
 from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
 from tests.fakes.held import HoldingRouter
-from tests.fakes.router import BLOCK_SIZE, chain, info, load, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, chain, info, load, query, replica_id, told
 from tests.fakes.routing import RoutingBench
 
 A, B = replica_id(0), replica_id(1)
@@ -166,9 +166,8 @@ def test_what_a_prompt_passes_waits_for_what_is_computed_of_it(copy_block_s: flo
     bench.routing.update_replicas({B: info(scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)})
     tell(bench, B, chain("q", 64), copy_block_s)
     bench.routing.choose(query("longer", 80))
-    bench.routing.on_load(
-        B, load(copy_block_s=copy_block_s, queued_uncached_tokens=1280, num_waiting=1, admitted=("longer",))
-    )
+    queued = {"queued_uncached_tokens": 1280, "num_waiting": 1, "queued": (told(80),)}
+    bench.routing.on_load(B, load(copy_block_s=copy_block_s, admitted=("longer",), **queued))
     decision = bench.routing.weigh(query("q", 64))
     price = decision.ranking.best.price
     assert price is not None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId
 from router.placement.decision import RouteQuery
 from router.pricing.replica_state import ReplicaState
-from tests.fakes.router import BLOCK_SIZE, STEP_TIME, chain, info, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, STEP_TIME, chain, info, query, replica_id, told
 from tests.fakes.routing import RoutingBench
 
 A, B = replica_id(0), replica_id(1)
@@ -35,9 +35,12 @@ class Fleet(RoutingBench):
     def send(self, name: str, num_blocks: int, **changes: Any) -> ReplicaId:
         return self.routing.choose(query(name, num_blocks, **changes)).replica_id
 
-    def queued(self, replica: ReplicaId, num_blocks: int, **changes: Any) -> None:
-        """It says that so much is queued there."""
-        self.say(replica, queued_uncached_tokens=num_blocks * BLOCK_SIZE, **changes)
+    def queued(self, replica: ReplicaId, *num_blocks: int, age_s: float = 0.0, **changes: Any) -> None:
+        """It says that prompts of so many blocks are queued there, all of that age."""
+        queue = (told(*num_blocks, age_s=age_s),) if num_blocks else ()
+        tokens = sum(num_blocks) * BLOCK_SIZE
+        said = {"num_waiting": len(num_blocks), "queued": queue, "queued_uncached_tokens": tokens}
+        self.say(replica, **{**said, **changes})
 
 
 def before_s(state: ReplicaState, now: float) -> float:
@@ -58,7 +61,7 @@ def met(fleet: Fleet, num_blocks: int, **changes: Any) -> tuple[float, float]:
 def behind_a_long_one(order: SchedulingOrder = SHORTEST, **engine: Any) -> Fleet:
     fleet = Fleet(order=order)
     fleet.send("long", LONG)
-    fleet.queued(A, LONG, admitted=("long",), num_waiting=1, **engine)
+    fleet.queued(A, LONG, admitted=("long",), **engine)
     return fleet
 
 
@@ -89,7 +92,7 @@ def test_who_has_waited_elsewhere_passes_less() -> None:
     own_s = 11 * STEP_S  # of the long one, more or less
     fleet = behind_a_long_one()
     fleet.clock.advance(11.0 * own_s)
-    fleet.queued(A, LONG, num_waiting=1)
+    fleet.queued(A, LONG, age_s=11.0 * own_s)
     assert met(fleet, SHORT)[1] == 0.0, "the long one has grown old"
     assert met(fleet, SHORT, asked_at=fleet.clock.now - 11.0 * own_s)[1] == pytest.approx(1.0)
 
@@ -114,18 +117,33 @@ def test_without_a_free_block_more_that_waits_makes_it_no_more_attractive(
         names = tuple(f"long{index}" for index in range(count))
         for name in names:
             fleet.send(name, LONG)
-        fleet.queued(A, count * LONG, admitted=names, num_waiting=count, **full)
+        fleet.queued(A, *count * [LONG], admitted=names, **full)
         ranking = fleet.routing.weigh(query("asks", SHORT)).ranking
         assert before_s(ranking.best, fleet.clock.now) >= stay_s / num_running * (1.0 - 1e-9)
         costs.append(ranking.costs[0] or 0.0)
     assert costs == sorted(costs)
 
 
-def test_of_other_routers_prompts_as_many_are_passed_as_of_its_own() -> None:
-    """Two wait there, one is its own: another Router's is taken to be as long."""
+def test_other_routers_prompts_are_known_as_its_own_are() -> None:
+    """Three wait there, one is its own: of the two others one is shorter."""
     fleet = behind_a_long_one()
-    fleet.queued(A, 2 * LONG, num_waiting=2)
+    fleet.queued(A, LONG, LONG, SHORT // 2)
+    before, num_passed = met(fleet, SHORT)
+    assert before == pytest.approx(0.5)
+    assert num_passed == 2.0
+    assert met(fleet, LONG + 1)[1] == 0.0
+
+
+def test_what_the_engine_has_not_named_is_on_top_of_what_it_says() -> None:
+    fleet = behind_a_long_one()
+    fleet.send("second", LONG)
     assert met(fleet, SHORT) == pytest.approx((0.5, 2.0))
+    fleet.queued(A, LONG)
+    assert met(fleet, SHORT)[1] == 2.0, "it does not know of it yet"
+    fleet.queued(A, LONG, LONG, admitted=("second",))
+    assert met(fleet, SHORT)[1] == 2.0, "it counts once"
+    fleet.queued(A, LONG)
+    assert met(fleet, SHORT)[1] == 1.0, "it has been computed"
 
 
 def test_a_prefix_behind_a_long_prompt_is_used() -> None:
@@ -133,7 +151,7 @@ def test_a_prefix_behind_a_long_prompt_is_used() -> None:
     for order, expected in ((SchedulingOrder.FIRST_COME, B), (SHORTEST, A)):
         fleet = Fleet(2, order=order)
         assert fleet.send("long", LONG, excluded=frozenset({B})) == A
-        fleet.queued(A, LONG, num_waiting=1, admitted=("long",), stored=chain("chat", 2 * SHORT))
+        fleet.queued(A, LONG, admitted=("long",), stored=chain("chat", 2 * SHORT))
         assert fleet.send("chat", 2 * SHORT) == expected
 
 
@@ -154,7 +172,7 @@ def test_who_is_to_find_what_nobody_has_computed_yet_comes_after_whoever_is_to()
     assert price is not None
     assert price.passed_s == 0.0
     assert before_s(decision.ranking.best, fleet.clock.now) == pytest.approx(10.0 * STEP_S)
-    fleet.queued(A, LONG, num_waiting=1, stored=chain("long", SHORT - 2))
+    fleet.queued(A, LONG, stored=chain("long", SHORT - 2))
     assert met(fleet, SHORT) == pytest.approx((0.5, 1.0))
     decision = fleet.routing.weigh(twin)
     price = decision.ranking.best.price
@@ -181,7 +199,7 @@ def test_one_that_tells_nothing_of_its_cache_is_taken_to_hold_what_it_held() -> 
     fleet.routing.update_replicas(fleet.infos)
     fleet.say(A)
     fleet.send("long", LONG)
-    fleet.queued(A, LONG, admitted=("long",), num_waiting=1)
+    fleet.queued(A, LONG, admitted=("long",))
     decision = fleet.routing.weigh(sharing("twin", SHORT, SHORT - 2))
     assert decision.ranking.best_cached == (SHORT - 2) * BLOCK_SIZE
     assert decision.ranking.best.price is not None
@@ -201,32 +219,34 @@ def test_a_request_on_its_way_is_held_against_what_it_would_pass_as_well() -> No
     """Whether another replica might be better by now is asked in the same prices."""
     fleet = Fleet(2)
     assert fleet.send("long", LONG, excluded=frozenset({B})) == A
-    fleet.queued(A, LONG, num_waiting=1, admitted=("long",), stored=chain("chat", 2 * SHORT))
-    fleet.queued(B, LONG, num_waiting=1)
+    fleet.queued(A, LONG, admitted=("long",), stored=chain("chat", 2 * SHORT))
+    fleet.queued(B, LONG)
     decision = fleet.routing.weigh(query("chat", 2 * SHORT))
     assert decision.ranking.best.replica_id == A
-    fleet.queued(B, 0)
+    fleet.queued(B)
     state = next(state for state in fleet.routing.free_replicas(0.0)[1] if state.replica_id == B)
     assert not fleet.routing.could_win(decision, [state])
 
 
 @given(
-    sent=st.lists(st.integers(1, 400), max_size=6),
+    own=st.lists(st.integers(1, 400), max_size=4),
+    others=st.lists(st.integers(1, 400), max_size=4),
+    unnamed=st.lists(st.integers(1, 400), max_size=3),
     num_blocks=st.integers(1, 400),
-    reported=st.integers(0, 1000),
 )
-def test_never_more_before_it_than_is_queued_and_nothing_waits_for_the_longest(
-    sent: list[int], num_blocks: int, reported: int
+def test_what_is_longer_is_passed_whoever_has_sent_it_and_what_is_shorter_is_before_it(
+    own: list[int], others: list[int], unnamed: list[int], num_blocks: int
 ) -> None:
+    queue = [*own, *others, *unnamed]
+    assume(num_blocks not in queue)
     fleet = Fleet()
-    for index, blocks in enumerate(sent):
+    for index, blocks in enumerate([*own, *unnamed]):
         fleet.send(f"q{index}", blocks)
-    names = tuple(f"q{index}" for index in range(len(sent)))
-    fleet.queued(A, reported, num_waiting=len(sent), admitted=names)
+    fleet.queued(A, *own, *others, admitted=tuple(f"q{index}" for index in range(len(own))))
     before, num_passed = met(fleet, num_blocks)
-    num_longer = sum(blocks > num_blocks for blocks in sent)
-    assert before >= 0.0
-    if reported:
-        assert 0.0 <= num_passed <= num_longer + 1e-9
-    if not num_longer:
-        assert num_passed == 0.0
+    assert num_passed == pytest.approx(sum(blocks > num_blocks for blocks in queue))
+    shorter = sum(blocks * BLOCK_SIZE + 1 for blocks in queue if blocks < num_blocks)
+    total = sum(blocks * BLOCK_SIZE + 1 for blocks in queue)
+    behind_all, _ = met(fleet, 401)
+    assert before >= min(behind_all, shorter / max(1, total) * behind_all) * (1.0 - 1e-9)
+    assert before <= behind_all * (1.0 + 1e-9)

@@ -1,4 +1,8 @@
-"""Prompts that were sent to replicas and have no first token yet: what of them goes before a newcomer.
+"""Prompts that wait at replicas for their first token: what of them goes before a newcomer.
+
+Engines say whose prompts they have queued, and in which order they compute them (`Load.queued`), whichever
+Router sent them; what this Router has sent and the engine has not named yet stays on top of that, as in its
+load (`pricing/replica_load.py`).
 
 An engine serves tenants by turns (`cache/tenant_shares.py`): what others have queued there is before a
 request only as far as it is their turn before it is computed. By start-time fair queueing's tags:
@@ -9,8 +13,7 @@ Of its own tenant's all is before it, or, where a prompt that has begun stands b
 (`cache/scheduling_order.py`), what has an earlier place in the engine's order. That is behind whoever is yet
 to compute what it is to find cached: a twin is not short before its twin is there.
 
-Knows replicas, tenants, tokens, places and whose blocks are expected; knows no caches. Other Routers' prompts
-are taken to be alike.
+Knows replicas, tenants, tokens, places and whose blocks are expected; knows no caches.
 Owner: the router's event loop.
 """
 
@@ -21,6 +24,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
+from cache.events import Load, QueuedPrompts
 from cache.messages import ReplicaInfo
 from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, ReplicaId, RequestId
@@ -36,41 +40,55 @@ IsThere = Callable[[ReplicaId, Sequence[HashHint], int], bool]
 class _Sent(NamedTuple):
     replica_id: ReplicaId
     tenant: str
+    share: float
     tokens: int
     place: float
     lag: float  # of its priority, in `place`
     hints: Sequence[HashHint]  # of its full blocks
+    named_by: ReplicaId | None = None  # whose engine counts it in what it says of its queue
 
 
-class _Queued:
-    """A tenant's at one replica, in the engine's order."""
+class _Line:
+    """A tenant's at one replica, in the engine's order: as that has told it, and those it has not named."""
 
-    __slots__ = ("_places", "_sizes", "share", "tokens")
+    __slots__ = ("_places", "_sizes", "_told", "_told_at", "num_prompts", "share", "tokens")
 
-    def __init__(self) -> None:
-        self.share, self.tokens = 1.0, 0
-        self._places: list[float] = []
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.tokens = self.num_prompts = 0  # of both
+        self._told: QueuedPrompts | None = None
+        self._told_at = 0.0  # what is to be added to its places
+        self._places: list[float] = []  # of those that it has not named
         self._sizes: list[int] = []  # tokens, of the prompt at each of these places
-
-    def __len__(self) -> int:
-        """Prompts."""
-        return len(self._places)
 
     @property
     def last(self) -> float:
-        """Of all places, the one behind the others."""
-        return self._places[-1]
+        """Of all places that are known, the one behind the others."""
+        told = self._told
+        last = told.places[-1] + self._told_at if told is not None and told.places else -math.inf
+        return max(last, self._places[-1]) if self._places else last
+
+    def tell(self, told: QueuedPrompts | None, told_at: float) -> None:
+        """The engine's account, in place of its last one. None: it has nothing of this tenant's."""
+        self._told, self._told_at = told, told_at
+        self.tokens, self.num_prompts = sum(self._sizes), len(self._sizes)
+        if told is not None:
+            self.share = told.share
+            self.tokens += sum(told.tokens) + told.more_tokens
+            self.num_prompts += len(told.tokens) + told.num_more
 
     def add(self, sent: _Sent) -> None:
         index = bisect_right(self._places, sent.place)
         self._places.insert(index, sent.place)
         self._sizes.insert(index, sent.tokens)
         self.tokens += sent.tokens
+        self.num_prompts += 1
 
     def remove(self, sent: _Sent) -> None:
         index = self._sizes.index(sent.tokens, bisect_left(self._places, sent.place))
         del self._places[index], self._sizes[index]
         self.tokens -= sent.tokens
+        self.num_prompts -= 1
 
     def before(self, place: float) -> int:
         """Tokens. O(prompts before it), or O(1) for the last place."""
@@ -78,40 +96,53 @@ class _Queued:
 
     def split(self, place: float) -> tuple[int, int]:
         """Tokens before it, and prompts behind. O(prompts before it)."""
-        index = bisect_right(self._places, place)
-        return sum(self._sizes[:index]), len(self._places) - index
+        told, index = self._told, bisect_right(self._places, place)
+        tokens, num_behind = sum(self._sizes[:index]), len(self._places) - index
+        if told is None:
+            return tokens, num_behind
+        index = bisect_right(told.places, place - self._told_at)
+        if index == len(told.places):  # whose places are not told may be before it, too
+            return tokens + sum(told.tokens) + told.more_tokens, num_behind
+        return tokens + sum(told.tokens[:index]), num_behind + len(told.places) - index + told.num_more
 
 
-class SentPrompts:
-    """Told of each decision, of who took it, and of when it waits no more."""
+class ReplicaQueues:
+    """Told of each decision, of who took it, of when it waits no more, and of what engines say."""
 
     def __init__(self, block_size: int, is_there: IsThere) -> None:
         self._block_size = block_size
         self._is_there = is_there
         self._by_id: dict[RequestId, _Sent] = {}
         self._at: dict[ReplicaId, dict[RequestId, _Sent]] = {}  # those, first come first; none without any
-        self._queued: dict[ReplicaId, dict[str, _Queued]] = {}  # none without a token
+        self._lines: dict[ReplicaId, dict[str, _Line]] = {}  # by tenant; none without a prompt
+        self._orders: dict[ReplicaId, SchedulingOrder] = {}
         self._preempting: dict[ReplicaId, SchedulingOrder] = {}  # of the engines where prompts stand back
 
     def __len__(self) -> int:
+        """Requests of this Router that wait for their first token."""
         return len(self._by_id)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits anywhere, as far as is known."""
+        return not self._lines
 
     def may_stand_back(self, tenants: Set[str]) -> bool:
         """Whether any of them might let a request of one of these tenants by. O(replicas)."""
-        if not self._preempting.keys().isdisjoint(self._queued):
+        if not self._preempting.keys().isdisjoint(self._lines):
             return True
-        return any([len(queued) > 1 or queued.keys() != tenants for queued in self._queued.values()])
+        return any([len(lines) > 1 or lines.keys() != tenants for lines in self._lines.values()])
 
     def last_place(self, replica_id: ReplicaId, tenant: str) -> float:
         """Whoever's place there is behind it lets nobody stand back. O(1).
 
         Of that tenant's prompts; `LAST` where others wait, too, whose turns places do not tell.
         """
-        queued = self._queued.get(replica_id)
-        if queued is None or replica_id not in self._preempting:
+        lines = self._lines.get(replica_id)
+        if lines is None or replica_id not in self._preempting:
             return -math.inf
-        own = queued.get(tenant)
-        return own.last if own is not None and len(queued) == 1 else LAST
+        own = lines.get(tenant)
+        return own.last if own is not None and len(lines) == 1 else LAST
 
     def place(self, replica_id: ReplicaId, query: RouteQuery, own_s: float, now: float) -> float:
         """Of a request that comes to that replica now, among its tenant's. own_s: of its prefill there."""
@@ -125,7 +156,7 @@ class SentPrompts:
         self, replica_id: ReplicaId, query: RouteQuery, hints: Sequence[HashHint], cached: int
     ) -> float:
         """Of whoever is yet to compute there the last of so many tokens of that prompt, which it is to find
-        cached: it comes after that one. -inf: they are there. O(prompts there).
+        cached: it comes after that one. -inf: they are there. O(this Router's prompts there).
 
         hints: of its full blocks.
         """
@@ -156,40 +187,33 @@ class SentPrompts:
         tag: what a tenant has had, for its share. place: as `place` has it. O(tenants there, and prompts of
         this one).
         """
-        queued = self._queued.get(replica_id)
-        if queued is None or (place == LAST and tenant in queued and len(queued) == 1):
+        lines = self._lines.get(replica_id)
+        if lines is None or (place == LAST and tenant in lines and len(lines) == 1):
             return 1.0
         done_at = tag(tenant) + num_tokens / share
         total = before = 0.0
-        for name, of in queued.items():
+        for name, of in lines.items():
             total += of.tokens
             turn = of.before(place) if name == tenant else (done_at - tag(name)) * of.share
             before += min(max(0.0, turn), of.tokens)
-        return before / total
+        return before / total if total else 1.0
 
     def met(
-        self,
-        replica_id: ReplicaId,
-        tenant: str,
-        num_tokens: int,
-        share: float,
-        place: float,
-        num_waiting: int,
+        self, replica_id: ReplicaId, tenant: str, num_tokens: int, share: float, place: float
     ) -> tuple[float, float]:
         """Of what is queued there, the part before so many tokens of that tenant, as `before` has it; and how
         many prompts, of its tenant, are behind them. Something is queued there.
 
-        What tenants have had the engines know: here nobody has had more than another. num_waiting: prompts
-        there of all Routers, and of all tenants. O(tenants there, and prompts before it).
+        What tenants have had the engines know: here nobody has had more than another. O(tenants there, and
+        prompts before it).
         """
-        queued = self._queued[replica_id]
-        own = queued.get(tenant)
-        if own is not None and len(queued) == 1:
+        lines = self._lines[replica_id]
+        own = lines.get(tenant)
+        if own is not None and len(lines) == 1:
             num_tokens_before, num_behind = own.split(place)
-            return num_tokens_before / own.tokens, num_behind * max(1.0, num_waiting / len(own))
+            return (num_tokens_before / own.tokens if own.tokens else 1.0), num_behind
         part = self.before(replica_id, tenant, num_tokens, share, _alike, place)
-        num_behind = own.split(place)[1] if own is not None else 0
-        return part, num_behind * max(1.0, num_waiting / sum(map(len, queued.values())))
+        return part, own.split(place)[1] if own is not None else 0
 
     # --- what becomes of them -----------------------------------------------------------------
 
@@ -203,17 +227,17 @@ class SentPrompts:
         place = max(place, self.promised_place(replica_id, query, hints, cached))
         order = self._preempting.get(replica_id)
         lag = order.lag(query.priority) if order is not None else 0.0
-        sent = _Sent(replica_id, query.tenant, total - cached, place, lag, hints)
-        self._add(query.request_id, sent, query.share)
+        sent = _Sent(replica_id, query.tenant, query.share, total - cached, place, lag, hints)
+        self._enter(query.request_id, sent)
 
     def moved(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         """Another replica has taken it, and is taken to have as much of it to compute. Nothing if it does not
         wait."""
         sent = self._by_id.get(request_id)
         if sent is not None and sent.replica_id != replica_id:
-            share = self._queued[sent.replica_id][sent.tenant].share
             self.over(request_id)
-            self._add(request_id, sent._replace(replica_id=replica_id), share)
+            named_by = replica_id if sent.named_by == replica_id else None
+            self._enter(request_id, sent._replace(replica_id=replica_id, named_by=named_by))
 
     def over(self, request_id: RequestId) -> None:
         """It waits for no first token any more, or for that of no replica that is known. Idempotent."""
@@ -224,31 +248,65 @@ class SentPrompts:
         del there[request_id]
         if not there:
             del self._at[sent.replica_id]
-        queued = self._queued[sent.replica_id]
-        of = queued[sent.tenant]
-        of.remove(sent)
-        if not of:
-            del queued[sent.tenant]
-            if not queued:
-                del self._queued[sent.replica_id]
+        if sent.named_by is None:
+            self._leave_line(sent)
+
+    def said(self, replica_id: ReplicaId, load: Load, now: float) -> None:
+        """That engine's account of its queue, in place of its last one. O(tenants, and what it names)."""
+        for request_id in load.admitted:
+            sent = self._by_id.get(request_id)  # None: another Router's, or it waits no more
+            if sent is not None and sent.named_by != replica_id:
+                if sent.named_by is None:
+                    self._leave_line(sent)
+                named = sent._replace(named_by=replica_id)
+                self._by_id[request_id] = self._at[sent.replica_id][request_id] = named
+        lines = self._lines.get(replica_id)
+        if lines is None and not load.queued:
+            return
+        told_at = self._orders[replica_id].place(0.0, came_s=now, now_s=now)
+        if lines is None:
+            lines = self._lines[replica_id] = {}
+        told = {of.tenant: of for of in load.queued}
+        for tenant, of in told.items():
+            if tenant not in lines:
+                lines[tenant] = _Line(of.share)
+        for tenant, line in list(lines.items()):
+            line.tell(told.get(tenant), told_at)
+            if not line.num_prompts:
+                del lines[tenant]
+        if not lines:
+            del self._lines[replica_id]
 
     def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
+        self._orders[replica_id] = info.scheduling_order
         if info.scheduling_order.preempts:
             self._preempting[replica_id] = info.scheduling_order
 
     def replica_removed(self, replica_id: ReplicaId) -> None:
         """O(those that wait there)."""
-        self._queued.pop(replica_id, None)
+        self._lines.pop(replica_id, None)
+        self._orders.pop(replica_id, None)
         self._preempting.pop(replica_id, None)
         for request_id in self._at.pop(replica_id, ()):
             del self._by_id[request_id]
 
-    def _add(self, request_id: RequestId, sent: _Sent, share: float) -> None:
+    def _enter(self, request_id: RequestId, sent: _Sent) -> None:
         self._by_id[request_id] = sent
         self._at.setdefault(sent.replica_id, {})[request_id] = sent
-        of = self._queued.setdefault(sent.replica_id, {}).setdefault(sent.tenant, _Queued())
-        of.share = share
-        of.add(sent)
+        if sent.named_by is None:
+            lines = self._lines.setdefault(sent.replica_id, {})
+            line = lines.setdefault(sent.tenant, _Line(sent.share))
+            line.share = sent.share
+            line.add(sent)
+
+    def _leave_line(self, sent: _Sent) -> None:
+        lines = self._lines[sent.replica_id]
+        line = lines[sent.tenant]
+        line.remove(sent)
+        if not line.num_prompts:
+            del lines[sent.tenant]
+            if not lines:
+                del self._lines[sent.replica_id]
 
 
 def _alike(tenant: str) -> float:
