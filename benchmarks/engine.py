@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="also write the tables for docs/benchmarks.md"
+        "--markdown", type=Path, metavar="FILE", help="also write the tables for docs/benchmarks/engine.md"
     )
     return parser
 

@@ -91,7 +91,7 @@ def write_json(path: Path, rows: Sequence[Row], conditions: dict[str, Any]) -> N
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The tables of docs/benchmarks.md: per model and section, by CPU time."""
+    """The tables of docs/benchmarks/engine.md: per model and section, by CPU time."""
     lines: list[str] = []
     place = ("", "")
     for row in rows:

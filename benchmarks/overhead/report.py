@@ -159,7 +159,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same table for docs/benchmarks.md."""
+    """The same table for docs/benchmarks/proxy.md."""
     lines = []
     for mode, kind in _sections(rows):
         lines += [

@@ -14,7 +14,8 @@ from loadtest.placement.experiment import run_experiment
 SUMMARY = "the project's own comparison"
 DESCRIPTION = """\
 The project's own comparison, in parts. Without arguments a part of it that takes about ten minutes on two
-cores; --full is all of it, which may be stopped and taken up again. docs/benchmarks.md has what it gave.
+cores; --full is all of it, which may be stopped and taken up again. docs/benchmarks/placement.md
+has what it gave.
 
 examples
   python -m loadtest bench-placement

@@ -3,7 +3,7 @@
 Two policies meet the same windows, one per seed; the logarithm of their ratio is taken per seed, and
 Student's t says where its mean lies. A mean over cells is taken per seed first: cells of one seed are not
 independent, seeds of a generator are, and those of a trace as far as it is long enough for their windows
-(docs/benchmarks.md). Knows numbers; knows neither cells nor policies.
+(docs/benchmarks/placement.md). Knows numbers; knows neither cells nor policies.
 """
 
 from __future__ import annotations

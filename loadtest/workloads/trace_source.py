@@ -18,7 +18,8 @@ from loadtest.workloads.request import Workload, WorkRequest
 from loadtest.workloads.sessions import shared_head
 
 # Steps around a circle that land far apart, however many: one for stretches, another for seeds. Multiples of
-# both together do so too (measured: docs/benchmarks.md); of draws two of the first five were neighbours.
+# both together do so too (measured: docs/benchmarks/placement.md); of draws two of the first five were
+# neighbours.
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _SEED_STEP = math.e % 1.0
 
