@@ -20,7 +20,7 @@ import msgspec
 from cache.events import Load
 from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
-from replica.scheduling.told_queue import QueuedPrompt, told_queue
+from replica.scheduling.told_queue import QueuedPrompt, origin, told_queue
 
 MAX_RECENT = 1024  # ids remembered for routers that lost the batch naming them
 MAX_EXPECTED_S = 10.0  # a request cancelled before it was computed leaves nothing in the cache
@@ -144,7 +144,7 @@ class Arrivals:
                 self._order,
                 now_s,
                 told=self._load.queued,
-                told_s=self._load_made_s,
+                told_at=origin(self._order, self._load_made_s),
             ),
             num_waiting=self._load.num_waiting + len(self._waiting),
             is_draining=self._is_draining or self._load.is_draining,

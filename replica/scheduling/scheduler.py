@@ -37,7 +37,7 @@ from replica.scheduling.runner import ScheduledSequence, StepResult
 from replica.scheduling.running import Running
 from replica.scheduling.step_budget import StepBudget
 from replica.scheduling.step_plan import StepPlan
-from replica.scheduling.told_queue import prompts_of, told_queue
+from replica.scheduling.told_queue import queued_here
 from replica.scheduling.turns import Turns
 
 
@@ -347,7 +347,7 @@ class Scheduler:
         return Load(
             queued_uncached_tokens=queued_uncached_tokens(self._running.requests, self._waiting),
             queued_attention=queued_attention(self._running.requests, self._waiting),
-            queued=told_queue(prompts_of(self._running.requests, self._waiting), self._order, self._clock()),
+            queued=queued_here(self._running.requests, self._waiting, self._order, self._clock()),
             num_waiting=self.num_waiting,
             num_running=len(self._running),
             context_tokens=context_tokens(self._running.requests),

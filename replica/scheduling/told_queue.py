@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cache.events import MAX_QUEUED_TOLD, QueuedPrompts
 from cache.scheduling_order import SchedulingOrder
 from replica.scheduling.request import Request
+from replica.scheduling.waiting_queue import WaitingQueue
 
 
 class QueuedPrompt(NamedTuple):
@@ -25,10 +26,15 @@ class QueuedPrompt(NamedTuple):
     tokens: int  # to compute
 
 
-def prompts_of(running: Iterable[Request], waiting: Iterable[Request]) -> list[QueuedPrompt]:
-    """Those of the prompts that are not computed yet."""
-    begun = [_prompt(r, r.num_uncomputed) for r in running if not r.is_decoding]
-    return begun + [_prompt(r, len(r.token_ids) - r.expected_hit) for r in waiting]
+def queued_here(
+    running: Iterable[Request], waiting: WaitingQueue, order: SchedulingOrder, now_s: float
+) -> tuple[QueuedPrompts, ...]:
+    """Of an engine with these, as it tells of them now. O(requests), and sorting `MAX_QUEUED_TOLD`."""
+    begun = [
+        QueuedPrompt(r.tenant, r.share, r.place[0], r.num_uncomputed) for r in running if not r.is_decoding
+    ]
+    told = [_first_of(tenant, requests) for tenant, requests in waiting.queues()]
+    return told_queue(begun, order, now_s, told=told, told_at=0.0)
 
 
 def told_queue(
@@ -36,15 +42,15 @@ def told_queue(
     order: SchedulingOrder,
     now_s: float,
     *,
-    told: Sequence[QueuedPrompts] = (),
-    told_s: float = 0.0,
+    told: Sequence[QueuedPrompts],
+    told_at: float,
 ) -> tuple[QueuedPrompts, ...]:
-    """As a `Load` has it that is made now. told: what was said before, at that time, is there as well.
+    """As a `Load` has it that is made now, of these and of what is told. told_at: what is to be added to
+    the places in that.
 
     O(prompts), and sorting each tenant's.
     """
     queues: dict[str, list[QueuedPrompt]] = {}
-    told_at = _origin(order, told_s)
     for of in told:
         pairs = zip(of.places, of.tokens, strict=True)
         queues[of.tenant] = [QueuedPrompt(of.tenant, of.share, told_at + at, n) for at, n in pairs]
@@ -52,7 +58,7 @@ def told_queue(
         queues.setdefault(prompt.tenant, []).append(prompt)
     most = MAX_QUEUED_TOLD // max(1, min(len(queues), MAX_QUEUED_TOLD)) if order.preempts else 0
     more = {of.tenant: of for of in told}
-    now_at = _origin(order, now_s)
+    now_at = origin(order, now_s)
     return tuple(
         [
             _columns(tenant, queue, most, now_at, more.get(tenant))
@@ -78,10 +84,14 @@ def _columns(
     )
 
 
-def _prompt(request: Request, num_tokens: int) -> QueuedPrompt:
-    return QueuedPrompt(request.tenant, request.share, request.place[0], num_tokens)
+def _first_of(tenant: str, waiting: Sequence[Request]) -> QueuedPrompts:
+    """As many as may be told of, with their places as they are."""
+    tokens = [len(r.token_ids) - r.expected_hit for r in waiting]
+    places = tuple([r.place[0] for r in waiting[:MAX_QUEUED_TOLD]])
+    first, rest = tokens[:MAX_QUEUED_TOLD], tokens[MAX_QUEUED_TOLD:]
+    return QueuedPrompts(tenant, waiting[0].share, places, tuple(first), len(rest), sum(rest))
 
 
-def _origin(order: SchedulingOrder, now_s: float) -> float:
+def origin(order: SchedulingOrder, now_s: float) -> float:
     """The place of a prompt of no length that comes then."""
     return order.place(0.0, came_s=now_s, now_s=now_s)

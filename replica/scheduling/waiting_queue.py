@@ -6,7 +6,7 @@ Knows requests' places and tenants; knows neither blocks nor steps. Engine threa
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from replica.scheduling.request import Request
 
@@ -30,6 +30,10 @@ class WaitingQueue:
     def tenants(self) -> frozenset[str]:
         """Those of whom somebody waits."""
         return frozenset(self._by_tenant)
+
+    def queues(self) -> Iterable[tuple[str, Sequence[Request]]]:
+        """Each tenant's requests, in their order; none without one. Not to be changed."""
+        return self._by_tenant.items()
 
     def num_of(self, tenant: str) -> int:
         return len(self._by_tenant.get(tenant, ()))

@@ -95,7 +95,7 @@ def test_of_a_long_queue_the_first_are_told_of_and_the_sums_of_the_rest(
     prompts: list[tuple[str, int]],
 ) -> None:
     queue = [QueuedPrompt(tenant, 1.0, float(tokens), tokens) for tenant, tokens in prompts]
-    told = told_queue(queue, SHORTEST, 0.0)
+    told = told_queue(queue, SHORTEST, 0.0, told=(), told_at=0.0)
     assert sum(len(of.places) for of in told) <= MAX_QUEUED_TOLD
     for of in told:
         own = sorted(tokens for tenant, tokens in prompts if tenant == of.tenant)
@@ -103,8 +103,23 @@ def test_of_a_long_queue_the_first_are_told_of_and_the_sums_of_the_rest(
         assert (of.num_more, of.more_tokens) == (len(own) - len(of.tokens), sum(own) - sum(of.tokens))
 
 
+def test_of_a_long_queue_an_engine_tells_the_first_and_the_sums_of_the_rest() -> None:
+    """Also where one that has begun is behind those that wait."""
+    engine = Engine(SHORTEST)
+    engine.submit(0, Job(0.0, 50 * BUDGET))
+    engine.step()
+    sizes = [*range(20, 20 + 2 * MAX_QUEUED_TOLD)]
+    for number, size in enumerate(reversed(sizes), start=1):
+        engine.submit(number, Job(engine.now_s, size))
+    load = engine.scheduler.load()
+    [of] = load.queued
+    assert of.tokens == tuple(sizes[:MAX_QUEUED_TOLD])
+    assert of.num_more == MAX_QUEUED_TOLD + 1
+    assert sum(of.tokens) + of.more_tokens == load.queued_uncached_tokens
+
+
 def test_of_a_crowd_of_tenants_as_many_are_told_of_as_a_load_may_have() -> None:
     queue = [QueuedPrompt(str(number), 1.0, 0.0, 7) for number in range(3 * MAX_QUEUED_TOLD)]
-    told = told_queue(queue, SHORTEST, 0.0)
+    told = told_queue(queue, SHORTEST, 0.0, told=(), told_at=0.0)
     assert len(told) == MAX_QUEUED_TOLD
     assert all(of.tokens == (7,) for of in told)
