@@ -15,7 +15,7 @@ CLIENTS ?= litellm aiperf guidellm
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-serve: .venv/serve.installed ## install what is needed, start a private Ray cluster, serve $(DEPLOY) until Ctrl-C
+serve: .venv/serve.installed ## install what is needed, start a private Ray cluster, serve deploy.yaml (DEPLOY=) until Ctrl-C
 	@exec $(BIN)/python -m deploy serve $(DEPLOY) $(if $(PORT),--port $(PORT))
 
 demo: .venv/serve.installed ## against a running server: round robin beside prefix-aware, one table

@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="start deploy.yaml on a Ray cluster of its own")
     render = commands.add_parser("render", help="write deploy.yaml as a RayService carries it; start nothing")
     for command in (check, serve, render):
-        command.add_argument("file", type=Path, nargs="?", default=Path("deploy.yaml"))
+        command.add_argument(
+            "file", type=Path, nargs="?", default=Path("deploy.yaml"), help="default: deploy.yaml"
+        )
     check.add_argument(
         "--gpus",
         type=_count,

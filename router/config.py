@@ -77,7 +77,7 @@ class RouterConfig:
     # clients at once may wait; None = no bound.
     max_wait_s: float | None = 10.0
     # The same while more keeps coming than is served, when a queue would only make everybody late. Half of
-    # the time to the first token that you promise; None = as long as the longest prompts take to prefill.
+    # the time to the first token that you promise; None = as long as 95 of 100 prompts take to prefill.
     overload_wait_s: float | None = None
     max_held_per_replica: int = 256  # late: beyond it a request is refused too, so that memory has a bound
     request_timeout_s: float | None = None  # a request not finished by then is given up; None = never

@@ -23,9 +23,9 @@ DESCRIPTION = """\
 Measure the engine's scheduler.
 
   stall     a prompt of 4,096 tokens arrives at 8 sequences that decode: the time between their tokens, on a
-            simulated engine (virtual clock) and on a 9M model (CPU time), with the limit that ships and
-            without one. Target: p99 at most twice what it was; beside it, what it is when
-            no prompt comes
+            simulated engine (virtual clock) and on a 9M model (CPU time), with `itl_target_s: null`
+            (target: p99 at most twice what it was) and without a limit, as it ships; beside each, what it is
+            when no prompt comes
   tenants   one tenant asks for ten times its share: the other's time to first token, on an engine under a
             virtual clock, alone and behind a Router. Target: p99 at most 1.5 times what it was
   host      host memory behind the pool, by a virtual clock: more conversations than the pool holds, and

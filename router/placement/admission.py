@@ -8,8 +8,9 @@ never somebody taken in earlier; and one whose replica could start on it at once
 
 That bound is for what passes: a batch, a hundred clients that begin together, a minute's peak. Where more
 keeps coming than is served (`overload.py`) the queue would stand at it, and everybody who is taken in would
-wait so long. So in overload the bound is `overload_wait_s`; if nobody has set that, as long as the longest
-prompts take to prefill: about what 99 of 100 requests wait for their first token while there is room.
+wait so long. So in overload the bound is `overload_wait_s`; if nobody has set that, as long as 95 of the
+latest 100 prompts take to prefill: about what 99 of 100 requests wait for their first token while there is
+room.
 
 A refused client is told when there will be room: when the queue has run down to the bound, and those who
 were told to come back earlier have been served. So they do not all return in the same second.

@@ -38,6 +38,9 @@ class _Counter:
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(f"{__doc__}\nparts: {', '.join(FILE_BY_PART)}\n")
+        return 0
     counter = _Counter()
     os.environ.setdefault("TRITON_INTERPRET", "0")  # `tests/conftest.py` would have kernels interpreted
     settings = ["-c", str(FOLDER / "pytest.ini"), "--rootdir", str(ROOT), "--confcutdir", str(ROOT)]
