@@ -1,7 +1,7 @@
 """How much one HTTP request may ask for: every bound in one place, each with its reason.
 
 What follows from the model (context length, vocabulary) is no setting and is not here. Knows numbers; knows
-neither HTTP nor fields. `docs/api.md` shows this table; a test holds the two together.
+neither HTTP nor fields. `docs/configuration.md` shows them; a test holds the two together.
 """
 
 from __future__ import annotations
