@@ -18,7 +18,7 @@ from cache.errors import ConfigError, ServingError
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 DESCRIPTION = """\
-check   reads deploy.yaml and names every key, value and accepted range that is wrong; starts nothing.
+check   reads deploy.yaml and names the first wrong key, its value and what is accepted; starts nothing.
 render  checks, and writes the file as a RayService of KubeRay carries it: docs/kubernetes.md.
 serve   checks, starts a private Ray cluster on this machine, runs `serve run deploy.yaml` on it, says
         when it is ready, and stops all of it on Ctrl-C.

@@ -157,7 +157,9 @@ class ReplicaConfig:
     # A longer step means a dead engine: the watchdog ends the process, within ten seconds with this. Where a
     # full step takes more than a second when the engine starts, eight times that is the limit.
     step_time_limit_s: float = 8.0
-    warm_up_time_limit_s: float = 600.0  # the same, while loading and compiling
+    # The same for the warm-up, which compiles; loading is not watched. Of several ranks also how long each
+    # waits for the others.
+    warm_up_time_limit_s: float = 600.0
 
     def __post_init__(self) -> None:
         _check_one_of("runner", self.runner, ("model", "simulated"))

@@ -1,7 +1,7 @@
 """How much one HTTP request may ask for: every bound in one place, each with its reason.
 
 What follows from the model (context length, vocabulary) is no setting and is not here. Knows numbers; knows
-neither HTTP nor fields. `docs/api.md` shows this table; a test holds the two together.
+neither HTTP nor fields. `docs/configuration.md` shows them; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Limits:
     max_logprobs: int = 20  # most probable tokens told beside each; the API's own bound, and the engine's
     max_tools: int = 128  # the API's own bound
     max_structure_bytes: int = 64 << 10  # of a schema, regular expression or grammar; large ones have ten
-    max_schema_depth: int = 16  # schemas in schemas, of `response_format`; a text of that shape is unreadable
+    max_schema_depth: int = 16  # schemas in schemas, functions' too; a text of that shape is unreadable
     max_compile_seconds: int = 5  # for a structure; real ones take milliseconds
     max_pending_structures: int = 64  # to be tried, of all requests: mostly a millisecond each
     max_timeout_seconds: int = 86_400  # that a client may say it waits; nobody waits for a day
