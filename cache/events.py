@@ -82,6 +82,8 @@ class QueuedPrompts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     tenant: str
     share: float  # its part of the engine, beside other tenants'; above 0
+    # Tokens, for its share, that it has had here beyond what a newcomer begins with (`tenant_shares.py`).
+    had: float
     # Of the first of them, least first: in `SchedulingOrder.place`'s seconds, less that of a prompt of no
     # length that comes when this is said, so that nobody needs the engine's clock. None where no prompt that
     # has begun stands back for a shorter one: all of these are before whoever comes.
@@ -409,6 +411,8 @@ def _check_queued(queued: Sequence[QueuedPrompts], name: str) -> None:
             raise WireError(f"malformed {name}: load.queued has places that are not finite, or out of order")
         if not 0.0 < of.share < math.inf:
             raise WireError(f"malformed {name}: load.queued has a share of {of.share}")
+        if not 0.0 <= of.had < math.inf:
+            raise WireError(f"malformed {name}: load.queued has {of.had} tokens had")
 
 
 def _little_endian(hashes: array[int]) -> array[int]:

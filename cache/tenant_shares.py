@@ -90,6 +90,10 @@ class TenantShares:
         """Tokens that it has had, for its share; a newcomer's are what it would be given."""
         return self._charged.get(tenant, self._floor)
 
+    def ahead(self, tenant: str) -> float:
+        """Of those, how many beyond what a newcomer would be given; 0 or more."""
+        return max(0.0, self.tag(tenant) - self._floor)
+
     def _forget(self, floor: float) -> None:
         """Who stands no better than a newcomer, and of too many those who were here longest ago."""
         gone = [name for name, had in self._charged.items() if had <= floor and name not in self._wanting]

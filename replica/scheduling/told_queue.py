@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cache.events import MAX_QUEUED_TOLD, QueuedPrompts
 from cache.scheduling_order import SchedulingOrder
 from replica.scheduling.request import Request
-from replica.scheduling.waiting_queue import WaitingQueue
+from replica.scheduling.turns import Turns
 
 
 class QueuedPrompt(NamedTuple):
@@ -27,13 +27,20 @@ class QueuedPrompt(NamedTuple):
 
 
 def queued_here(
-    running: Iterable[Request], waiting: WaitingQueue, order: SchedulingOrder, now_s: float
+    running: Iterable[Request],
+    turns: Turns,
+    order: SchedulingOrder,
+    now_s: float,
 ) -> tuple[QueuedPrompts, ...]:
-    """Of an engine with these, as it tells of them now. O(requests), and sorting `MAX_QUEUED_TOLD`."""
+    """Of an engine where these run and others wait, as it tells of them now. O(requests), and sorting as many
+    as are told of."""
     begun = [
         QueuedPrompt(r.tenant, r.share, r.place[0], r.num_uncomputed) for r in running if not r.is_decoding
     ]
-    told = [_first_of(tenant, requests) for tenant, requests in waiting.queues()]
+    waiting = dict(turns.waiting.queues())
+    told = [_first_of(waiting[tenant], turns.ahead(tenant)) for tenant in waiting]
+    others = {prompt.tenant: prompt for prompt in begun if prompt.tenant not in waiting}
+    told += [QueuedPrompts(name, of.share, turns.ahead(name)) for name, of in others.items()]
     return told_queue(begun, order, now_s, told=told, told_at=0.0)
 
 
@@ -77,6 +84,7 @@ def _columns(
     return QueuedPrompts(
         tenant,
         more.share if more is not None else queue[0].share,
+        more.had if more is not None else 0.0,
         tuple([prompt.place - now_at for prompt in first]),
         tuple([prompt.tokens for prompt in first]),
         num_more + len(rest),
@@ -84,12 +92,13 @@ def _columns(
     )
 
 
-def _first_of(tenant: str, waiting: Sequence[Request]) -> QueuedPrompts:
-    """As many as may be told of, with their places as they are."""
+def _first_of(waiting: Sequence[Request], had: float) -> QueuedPrompts:
+    """As many of a tenant's as may be told of, with their places as they are."""
     tokens = [len(r.token_ids) - r.expected_hit for r in waiting]
     places = tuple([r.place[0] for r in waiting[:MAX_QUEUED_TOLD]])
     first, rest = tokens[:MAX_QUEUED_TOLD], tokens[MAX_QUEUED_TOLD:]
-    return QueuedPrompts(tenant, waiting[0].share, places, tuple(first), len(rest), sum(rest))
+    tenant, share = waiting[0].tenant, waiting[0].share
+    return QueuedPrompts(tenant, share, had, places, tuple(first), len(rest), sum(rest))
 
 
 def origin(order: SchedulingOrder, now_s: float) -> float:

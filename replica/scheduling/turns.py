@@ -62,6 +62,10 @@ class Turns:
             return firsts[0] if firsts else None
         return min(firsts, key=lambda request: (self._shares.turn(request.tenant), request.place))
 
+    def ahead(self, tenant: str) -> float:
+        """Tokens, for its share, that it has had beyond what a newcomer would be given."""
+        return self._shares.ahead(tenant)
+
     def charge(self, request: Request, end: int) -> None:
         """Its tokens before `end`: each once, whoever was thrown out and had to be computed anew."""
         if end > request.num_charged:

@@ -131,7 +131,7 @@ class Bookings:
             self._queues.over(request_id)
             return
         self._late.moved(request_id, replica_id)
-        self._queues.moved(request_id, replica_id)
+        self._queues.moved(request_id, replica_id, self._clock())
         if self._loads.placed(request_id) == replica_id:
             return
         now = self._clock()

@@ -328,7 +328,8 @@ class HeldRequests:
 
     def _before_s(self, held: HeldRequest, decision: Decision, backlog_s: float, now: float) -> float:
         """Of its replica's backlog, as much as it waits for there."""
-        part_s = backlog_s * self._part_before(held, decision, now)
+        part = self._part_before(held, decision, now)
+        part_s = self._queues.before_s(decision.ranking.best.replica_id, part, now + backlog_s, now)
         # Whoever goes first waits, too, while nobody is started there: it is late, or short of blocks.
         return min(backlog_s, max(part_s, decision.ranking.best.first_at - now))
 
@@ -346,7 +347,7 @@ class HeldRequests:
                 self._queues.promised_place(best.replica_id, query, hints, cached),
             )
         return self._queues.before(
-            best.replica_id, query.tenant, held.uncached_tokens, query.share, self._queue.tag, place
+            best.replica_id, query.tenant, held.uncached_tokens, query.share, place, self._queue.ahead
         )
 
     def _has_due(self, now: float) -> bool:

@@ -136,9 +136,9 @@ class HeldQueue:
         every moment that finds the queue empty."""
         self._shares.charge(tenant, num_tokens, share)
 
-    def tag(self, tenant: str) -> float:
-        """Tokens that it has had, for its share: whoever has had least goes first."""
-        return self._shares.tag(tenant)
+    def ahead(self, tenant: str) -> float:
+        """Tokens, for its share, that it has had of this Router beyond what a newcomer begins with."""
+        return self._shares.ahead(tenant)
 
     # --- orders -------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class Passing:
                 continue
             part, num_passed = queues.met(state.replica_id, query.tenant, total - held, query.share, place)
             step_s = queue_s * min(1.0, price.room / max(1, state.queued_tokens))
-            before_s = max(part * queue_s, step_s / 2.0, state.first_at - now)
+            part_s = queues.before_s(state.replica_id, part, state.busy_until, now)
+            before_s = max(part_s, step_s / 2.0, state.first_at - now)
             found.append(state.letting_by(price, min(queue_s, before_s), num_passed * own_s, now))
         return found

@@ -5,13 +5,14 @@ Router sent them; what this Router has sent and the engine has not named yet sta
 load (`pricing/replica_load.py`).
 
 An engine serves tenants by turns (`cache/tenant_shares.py`): what others have queued there is before a
-request only as far as it is their turn before it is computed. By start-time fair queueing's tags:
+request only as far as it is their turn before it is computed. Of its own tenant's all is before it, or, where
+a prompt that has begun stands back for a shorter one (`cache/scheduling_order.py`), what has an earlier place
+in the engine's order. Of another tenant's, by start-time fair queueing's tags, which the engine tells, too:
 
-    of another tenant's tokens there, before it   min(those, (tag + own tokens / share - its tag) * its share)
+    min(those, (had + (own tokens, and those before it) / share - what that one has had) * that one's share)
 
-Of its own tenant's all is before it, or, where a prompt that has begun stands back for a shorter one
-(`cache/scheduling_order.py`), what has an earlier place in the engine's order. That is behind whoever is yet
-to compute what it is to find cached: a twin is not short before its twin is there.
+A request's place is behind whoever is yet to compute what it is to find cached: a twin is not short before
+its twin is there.
 
 Knows replicas, tenants, tokens, places and whose blocks are expected; knows no caches.
 Owner: the router's event loop.
@@ -36,6 +37,9 @@ LAST = math.inf  # a place behind everybody's
 # Whether a replica holds a block of a prompt, by its index, and is not only expected to.
 IsThere = Callable[[ReplicaId, Sequence[HashHint], int], bool]
 
+# Tokens, for its share, that a tenant has had beyond what a newcomer begins with.
+Had = Callable[[str], float]
+
 
 class _Sent(NamedTuple):
     replica_id: ReplicaId
@@ -51,10 +55,11 @@ class _Sent(NamedTuple):
 class _Line:
     """A tenant's at one replica, in the engine's order: as that has told it, and those it has not named."""
 
-    __slots__ = ("_places", "_sizes", "_told", "_told_at", "num_prompts", "share", "tokens")
+    __slots__ = ("_places", "_sizes", "_told", "_told_at", "had", "num_prompts", "share", "tokens")
 
     def __init__(self, share: float) -> None:
         self.share = share
+        self.had: float | None = None  # None: its engine has not told of it
         self.tokens = self.num_prompts = 0  # of both
         self._told: QueuedPrompts | None = None
         self._told_at = 0.0  # what is to be added to its places
@@ -73,7 +78,7 @@ class _Line:
         self._told, self._told_at = told, told_at
         self.tokens, self.num_prompts = sum(self._sizes), len(self._sizes)
         if told is not None:
-            self.share = told.share
+            self.share, self.had = told.share, told.had
             self.tokens += sum(told.tokens) + told.more_tokens
             self.num_prompts += len(told.tokens) + told.num_more
 
@@ -115,6 +120,7 @@ class ReplicaQueues:
         self._by_id: dict[RequestId, _Sent] = {}
         self._at: dict[ReplicaId, dict[RequestId, _Sent]] = {}  # those, first come first; none without any
         self._lines: dict[ReplicaId, dict[str, _Line]] = {}  # by tenant; none without a prompt
+        self._since: dict[ReplicaId, float] = {}  # when that was so, and what is first there was begun
         self._orders: dict[ReplicaId, SchedulingOrder] = {}
         self._preempting: dict[ReplicaId, SchedulingOrder] = {}  # of the engines where prompts stand back
 
@@ -179,41 +185,50 @@ class ReplicaQueues:
         tenant: str,
         num_tokens: int,
         share: float,
-        tag: Callable[[str], float],
         place: float = LAST,
+        had: Had = lambda tenant: 0.0,
     ) -> float:
-        """Of what is queued there, the part that is computed before so many tokens of that tenant; 0 to 1.
+        """Of what was queued there when it was last heard of, the part that is computed before so many tokens
+        of that tenant; 0 to 1.
 
-        tag: what a tenant has had, for its share. place: as `place` has it. O(tenants there, and prompts of
-        this one).
+        place: as `place` has it. had: over all replicas; of tenants of which this one's engine has not told,
+        it is taken to have served as much as the others. O(tenants there, and prompts of this one).
         """
         lines = self._lines.get(replica_id)
-        if lines is None or (place == LAST and tenant in lines and len(lines) == 1):
+        if lines is None:
             return 1.0
-        done_at = tag(tenant) + num_tokens / share
-        total = before = 0.0
+        own = lines.get(tenant)
+        before = own.before(place) if own is not None else 0
+        if own is not None and len(lines) == 1:
+            return before / own.tokens if own.tokens else 1.0
+        own_had = own.had if own is not None and own.had is not None else had(tenant) / len(self._orders)
+        done_at = own_had + (before + num_tokens) / share
+        total, others = 0, 0.0
         for name, of in lines.items():
             total += of.tokens
-            turn = of.before(place) if name == tenant else (done_at - tag(name)) * of.share
-            before += min(max(0.0, turn), of.tokens)
-        return before / total if total else 1.0
+            if name != tenant:
+                begins_at = of.had if of.had is not None else had(name) / len(self._orders)
+                others += min(max(0.0, (done_at - begins_at) * of.share), of.tokens)
+        return (before + others) / total if total else 1.0
 
     def met(
         self, replica_id: ReplicaId, tenant: str, num_tokens: int, share: float, place: float
-    ) -> tuple[float, float]:
-        """Of what is queued there, the part before so many tokens of that tenant, as `before` has it; and how
-        many prompts, of its tenant, are behind them. Something is queued there.
-
-        What tenants have had the engines know: here nobody has had more than another. O(tenants there, and
-        prompts before it).
-        """
-        lines = self._lines[replica_id]
+    ) -> tuple[float, int]:
+        """That part, and how many prompts of its tenant are behind it there."""
+        lines = self._lines.get(replica_id, {})
         own = lines.get(tenant)
-        if own is not None and len(lines) == 1:
-            num_tokens_before, num_behind = own.split(place)
-            return (num_tokens_before / own.tokens if own.tokens else 1.0), num_behind
-        part = self.before(replica_id, tenant, num_tokens, share, _alike, place)
-        return part, own.split(place)[1] if own is not None else 0
+        if own is None:
+            return self.before(replica_id, tenant, num_tokens, share, place), 0
+        tokens, num_behind = own.split(place)
+        if len(lines) == 1:
+            return tokens / own.tokens if own.tokens else 1.0, num_behind
+        return self.before(replica_id, tenant, num_tokens, share, place), num_behind
+
+    def before_s(self, replica_id: ReplicaId, part: float, busy_until: float, now: float) -> float:
+        """Seconds that this part of what was queued there takes from now on: what goes first is worked on
+        first. busy_until: when all of it will be done."""
+        since = self._since.get(replica_id, now)
+        return max(0.0, part * (busy_until - since) - (now - since))
 
     # --- what becomes of them -----------------------------------------------------------------
 
@@ -228,16 +243,16 @@ class ReplicaQueues:
         order = self._preempting.get(replica_id)
         lag = order.lag(query.priority) if order is not None else 0.0
         sent = _Sent(replica_id, query.tenant, query.share, total - cached, place, lag, hints)
-        self._enter(query.request_id, sent)
+        self._enter(query.request_id, sent, record.decided_at)
 
-    def moved(self, request_id: RequestId, replica_id: ReplicaId) -> None:
+    def moved(self, request_id: RequestId, replica_id: ReplicaId, now: float) -> None:
         """Another replica has taken it, and is taken to have as much of it to compute. Nothing if it does not
         wait."""
         sent = self._by_id.get(request_id)
         if sent is not None and sent.replica_id != replica_id:
             self.over(request_id)
             named_by = replica_id if sent.named_by == replica_id else None
-            self._enter(request_id, sent._replace(replica_id=replica_id, named_by=named_by))
+            self._enter(request_id, sent._replace(replica_id=replica_id, named_by=named_by), now)
 
     def over(self, request_id: RequestId) -> None:
         """It waits for no first token any more, or for that of no replica that is known. Idempotent."""
@@ -263,6 +278,7 @@ class ReplicaQueues:
         lines = self._lines.get(replica_id)
         if lines is None and not load.queued:
             return
+        self._since[replica_id] = now
         told_at = self._orders[replica_id].place(0.0, came_s=now, now_s=now)
         if lines is None:
             lines = self._lines[replica_id] = {}
@@ -285,15 +301,18 @@ class ReplicaQueues:
     def replica_removed(self, replica_id: ReplicaId) -> None:
         """O(those that wait there)."""
         self._lines.pop(replica_id, None)
+        self._since.pop(replica_id, None)
         self._orders.pop(replica_id, None)
         self._preempting.pop(replica_id, None)
         for request_id in self._at.pop(replica_id, ()):
             del self._by_id[request_id]
 
-    def _enter(self, request_id: RequestId, sent: _Sent) -> None:
+    def _enter(self, request_id: RequestId, sent: _Sent, now: float) -> None:
         self._by_id[request_id] = sent
         self._at.setdefault(sent.replica_id, {})[request_id] = sent
         if sent.named_by is None:
+            if sent.replica_id not in self._lines:
+                self._since[sent.replica_id] = now
             lines = self._lines.setdefault(sent.replica_id, {})
             line = lines.setdefault(sent.tenant, _Line(sent.share))
             line.share = sent.share
@@ -307,7 +326,3 @@ class ReplicaQueues:
             del lines[sent.tenant]
             if not lines:
                 del self._lines[sent.replica_id]
-
-
-def _alike(tenant: str) -> float:
-    return 0.0

@@ -71,12 +71,14 @@ def load(**changes: Any) -> Load:
     return Load(**{"free_blocks": 10_000, "total_blocks": 10_000, "step_time": STEP_TIME, **changes})
 
 
-def told(*num_blocks: int, tenant: str = "", share: float = 1.0, age_s: float = 0.0) -> QueuedPrompts:
+def told(
+    *num_blocks: int, tenant: str = "", share: float = 1.0, had: float = 0.0, age_s: float = 0.0
+) -> QueuedPrompts:
     """What a paper replica where prompts stand back tells of prompts like `query`'s, with nothing cached, all
     of that age."""
     tokens = [each * BLOCK_SIZE + 1 for each in sorted(num_blocks)]
     places = [STEP_TIME.prefill_s(each, 0, info().max_batched_tokens) - AGING * age_s for each in tokens]
-    return QueuedPrompts(tenant, share, tuple(places), tuple(tokens))
+    return QueuedPrompts(tenant, share, had, tuple(places), tuple(tokens))
 
 
 def view(**changes: Any) -> LoadView:

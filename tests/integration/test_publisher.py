@@ -175,7 +175,7 @@ def test_arrivals_are_told_of_while_the_engine_is_silent() -> None:
         # Two of its four blocks are cached; a twin of it finds all of them on their way.
         assert first.load == Load(
             queued_uncached_tokens=109,
-            queued=(QueuedPrompts("", 1.0, num_more=1, more_tokens=9),),
+            queued=(QueuedPrompts("", 1.0, 0.0, num_more=1, more_tokens=9),),
             num_waiting=1,
             num_running=3,
             admitted=(RequestId("a"),),

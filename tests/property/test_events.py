@@ -38,10 +38,10 @@ COUNT = st.integers(0, 2**40)
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
 PROMPTS = st.lists(st.tuples(SECONDS, COUNT), max_size=4).map(sorted)
 QUEUED = st.builds(
-    lambda tenant, share, prompts, num_more, more: QueuedPrompts(
-        tenant, share, tuple([at for at, _ in prompts]), tuple([n for _, n in prompts]), num_more, more
+    lambda tenant, share, had, prompts, num_more, more: QueuedPrompts(
+        tenant, share, had, tuple([at for at, _ in prompts]), tuple([n for _, n in prompts]), num_more, more
     ),
-    st.text(max_size=8), st.floats(0.01, 100.0), PROMPTS, COUNT, COUNT,
+    st.text(max_size=8), st.floats(0.01, 100.0), st.floats(0.0, 1e9), PROMPTS, COUNT, COUNT,
 )  # fmt: skip
 LOADS = st.builds(
     Load,

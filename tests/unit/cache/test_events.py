@@ -30,7 +30,7 @@ from cache.events import (
 )
 from cache.types import BlockHash, HashHint, RequestId
 
-QUEUED = QueuedPrompts("t", 2.0, (-0.5, 0.1), (30, 200), 1, 900)
+QUEUED = QueuedPrompts("t", 2.0, 40.0, (-0.5, 0.1), (30, 200), 1, 900)
 LOAD = Load(num_running=2, step_time=StepTimeModel(0.01, 1e-5, 1e-9, 1e-4), queued=(QUEUED,))
 
 
@@ -80,10 +80,12 @@ def spoil_queued(column: int, value: object) -> Callable[[dict[str, Any]], objec
         (lambda value: value["load"].update(num_running=True), r"\$\.load\.num_running"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
         (lambda value: value["load"].update(step_time=[0.0, 0.0, math.inf, 0.0]), "step_time is not finite"),
-        (spoil_queued(2, [0.1, -0.5]), "places that are not finite, or out of order"),
-        (spoil_queued(2, [0.1, math.nan]), "places that are not finite, or out of order"),
-        (spoil_queued(2, [0.1]), "load.queued has 1 places and tokens of 2 prompts"),
-        (spoil_queued(3, [30, -1]), r"\$\.load\.queued\[0\]\[3\]"),
+        (spoil_queued(3, [0.1, -0.5]), "places that are not finite, or out of order"),
+        (spoil_queued(3, [0.1, math.nan]), "places that are not finite, or out of order"),
+        (spoil_queued(3, [0.1]), "load.queued has 1 places and tokens of 2 prompts"),
+        (spoil_queued(4, [30, -1]), r"\$\.load\.queued\[0\]\[4\]"),
+        (spoil_queued(2, -1.0), "load.queued has -1.0 tokens had"),
+        (spoil_queued(2, math.nan), "load.queued has nan tokens had"),
         (spoil_queued(1, 0.0), "load.queued has a share of 0.0"),
         (spoil_queued(1, math.inf), "load.queued has a share of inf"),
         (lambda value: value["load"].update(queued=65 * value["load"]["queued"]), r"\$\.load\.queued"),

@@ -136,14 +136,18 @@ def test_draining_is_news_once_and_stays() -> None:
 def test_arrivals_are_told_of_in_the_engines_order_beside_its_own_queue() -> None:
     """Places are told as of now: what was said a second ago has grown older by that."""
     arrivals = new_arrivals()
-    said = (QueuedPrompts("a", 2.0, (0.1, 0.6), (300, 600), 1, 900), QueuedPrompts("c", 1.0, (0.2,), (200,)))
+    said = (
+        QueuedPrompts("a", 2.0, 50.0, (0.1, 0.6), (300, 600), 1, 900),
+        QueuedPrompts("c", 1.0, 0.0, (0.2,), (200,)),
+    )
     arrivals.settle(Load(queued=said, step_time=PACE), 10.0, ())
     new = (("a", 400, 0.5), ("b", 50, 0.0))
     for tenant, num_tokens, waited_s in new:
         each = Arrival(RequestId(tenant), num_tokens, (), 4, tenant=tenant, share=2.0, waited_s=waited_s)
         arrivals.arrived(each, (), 11.0)
     a, c, b = arrivals.load(11.0, ()).queued
-    assert (a.tenant, a.share, a.tokens, a.num_more, a.more_tokens) == ("a", 2.0, (300, 400, 600), 1, 900)
+    assert (a.tenant, a.share, a.had, a.tokens) == ("a", 2.0, 50.0, (300, 400, 600))
+    assert (a.num_more, a.more_tokens) == (1, 900)
     assert a.places == pytest.approx((0.1 - AGING, 0.4 - 0.5 * AGING, 0.6 - AGING))
     assert (c.tenant, c.tokens, b.tenant, b.tokens) == ("c", (200,), "b", (50,))
     assert b.places == pytest.approx((0.05,))
@@ -157,6 +161,6 @@ def test_arrivals_are_told_of_in_the_engines_order_beside_its_own_queue() -> Non
 
 def test_where_nobody_stands_back_sums_are_enough() -> None:
     arrivals = Arrivals(SchedulingOrder.FIRST_COME, 512)
-    arrivals.settle(Load(queued=(QueuedPrompts("", 1.0, num_more=2, more_tokens=70),)), 0.0, ())
+    arrivals.settle(Load(queued=(QueuedPrompts("", 1.0, 0.0, num_more=2, more_tokens=70),)), 0.0, ())
     arrivals.arrived(arrival("a", 10), (), 0.0)
-    assert arrivals.load(1.0, ()).queued == (QueuedPrompts("", 1.0, num_more=3, more_tokens=80),)
+    assert arrivals.load(1.0, ()).queued == (QueuedPrompts("", 1.0, 0.0, num_more=3, more_tokens=80),)

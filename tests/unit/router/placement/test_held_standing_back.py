@@ -150,9 +150,9 @@ def test_of_ones_own_what_has_an_earlier_place_goes_before(lengths: list[int], o
     place = queues.place(A, asked, router.routing.weigh(asked).prefill_s, router.clock())
     shorter = sum(BLOCK_SIZE * each + 1 for each in lengths if each <= own)
     total = sum(BLOCK_SIZE * each + 1 for each in lengths)
-    part = queues.before(A, "", own, 1.0, lambda _: 0.0, place)
+    part = queues.before(A, "", own, 1.0, place)
     assert part == pytest.approx(shorter / total if lengths else 1.0)
-    assert queues.before(A, "", own, 1.0, lambda _: 0.0, LAST) == 1.0
+    assert queues.before(A, "", own, 1.0, LAST) == 1.0
     assert queues.may_stand_back({""}) == bool(lengths)
     for number in range(len(lengths)):
         router.routing.first_token(RequestId(str(number)), A, 0)

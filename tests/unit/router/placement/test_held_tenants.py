@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.events import QueuedPrompts
 from cache.priority import LEVEL_S, MAX_PRIORITY, MIN_PRIORITY
 from cache.types import RequestId
 from router.errors import AllBusy
@@ -18,7 +20,7 @@ from router.placement import held_queue
 from router.placement.held_queue import CREDIT_TOKENS, HeldQueue
 from router.placement.held_request import HeldRequest
 from tests.fakes.held import OPTIONS, TOKEN_S, A, HoldingRouter
-from tests.fakes.router import BLOCK_SIZE, query
+from tests.fakes.router import BLOCK_SIZE, query, told
 
 ROOMY = replace(OPTIONS, max_held_per_replica=10_000, window=8)
 
@@ -99,20 +101,41 @@ def test_what_was_had_while_nobody_waited_counts() -> None:
 def test_another_tenants_prompt_does_not_hold_back_who_goes_before_it() -> None:
     """The engine takes turns: what one has queued there is not before the other's."""
     router = HoldingRouter(options=ROOMY)
-    router.held.served("much", 9000, 1.0)
     hold(router, "long", 500, tenant="much")
     assert router.poll() == ["long"]
-    router.report(A, backlog_s=1.0)
+    had_much = told(500, tenant="much", had=9000.0)
+    router.report(A, backlog_s=1.0, admitted=("long",), queued=(had_much,))
     hold(router, "its own", 10, tenant="much")
     hold(router, "other", 10, tenant="other")
     assert router.poll() == ["other"]
-    router.routing.first_token(RequestId("long"), A, 0)
+    router.report(A, backlog_s=1.0, admitted=("other",))
     hold(router, "after it", 10, tenant="other")
     assert router.poll() == [], "what keeps the replica busy now is nobody's that is known"
     for name in ("long", "other"):
         router.routing.release(RequestId(name))
     router.report(A)
     assert set(router.poll()) == {"its own", "after it"}
+
+
+def test_what_goes_before_it_is_worked_on_first() -> None:
+    """A request behind a part of another tenant's prompt is sent when that part is done, and looked at then:
+    not again and again, for it comes no closer by being looked at."""
+    router = HoldingRouter(options=ROOMY)
+    long = 40_000
+    blocks = long // BLOCK_SIZE
+    hold(router, "long", blocks, tenant="a")
+    assert router.poll() == ["long"]
+    router.report(A, backlog_s=long * TOKEN_S, admitted=("long",), queued=(told(blocks, tenant="a"),))
+    hold(router, "short", 500, tenant="b")
+    assert router.poll() == []
+    began_at, num_looks = router.clock.now, 0
+    while not (left := router.poll()):
+        router.clock.now = router.held.next_poll_at() or math.inf
+        num_looks += 1
+        assert num_looks < 20
+    assert left == ["short"]
+    before_s = 500 * BLOCK_SIZE * TOKEN_S  # as much of the other's as its own is
+    assert before_s - 0.2 <= router.clock.now - began_at <= before_s
 
 
 sent = st.tuples(st.sampled_from("abc"), st.integers(1, 5000), st.sampled_from([0.5, 1.0, 4.0]))
@@ -126,26 +149,29 @@ def test_what_goes_before_is_as_much_as_start_time_fair_queueing_serves(
     """Of each other tenant's tokens there, those of which it is the turn until `own` is done."""
     tenant, num_tokens, share = own
     router = HoldingRouter(options=ROOMY)
-    queue = router.routing.queues
+    queues = router.routing.queues
     shares = {name: share for name, _, share in [*prompts, own]}
     left: Counter[str] = Counter()
-    for number, (name, num_sent, _) in enumerate(prompts):
-        asks = query(str(number))._replace(tenant=name, num_prompt_tokens=num_sent, share=shares[name])
-        router.routing.choose(asks)
+    for name, num_sent, _ in prompts:
         left[name] += num_sent
-    part = queue.before(A, tenant, num_tokens, shares[tenant], lambda name: float(had.get(name, 0)))
-    done_at = had.get(tenant, 0) + num_tokens / shares[tenant]
+    said = [
+        QueuedPrompts(name, shares[name], had.get(name, 0), more_tokens=left[name], num_more=1)
+        for name in left
+    ]
+    router.report(A, backlog_s=1.0, queued=tuple(said))
+    part = queues.before(A, tenant, num_tokens, shares[tenant])
+    own_had = had.get(tenant, 0) if tenant in left else 0  # a newcomer there
+    done_at = own_had + (left[tenant] + num_tokens) / shares[tenant]
     before = sum(
         n if name == tenant else min(n, max(0.0, (done_at - had.get(name, 0)) * shares[name]))
         for name, n in left.items()
     )
     assert part == pytest.approx(before / left.total() if left else 1.0)
-    assert queue.may_stand_back({tenant}) == any(name != tenant for name in left)
-    for number in range(len(prompts)):
-        router.routing.finish(RequestId(str(number)))
-    assert len(queue) == 0
-    assert not queue.may_stand_back({tenant})
-    assert queue.before(A, tenant, num_tokens, share, lambda _: 0.0) == 1.0
+    assert queues.may_stand_back({tenant}) == any(name != tenant for name in left)
+    router.report(A)
+    assert queues.is_empty
+    assert not queues.may_stand_back({tenant})
+    assert queues.before(A, tenant, num_tokens, share) == 1.0
 
 
 def test_a_queue_that_another_tenant_has_filled_is_not_full() -> None:

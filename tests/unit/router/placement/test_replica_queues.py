@@ -110,7 +110,7 @@ def test_who_is_named_before_it_is_known_who_has_accepted_it_counts_once(router:
 def test_what_is_behind_all_places_that_are_told_may_be_before_whoever_comes(router: HoldingRouter) -> None:
     """Of a long queue its engine tells the first places, and the sums of the rest."""
     router.routing.release(NAME)
-    told_of = QueuedPrompts("", 1.0, (0.5, 2.0), (1000, 4000), num_more=3, more_tokens=15_000)
+    told_of = QueuedPrompts("", 1.0, 0.0, (0.5, 2.0), (1000, 4000), num_more=3, more_tokens=15_000)
     router.report(A, queued=(told_of,))
     queues = router.routing.queues
     at = 0.1 * router.clock()
@@ -121,12 +121,13 @@ def test_what_is_behind_all_places_that_are_told_may_be_before_whoever_comes(rou
 
 def test_an_account_of_other_tenants_is_taken_by_their_turns(router: HoldingRouter) -> None:
     router.routing.release(NAME)
-    others = QueuedPrompts("other", 3.0, (), (), num_more=2, more_tokens=900)
+    others = QueuedPrompts("other", 3.0, 20.0, (), (), num_more=2, more_tokens=900)
     router.report(A, queued=(told(10), others))
     queues, own = router.routing.queues, 10 * BLOCK_SIZE + 1
     assert queues.last_place(A, "") == LAST
-    part = queues.before(A, "", 50, 1.0, lambda _: 0.0, LAST)
-    assert part == pytest.approx((own + 3 * 50) / (own + 900)), "three times the share, three times as much"
+    part = queues.before(A, "", 50, 1.0, LAST)
+    turn = own + 50 - 20
+    assert part == pytest.approx((own + 3 * turn) / (own + 900)), "three times the share, three times as much"
     assert queues.may_stand_back({""})
 
 
