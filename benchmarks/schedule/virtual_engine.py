@@ -89,7 +89,7 @@ class VirtualEngine:
         """Take it in; False if there is no room for it."""
         job, name = self._jobs[number], RequestId(str(number))
         try:
-            self._scheduler.check_room(name, job.num_prompt_tokens, job.num_output_tokens, tenant=job.tenant)
+            self._scheduler.check_room(job.num_prompt_tokens, job.num_output_tokens, tenant=job.tenant)
         except QueueFull:
             return False
         tokens = array("i", bytes(4 * job.num_prompt_tokens))

@@ -281,7 +281,7 @@ class SimEngine:
     def _take_in(self, turn: Turn, num_output: int) -> None:
         work = turn.work
         tokens = TurnTokens.of(work.input_tokens + num_output, turn.block_hashes)
-        self.scheduler.check_room(turn.request_id, work.input_tokens, work.output_tokens)
+        self.scheduler.check_room(work.input_tokens, work.output_tokens)
         self.scheduler.submit(
             Request(
                 request_id=turn.request_id,

@@ -64,16 +64,16 @@ class Intake:
         if structure is None and request.structure is not None:
             structure = self._structures.begin(request.structure, min_tokens=minimum, tenant=request.tenant)
         for _, answer in answers:
-            self._scheduler.check_room(
-                answer.request_id,
-                answer.num_prompt_tokens,
-                self._max_output(answer),
-                tenant=request.tenant,
-                share=request.share,
-                priority=request.priority,
-                deadline_s=request.deadline_s,
-                is_retry=request.attempt > 0,
-            )
+            self._scheduler.check_new(answer.request_id)
+        self._scheduler.check_room(  # of one prompt and as much output each: one for all
+            request.num_prompt_tokens,
+            self._max_output(request),
+            tenant=request.tenant,
+            share=request.share,
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            is_retry=request.attempt > 0,
+        )
         arrival_s = self._clock() if arrival_s is None else arrival_s
         taken: list[Request] = []
         for choice, answer in answers:

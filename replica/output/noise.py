@@ -54,7 +54,8 @@ def gumbel_noise(keys: torch.Tensor, vocabulary: int, device: torch.device) -> t
     _mix(bits, 15, 0x735A2D97)
     bits.bitwise_xor_(_shifted(bits, 15)).bitwise_and_(0x7FFFFFFF)
     # The winner is the smallest exponential: taken from numbers near 0, where float32 is finest.
-    uniform = bits.float().add_(0.5).mul_(2.0**-31)  # (0, 1]; 1 gives an infinite wait, which never wins
+    # Its end is below 1, to which the largest would round: who waits for ever loses also where it is alone.
+    uniform = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 

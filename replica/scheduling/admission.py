@@ -52,10 +52,10 @@ class Admission:
         return None
 
     def has_place(self, request: Request, running: Sequence[Request], max_running: int) -> bool:
-        """Whether it may run beside the others, with those that follow it. Alone it may, however many do:
-        who then finds no place waits."""
+        """Whether it may run beside the others. It need not have places for those that follow it: who finds
+        none when the prompt is computed waits, and nobody else for all of them."""
         taken = len(running) + sum([len(leader.followers) for leader in running])
-        return taken + 1 + len(request.followers) <= max_running if running else max_running > 0
+        return taken < max_running
 
     def growth_blocks(self, running: Sequence[Request]) -> int:
         """Of the free blocks, those kept for the answers of `running`."""

@@ -118,9 +118,13 @@ class Scheduler:
 
     # -- taking requests in and out ---------------------------------------------------------------
 
+    def check_new(self, request_id: RequestId) -> None:
+        """Raise InvalidRequest if one of that name is here. O(1)."""
+        if request_id in self._by_id:
+            raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
+
     def check_room(
         self,
-        request_id: RequestId,
         num_prompt_tokens: int,
         max_output_tokens: int,
         *,
@@ -130,14 +134,12 @@ class Scheduler:
         deadline_s: float | None = None,
         is_retry: bool = False,
     ) -> None:
-        """Raise why a request of this size cannot be taken in; changes nothing. O(requests).
+        """Raise why no request of this size can be taken in; changes nothing. O(requests).
 
         max_output_tokens: already cut to the model's length limit, at least 1 if the prompt fits.
         deadline_s: seconds from now after which nobody wants it; None = never.
         is_retry: it has waited elsewhere, and may have begun to answer: it may wait here, however long.
         """
-        if request_id in self._by_id:
-            raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
         self._entrance.check_size(num_prompt_tokens, max_output_tokens)
         self._entrance.check_places(self._waiting, tenant)
         if self._waiting and not is_retry:
@@ -347,7 +349,7 @@ class Scheduler:
         return Load(
             queued_uncached_tokens=queued_uncached_tokens(self._running.requests, self._waiting),
             queued_attention=queued_attention(self._running.requests, self._waiting),
-            queued=queued_here(self._running.requests, self._waiting, self._order, self._clock()),
+            queued=queued_here(self._running.requests, self._turns, self._order, self._clock()),
             num_waiting=self.num_waiting,
             num_running=len(self._running),
             context_tokens=context_tokens(self._running.requests),

@@ -417,3 +417,20 @@ def test_without_a_prefix_cache_twins_are_computed_and_counted_one_by_one() -> N
     for name in ("first", "second"):
         core.submit(with_hashes(make_request(name, range(100, 121), max_tokens=1)))
     assert core.load().queued_uncached_tokens == 42
+
+
+@pytest.mark.parametrize("num_answers", [2, 63, 64, 100])
+def test_nobody_waits_for_places_for_all_answers_of_another_request(num_answers: int) -> None:
+    """One long answer runs in 64 places; what comes after a request for many answers, of another tenant, is
+    served beside it."""
+    core = sim_core(4096, max_running=64, max_batched_tokens=512)
+    core.submit(replace(make_request("long", range(20), max_tokens=300, ignore_eos=True), tenant="a"))
+    core.step()
+    many = make_request("many", range(30, 50), max_tokens=4, ignore_eos=True)
+    core.take(replace(many, tenant="b", n=num_answers))
+    core.submit(replace(make_request("short", range(60, 80), max_tokens=4, ignore_eos=True), tenant="c"))
+    ended: list[str] = []
+    for _ in range(30):
+        ended += [each.request.request_id for each in core.step() if each.is_last]
+    assert "short" in ended
+    assert sum(name.startswith("many") for name in ended) == num_answers
