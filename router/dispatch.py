@@ -146,6 +146,7 @@ class Generation:
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._is_handed_over = False  # by the last attempt
         self._was_placed = False
+        self.was_accepted = False  # by a replica, in any attempt that is over
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
         self.overlap_blocks = 0
@@ -210,6 +211,7 @@ class Generation:
                 async for delta in deltas:
                     yield delta
         finally:
+            self.was_accepted |= routing.accepted_by(request_id) is not None
             self._was_placed |= routing.release(request_id)
 
     async def _stream(self, placement: Placement, attempt: int) -> AsyncGenerator[Delta, None]:
