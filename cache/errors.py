@@ -120,6 +120,7 @@ class PromptTooLong(RequestRefused):
 class DeadlineExceeded(RequestRefused):
     """The request's `deadline_s` passed before its last token, or will have before its first.
 
+    Numbers count from when whoever raises it heard of the request; clients are told them from its arrival.
     prefill_s: what its prompt would take, of one that was not begun for that.
     """
 

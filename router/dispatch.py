@@ -186,8 +186,8 @@ class Generation:
     def _begin(self) -> None:
         timeout_s = self._job.timeout_s or self._shared.config.request_timeout_s
         self._began_at = self._shared.clock()
-        came_at = self._began_at if self._job.came_at is None else self._job.came_at
-        self._deadline = None if timeout_s is None else came_at + timeout_s
+        self._came_at = self._began_at if self._job.came_at is None else self._job.came_at
+        self._deadline = None if timeout_s is None else self._came_at + timeout_s
 
     def close(self) -> None:
         """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""
@@ -419,8 +419,19 @@ class Generation:
         return any(replica_id not in self._excluded for replica_id in self._shared.routing.replicas)
 
     def _final(self, error: ReplicaLost | RequestRefused) -> RoutingError | RequestRefused:
+        if isinstance(error, DeadlineExceeded):
+            return self._since_arrival(error)
         if not isinstance(error, ReplicaLost):
             return error
         if self._deaths >= self._shared.config.max_deaths:
             return TooManyDeaths(self._job.request_id, self._deaths)
         return NoReplica(len(self._shared.routing.replicas), len(self._excluded))
+
+    def _since_arrival(self, error: DeadlineExceeded) -> DeadlineExceeded:
+        """With its client's numbers: whoever raised it counts from when it heard of the request, and was told
+        what was left."""
+        if self._deadline is None:
+            return error
+        deadline_s = self._deadline - self._came_at
+        missed_s = deadline_s - error.deadline_s
+        return DeadlineExceeded(deadline_s, error.waited_s + missed_s, error.prefill_s)
