@@ -5,6 +5,7 @@ Reads and writes one file; starts nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ray.serve.schema import (
 )
 
 from cache.errors import ConfigError
+from cache.host_name import HOST_FORM, is_host
 from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
@@ -33,6 +35,7 @@ from router.ingress import ONE_LOOP_VARIABLE
 IMPORT_PATH = "deploy.app:build"
 DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
 HIGHEST_PORT = 65535
+MOST_IDLE_S = (1 << 31) // 1000  # HAProxy counts milliseconds, and starts with no more
 NO_PROXY = "Disabled"
 MOST_REPLICAS = (1 << 31) - 1  # Serve's messages have no room for more
 
@@ -71,6 +74,7 @@ class ServeFile:
         application = _our_application(path, content)
         _check_way_in(content, application)
         _check_listener(content.get("http_options") or {})
+        _check_times(schema.http_options)
         _check_capacity(schema.target_capacity)
         _check_deployments(application)
         _check_environments(application)
@@ -192,14 +196,27 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
 
 def _check_listener(options: Mapping[str, Any]) -> None:
     """It listens where the file says, and as it says."""
-    if not options.get("host", "0.0.0.0").strip():
+    host = options.get("host", "0.0.0.0")
+    if not host.strip():
         needed = "must be an address: Serve takes none for all of this machine's, which 0.0.0.0 says"
-        raise ConfigError("http_options.host", options["host"], needed)
+        raise ConfigError("http_options.host", host, needed)
+    if not is_host(host):
+        raise ConfigError("http_options.host", host, HOST_FORM)
     for key, value in options.items():
         if key.startswith("ssl_") and value:
             # HAProxy listens without it, and asks Routers that speak it without it: errors, in the clear.
             needed = "must be left out: Serve's fast proxy knows no TLS, which ends at your ingress"
             raise ConfigError(f"http_options.{key}", HIDDEN if "password" in key else value, needed)
+
+
+def _check_times(options: HTTPOptionsSchema) -> None:
+    """Serve takes any number. Below 0 it is no limit to one proxy, and at once to the other."""
+    limit_s, idle_s = options.request_timeout_s, options.keep_alive_timeout_s
+    if limit_s is not None and not 0.0 < limit_s < math.inf:
+        needed = "must be seconds above 0, or left out: nothing ends requests then"
+        raise ConfigError("http_options.request_timeout_s", limit_s, needed)
+    if not 1 <= idle_s <= MOST_IDLE_S:
+        raise ConfigError("http_options.keep_alive_timeout_s", idle_s, f"must be between 1 and {MOST_IDLE_S}")
 
 
 def _check_capacity(percent: float | None) -> None:

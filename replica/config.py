@@ -12,6 +12,7 @@ from cache.disciplines import DEFAULT, PAGED
 from cache.errors import ConfigError
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
+from cache.host_name import HOST_FORM, is_host
 from cache.scheduling_order import SchedulingOrder
 
 PREEMPTIONS = ("recompute", "swap")
@@ -193,6 +194,8 @@ class ReplicaConfig:
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)
         _check_range("warm_up_time_limit_s", self.warm_up_time_limit_s, 1.0, 36000.0)
+        if not is_host(self.event_host):
+            raise ConfigError("event_host", self.event_host, HOST_FORM)
         if _is_wildcard(self.event_host):
             raise ConfigError(
                 "event_host",

@@ -271,6 +271,27 @@ def test_an_empty_host_is_no_address_of_this_machine_alone(
     assert read(tmp_path, content).host == "0.0.0.0"  # what Serve itself does then
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("host", "10.0..5", "must be an address or a name, whose parts between dots have 1 to 63 characters"),
+        ("host", "x" * 64, "must be an address or a name, whose parts between dots have 1 to 63 characters"),
+        ("keep_alive_timeout_s", -1, "must be between 1 and 2147483"),
+        ("keep_alive_timeout_s", 0, "must be between 1 and 2147483"),
+        ("keep_alive_timeout_s", 2147484, "must be between 1 and 2147483"),
+        ("request_timeout_s", -1.0, "must be seconds above 0, or left out: nothing ends requests then"),
+        ("request_timeout_s", 0.0, "must be seconds above 0, or left out: nothing ends requests then"),
+        ("request_timeout_s", float("inf"), "must be seconds above 0, or left out"),
+    ],
+)
+def test_a_listener_that_would_not_come_up_or_end_what_it_takes_is_refused(
+    content: dict[str, Any], tmp_path: Path, key: str, value: Any, accepted: str
+) -> None:
+    content["http_options"][key] = value
+    with pytest.raises(ConfigError, match=rf"^http_options\.{key} = {value!r}: {accepted}"):
+        read(tmp_path, content)
+
+
 @pytest.mark.parametrize("percent", [0, 50, "99.5"])
 def test_a_part_of_the_replicas_that_are_waited_for_is_refused(
     content: dict[str, Any], tmp_path: Path, percent: float | str

@@ -109,6 +109,13 @@ def test_engines_do_not_publish_at_every_address(host: str) -> None:
         ReplicaConfig(event_host=host)
 
 
+@pytest.mark.parametrize("host", ["10.0..5", ".", f"{'x' * 64}.local"])
+def test_engines_publish_where_a_socket_can(host: str) -> None:
+    """It was a traceback."""
+    with pytest.raises(ConfigError, match=r"^event_host = .*: must be an address or a name, whose parts"):
+        ReplicaConfig(event_host=host)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%lo", "node", "replica-0.warmpath"])
 def test_engines_publish_at_one(host: str) -> None:
     assert ReplicaConfig(event_host=host).event_host == host
