@@ -33,6 +33,7 @@ from router.config import HIDDEN
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
+DEFAULT_NAME = "default"  # Serve's, of an application that has none
 DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
 HIGHEST_PORT = 65535
 MOST_IDLE_S = (1 << 31) // 1000  # HAProxy counts milliseconds, and starts with no more
@@ -83,12 +84,13 @@ class ServeFile:
         _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
         _check_numbers(application)
         replicas = options_of(application, "Replica")
-        check_agreement(app.router_sketch(), app.replica, replicas, options_of(application, "Router"))
+        routers, where = options_of(application, "Router"), f"{_place_of(application)}.deployments"
+        check_agreement(app.router_sketch(), app.replica, replicas, routers, where)
         return cls(
             path=path,
             content=content,
             app=app,
-            app_name=application.get("name", "default"),
+            app_name=application.get("name", DEFAULT_NAME),
             route_prefix=application.get("route_prefix", "/"),
             host=schema.http_options.host,
             port=schema.http_options.port,
@@ -174,8 +176,15 @@ def _outline(value: Any) -> Any:
 
 
 def _name_of(item: Any, index: int) -> str:
-    """How the file calls an item of a list."""
-    return str(item.get("name", index)) if isinstance(item, Mapping) else str(index)
+    """How the file calls an item of a list, or Serve an application without a name."""
+    if not isinstance(item, Mapping):
+        return str(index)
+    return str(item.get("name", DEFAULT_NAME if "import_path" in item else index))
+
+
+def _place_of(application: Mapping[str, Any]) -> str:
+    """What errors call it."""
+    return f"applications.{application.get('name', DEFAULT_NAME)}"
 
 
 def _check_port(port: int) -> None:
@@ -190,7 +199,7 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
     prefix = application.get("route_prefix", "/")
     is_path = isinstance(prefix, str) and prefix.startswith("/") and not prefix.endswith("/")
     if prefix != "/" and not is_path:
-        where = f"applications.{application.get('name', 'default')}.route_prefix"
+        where = f"{_place_of(application)}.route_prefix"
         raise ConfigError(where, prefix, "must be /, or a path such as /llm without a / behind it")
 
 
@@ -228,7 +237,7 @@ def _check_capacity(percent: float | None) -> None:
 
 def _check_deployments(application: Mapping[str, Any]) -> None:
     """Serve finds a name that nobody has when it deploys, and of two with one name takes the last."""
-    where = f"applications.{application.get('name', 'default')}.deployments"
+    where = f"{_place_of(application)}.deployments"
     names = [each["name"] for each in application.get("deployments") or ()]
     for name in names:
         if name not in DEPLOYMENTS:
@@ -253,7 +262,7 @@ def _check_numbers(application: Mapping[str, Any]) -> None:
         most = max(replica_bounds(options))
         if most > MOST_REPLICAS:
             key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
-            where = f"applications.{application.get('name', 'default')}.deployments.{name}.{key}"
+            where = f"{_place_of(application)}.deployments.{name}.{key}"
             shown = most if most < 10**20 else "a number of more than twenty digits"
             raise ConfigError(where, shown, f"must be at most {MOST_REPLICAS}")
 
@@ -268,7 +277,7 @@ def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any
 
 def _check_environments(application: Mapping[str, Any]) -> None:
     """Ray takes text alone, and says so when the application is built: YAML's 0 is a number."""
-    name = f"applications.{application.get('name', 'default')}"
+    name = _place_of(application)
     places = {f"{name}.runtime_env": application.get("runtime_env")}
     for each in application.get("deployments", []):
         options = each.get("ray_actor_options") or {}
@@ -298,9 +307,8 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
         }
         if variables.get(ONE_LOOP_VARIABLE) != "0":
             # The one variable, not all of them: others may hold secrets.
-            where = (
-                f"applications.deployments.Router.ray_actor_options.runtime_env.env_vars.{ONE_LOOP_VARIABLE}"
-            )
+            options_at = f"{_place_of(application)}.deployments.Router.ray_actor_options"
+            where = f"{options_at}.runtime_env.env_vars.{ONE_LOOP_VARIABLE}"
             needed = 'must be "0" where ray_actor_options is set'
             raise ConfigError(where, variables.get(ONE_LOOP_VARIABLE), needed)
 
@@ -311,7 +319,7 @@ def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -
         options = deployment.get("ray_actor_options")
         if deployment.get("name") != "Replica" or options is None or device == "cpu":
             continue
-        where = "applications.deployments.Replica.ray_actor_options.num_gpus"
+        where = f"{_place_of(application)}.deployments.Replica.ray_actor_options.num_gpus"
         if options.get("num_gpus") is None or (device == "cuda" and not options["num_gpus"]):
             needed = (
                 "must be set where ray_actor_options is and device is not cpu: 1, or 0 on a machine without"
@@ -340,10 +348,10 @@ def _refuse_typos(content: Mapping[str, Any]) -> None:
     _refuse_unknown("grpc_options", content.get("grpc_options"), gRPCOptionsSchema.model_fields)
     _refuse_unknown("logging_config", content.get("logging_config"), LoggingConfig.model_fields)
     for application in _mappings(content.get("applications")):
-        name = application.get("name", "default")
-        _refuse_unknown(f"applications.{name}", application, ServeApplicationSchema.model_fields)
+        place = _place_of(application)
+        _refuse_unknown(place, application, ServeApplicationSchema.model_fields)
         for deployment in _mappings(application.get("deployments")):
-            where = f"applications.{name}.deployments.{deployment.get('name')}"
+            where = f"{place}.deployments.{deployment.get('name')}"
             _refuse_unknown(where, deployment, DeploymentSchema.model_fields)
             options = deployment.get("ray_actor_options")
             _refuse_unknown(f"{where}.ray_actor_options", options, RayActorOptionsSchema.model_fields)

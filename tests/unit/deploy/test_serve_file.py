@@ -346,3 +346,26 @@ def test_not_a_deployment(tmp_path: Path, text: str) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DeployFileError, match="No such file"):
         ServeFile.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"max_ongoing_requests": -1}, "max_ongoing_requests"),  # by Serve
+        ({"max_ongoing_requests": 1}, "max_ongoing_requests"),  # by what Routers send
+        ({"num_replicas": 1 << 31}, "num_replicas"),
+        ({"max_ongoing_request": 1}, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["warmpath", None])
+def test_a_place_is_called_the_same_whoever_refuses_it(
+    content: dict[str, Any], tmp_path: Path, options: dict[str, Any], key: str | None, name: str | None
+) -> None:
+    """Some left out the application's name."""
+    if name is None:
+        del content["applications"][0]["name"]
+    content["applications"][0]["deployments"][1] |= options
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, content)
+    place = f"applications.{name or 'default'}.deployments.Replica"
+    assert caught.value.field == (place if key is None else f"{place}.{key}")
