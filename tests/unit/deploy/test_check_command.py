@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     "Routers' one loop": (
         lambda c: deployment(c, "Router").update(ray_actor_options={"num_cpus": 1}),
         "ConfigError in FILE: applications.warmpath.deployments.Router.ray_actor_options.runtime_env."
-        'env_vars.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP = None: must be "0" where ray_actor_options is set',
+        'env_vars.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP = null: must be "0" where ray_actor_options is set',
     ),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cache.errors import ConfigError, ServingError
+from cache.errors import ConfigError, ServingError, as_yaml
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.serve_file import ServeFile, load_mapping
 from loadtest.comparison.contender import RAY_ROUTER_CLASS
@@ -226,7 +226,7 @@ def test_a_value_that_breaks_a_check_of_serves_is_named_by_what_it_says(
     ("change", "said"),
     [
         ({"proxy_location": "Disabled"}, "proxy_location = 'Disabled': must be EveryNode or HeadOnly"),
-        ({"route_prefix": None}, r"warmpath\.route_prefix = None: must be /"),
+        ({"route_prefix": None}, r"warmpath\.route_prefix = null: must be /"),
         ({"route_prefix": "llm"}, r"warmpath\.route_prefix = 'llm': must be /"),
         ({"route_prefix": b"/llm"}, r"warmpath\.route_prefix = b'/llm': must be /"),
         ({"route_prefix": "/llm/"}, r"warmpath\.route_prefix = '/llm/': must be /"),
@@ -288,7 +288,7 @@ def test_a_listener_that_would_not_come_up_or_end_what_it_takes_is_refused(
     content: dict[str, Any], tmp_path: Path, key: str, value: Any, accepted: str
 ) -> None:
     content["http_options"][key] = value
-    with pytest.raises(ConfigError, match=rf"^http_options\.{key} = {value!r}: {accepted}"):
+    with pytest.raises(ConfigError, match=rf"^http_options\.{key} = {as_yaml(value)}: {accepted}"):
         read(tmp_path, content)
 
 

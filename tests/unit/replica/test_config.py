@@ -82,18 +82,18 @@ def test_host_memory_holds_whole_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "accepted"),
     [
-        ("runner", "simulated"),
-        ("async_scheduling", True),
-        ("greedy_screen", "on"),
-        ("host_cache_gib", 1.0),
-        ("device_share", 0.5),
+        ("runner", "simulated", "model"),
+        ("async_scheduling", True, "false or auto"),
+        ("greedy_screen", "on", "off or auto"),
+        ("host_cache_gib", 1.0, "0"),
+        ("device_share", 0.5, "1"),
     ],
 )
-def test_what_one_process_does_alone_is_refused_with_several(field: str, value: Any) -> None:
+def test_what_one_process_does_alone_is_refused_with_several(field: str, value: Any, accepted: str) -> None:
     ReplicaConfig(**{field: value})
-    with pytest.raises(ConfigError, match="where tensor_parallel is above 1") as caught:
+    with pytest.raises(ConfigError, match=f"must be {accepted} where tensor_parallel is above 1") as caught:
         ReplicaConfig(tensor_parallel=2, **{field: value})
     assert caught.value.field == field
 
