@@ -226,9 +226,8 @@ class Generation:
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
         except (ReplicaLost, RequestRefused) as error:
-            accepted_by = shared.routing.accepted_by(self._job.request_id)
             if not isinstance(error, PiecesLost):  # what failed is between us, and this replica has it cached
-                self._excluded |= {accepted_by or placement.replica_id}
+                self._excluded |= {self._taken_by(placement)}
             raise
 
     async def _decide(self, attempt: int) -> Placement:
@@ -346,27 +345,34 @@ class Generation:
         if self.cached_tokens is None:
             self._take_first(delta, placement)
         if self._continues_from:
-            self._count_continuation(delta)
+            self._count_continuation(delta, self._taken_by(placement))
         self._answers[delta.choice].take(delta)
         self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
 
+    def _taken_by(self, placement: Placement) -> ReplicaId:
+        return self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
+
     def _take_first(self, delta: Delta, placement: Placement) -> None:
         """Who computed the first token, and how much of the prompt its cache held."""
-        self.replica_id = self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
+        self.replica_id = self._taken_by(placement)
         self.overlap_blocks = placement.overlap_blocks
         self.cached_tokens = delta.cached_tokens
         self._shared.routing.first_token(self._job.request_id, self.replica_id, delta.cached_tokens)
 
-    def _count_continuation(self, delta: Delta) -> None:
+    def _count_continuation(self, delta: Delta, replica_id: ReplicaId) -> None:
         """Another replica has gone on with the stream: what it had to compute again for that.
 
         It counts what it found cached of the prompt; what was generated before it has surely not.
         """
-        metrics = self._shared.metrics
+        metrics, sent = self._shared.metrics, self._continues_from
         self._shared.routing.continued(self._job.request_id)
+        cached = min(max(delta.cached_tokens, 0), sent)
+        if cached != delta.cached_tokens:  # its own count is wrong: no reason to end the stream
+            fields = {"cached_tokens": delta.cached_tokens, "sent_tokens": sent, "replica_id": replica_id}
+            logger.warning("wrong cached tokens", extra={"request_id": self._job.request_id, **fields})
         metrics.continuations.inc()
-        metrics.continued_tokens.labels("cached").inc(delta.cached_tokens)
-        metrics.continued_tokens.labels("computed").inc(self._continues_from - delta.cached_tokens)
+        metrics.continued_tokens.labels("cached").inc(cached)
+        metrics.continued_tokens.labels("computed").inc(sent - cached)
         self._continues_from = 0
 
     def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
