@@ -24,6 +24,8 @@ Knows nothing of HTTP: the router chooses status codes at its edge.
 
 from __future__ import annotations
 
+import math
+from datetime import date
 from typing import Any
 
 
@@ -45,11 +47,22 @@ def _rebuild(kind: type[ServingError], args: tuple[Any, ...], facts: dict[str, A
     return error
 
 
+def as_yaml(value: object) -> str:
+    """A value as a file of settings spells it, where Python does otherwise."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return value.isoformat() if isinstance(value, date) else repr(value)
+
+
 class ConfigError(ServingError):
     """A setting has a value it cannot have: names the field, the value and what would be accepted."""
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
-        super().__init__(f"{field} = {value!r}: {accepted}")
+        super().__init__(f"{field} = {as_yaml(value)}: {accepted}")
         self.field = field
         self.value = value
         self.accepted = accepted
@@ -120,6 +133,7 @@ class PromptTooLong(RequestRefused):
 class DeadlineExceeded(RequestRefused):
     """The request's `deadline_s` passed before its last token, or will have before its first.
 
+    Numbers count from when whoever raises it heard of the request; clients are told them from its arrival.
     prefill_s: what its prompt would take, of one that was not begun for that.
     """
 

@@ -25,17 +25,18 @@ def check_agreement(
     replica: ReplicaConfig,
     options: Mapping[str, Any],
     router_options: Mapping[str, Any],
+    where: str,
 ) -> None:
-    """options: Serve's, of the deployment of replicas; router_options: of that of Routers.
+    """options: Serve's, of the deployment of replicas; router_options: of that of Routers. where: both are.
 
     Raises ConfigError for the first that does not fit.
     """
     _check_heartbeat(router, replica)
     _check_waits(router, replica)
-    _check_places(replica, options)
-    _check_entrance(replica, router_options)
-    _check_scaling(router, options)
-    _check_who_scales(router_options)
+    _check_places(replica, options, f"{where}.Replica")
+    _check_entrance(replica, router_options, f"{where}.Router")
+    _check_scaling(router, options, f"{where}.Replica")
+    _check_who_scales(router_options, f"{where}.Router")
     _check_host_memory(replica)
 
 
@@ -60,19 +61,19 @@ def _check_waits(router: RouterConfig, replica: ReplicaConfig) -> None:
         raise ConfigError("args.router.max_wait_s", router.max_wait_s, needed)
 
 
-def _check_places(replica: ReplicaConfig, options: Mapping[str, Any]) -> None:
+def _check_places(replica: ReplicaConfig, options: Mapping[str, Any], where: str) -> None:
     """Routers send a replica as many as its engine takes."""
     ongoing = whole(options.get("max_ongoing_requests", REPLICA_MAX_ONGOING))
-    _check_ongoing("Replica", ongoing, replica, "Serve turns away what Routers send")
+    _check_ongoing(where, ongoing, replica, "Serve turns away what Routers send")
 
 
-def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any]) -> None:
+def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any], where: str) -> None:
     """A Router is one call for each client, from the first byte to the last, and it is it that refuses."""
     ongoing = whole(router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING))
-    _check_ongoing("Router", ongoing, replica, "Serve holds clients back before a Router hears of them")
+    _check_ongoing(where, ongoing, replica, "Serve holds clients back before a Router hears of them")
 
 
-def _check_ongoing(deployment: str, ongoing: int, replica: ReplicaConfig, otherwise: str) -> None:
+def _check_ongoing(where: str, ongoing: int, replica: ReplicaConfig, otherwise: str) -> None:
     """At least what one replica takes."""
     places = replica.max_running + replica.max_waiting
     if ongoing < places:
@@ -80,24 +81,24 @@ def _check_ongoing(deployment: str, ongoing: int, replica: ReplicaConfig, otherw
             f"must be at least {places}: args.replica.max_running ({replica.max_running}) and max_waiting "
             f"({replica.max_waiting}), or {otherwise}"
         )
-        raise ConfigError(f"applications.deployments.{deployment}.max_ongoing_requests", ongoing, needed)
+        raise ConfigError(f"{where}.max_ongoing_requests", ongoing, needed)
 
 
-def _check_scaling(router: RouterConfig, options: Mapping[str, Any]) -> None:
+def _check_scaling(router: RouterConfig, options: Mapping[str, Any], where: str) -> None:
     targets = targets_of(options)
     if targets is None or router.max_wait_s is None or targets.target_queued_s < router.max_wait_s:
         return
-    where = "applications.deployments.Replica.autoscaling_config.policy.policy_kwargs.target_queued_s"
     needed = (
         f"must be less than args.router.max_wait_s ({router.max_wait_s}): Routers refuse before so much waits"
     )
+    where = f"{where}.autoscaling_config.policy.policy_kwargs.target_queued_s"
     raise ConfigError(where, targets.target_queued_s, needed)
 
 
-def _check_who_scales(router_options: Mapping[str, Any]) -> None:
+def _check_who_scales(router_options: Mapping[str, Any], where: str) -> None:
     """Routers tell it nothing, and of whom it hears nothing it lets there be as many as there are."""
     if targets_of(router_options) is not None:
-        where = "applications.deployments.Router.autoscaling_config.policy.policy_function"
+        where = f"{where}.autoscaling_config.policy.policy_function"
         raise ConfigError(where, POLICY, "must be another: this one goes by what replicas' engines tell")
 
 

@@ -80,11 +80,16 @@ def _section(
     if not isinstance(value, Mapping):
         raise ConfigError(where, value, "must be a mapping of settings")
     _refuse_unknown(where, value, {each.name for each in fields(kind)} - derived)
+    return _converted(where, value, kind)
+
+
+def _converted(where: str, settings: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Each setting of a dataclass as its field's type."""
     hints = get_type_hints(kind)
     secret = {each.name for each in fields(kind) if not each.repr}
     return {
         key: _convert(f"{where}.{key}", item, hints[key], is_secret=key in secret)
-        for key, item in value.items()
+        for key, item in settings.items()
     }
 
 
@@ -93,6 +98,7 @@ def _convert(where: str, value: Any, kind: Any, *, is_secret: bool) -> Any:
     section = next((each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")), None)
     if isinstance(value, Mapping) and section is not None:
         _refuse_unknown(where, value, section.__dataclass_fields__)
+        value = _converted(where, value, section)
     try:
         return msgspec.convert(value, kind, strict=True)
     except ConfigError as error:  # a section checks itself, and names its fields from its owner's place on
@@ -100,25 +106,22 @@ def _convert(where: str, value: Any, kind: Any, *, is_secret: bool) -> Any:
     except msgspec.ValidationError as error:
         if isinstance(kind, type) and issubclass(kind, Enum):
             raise ConfigError(where, value, "must be one of " + ", ".join(kind)) from None
-        shown = HIDDEN if is_secret else _without_secrets(value, section)
+        # Of a section, which lacks a setting, the names alone: some of the settings may be secrets.
+        shown = HIDDEN if is_secret else list(value) if isinstance(value, Mapping) else value
         raise ConfigError(where, shown, f"{error}{_advice(value, kind)}") from None
 
 
 def _advice(value: Any, kind: Any) -> str:
-    """How text is written that YAML takes for something else."""
-    if str not in (kind, *get_args(kind)) or bool in get_args(kind):
+    """How text is written that YAML takes for something else, and infinity, which it takes for text."""
+    kinds = (kind, *get_args(kind))
+    if isinstance(value, str):
+        is_infinity = value.lower() in ("inf", "+inf", "infinity")
+        return "; YAML writes infinity as .inf" if is_infinity and float in kinds else ""
+    if str not in kinds or bool in kinds:
         return ""
     if isinstance(value, bool):
         return "; put it in quotes: YAML takes on, off, yes and no for true and false"
     return "; put it in quotes" if isinstance(value, int | float | date) else ""
-
-
-def _without_secrets(value: Any, section: Any) -> Any:
-    """What an error may show of a section: errors end up in logs."""
-    if section is None or not isinstance(value, Mapping):
-        return value
-    known = section.__dataclass_fields__
-    return {key: item if known[key].repr else HIDDEN for key, item in value.items()}
 
 
 def _build(where: str, kind: Any, settings: Mapping[str, Any]) -> Any:

@@ -48,7 +48,8 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
         is_scaled = file.options("Replica").get("autoscaling_config")
         key = "autoscaling_config.max_replicas" if is_scaled else "num_replicas"
         accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and there are {num_gpus:g}"
-        raise ConfigError(f"applications.deployments.Replica.{key}", asked.num_replicas, accepted)
+        where = f"applications.{file.app_name}.deployments.Replica.{key}"
+        raise ConfigError(where, asked.num_replicas, accepted)
 
 
 class _GpusAsked(NamedTuple):

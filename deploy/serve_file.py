@@ -5,6 +5,7 @@ Reads and writes one file; starts nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ray.serve.schema import (
 )
 
 from cache.errors import ConfigError
+from cache.host_name import HOST_FORM, is_host
 from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
@@ -31,8 +33,10 @@ from router.config import HIDDEN
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
+DEFAULT_NAME = "default"  # Serve's, of an application that has none
 DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
 HIGHEST_PORT = 65535
+MOST_IDLE_S = (1 << 31) // 1000  # HAProxy counts milliseconds, and starts with no more
 NO_PROXY = "Disabled"
 MOST_REPLICAS = (1 << 31) - 1  # Serve's messages have no room for more
 
@@ -71,6 +75,7 @@ class ServeFile:
         application = _our_application(path, content)
         _check_way_in(content, application)
         _check_listener(content.get("http_options") or {})
+        _check_times(schema.http_options)
         _check_capacity(schema.target_capacity)
         _check_deployments(application)
         _check_environments(application)
@@ -79,12 +84,13 @@ class ServeFile:
         _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
         _check_numbers(application)
         replicas = options_of(application, "Replica")
-        check_agreement(app.router_sketch(), app.replica, replicas, options_of(application, "Router"))
+        routers, where = options_of(application, "Router"), f"{_place_of(application)}.deployments"
+        check_agreement(app.router_sketch(), app.replica, replicas, routers, where)
         return cls(
             path=path,
             content=content,
             app=app,
-            app_name=application.get("name", "default"),
+            app_name=application.get("name", DEFAULT_NAME),
             route_prefix=application.get("route_prefix", "/"),
             host=schema.http_options.host,
             port=schema.http_options.port,
@@ -170,8 +176,15 @@ def _outline(value: Any) -> Any:
 
 
 def _name_of(item: Any, index: int) -> str:
-    """How the file calls an item of a list."""
-    return str(item.get("name", index)) if isinstance(item, Mapping) else str(index)
+    """How the file calls an item of a list, or Serve an application without a name."""
+    if not isinstance(item, Mapping):
+        return str(index)
+    return str(item.get("name", DEFAULT_NAME if "import_path" in item else index))
+
+
+def _place_of(application: Mapping[str, Any]) -> str:
+    """What errors call it."""
+    return f"applications.{application.get('name', DEFAULT_NAME)}"
 
 
 def _check_port(port: int) -> None:
@@ -186,20 +199,33 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
     prefix = application.get("route_prefix", "/")
     is_path = isinstance(prefix, str) and prefix.startswith("/") and not prefix.endswith("/")
     if prefix != "/" and not is_path:
-        where = f"applications.{application.get('name', 'default')}.route_prefix"
+        where = f"{_place_of(application)}.route_prefix"
         raise ConfigError(where, prefix, "must be /, or a path such as /llm without a / behind it")
 
 
 def _check_listener(options: Mapping[str, Any]) -> None:
     """It listens where the file says, and as it says."""
-    if not options.get("host", "0.0.0.0").strip():
+    host = options.get("host", "0.0.0.0")
+    if not host.strip():
         needed = "must be an address: Serve takes none for all of this machine's, which 0.0.0.0 says"
-        raise ConfigError("http_options.host", options["host"], needed)
+        raise ConfigError("http_options.host", host, needed)
+    if not is_host(host):
+        raise ConfigError("http_options.host", host, HOST_FORM)
     for key, value in options.items():
         if key.startswith("ssl_") and value:
             # HAProxy listens without it, and asks Routers that speak it without it: errors, in the clear.
             needed = "must be left out: Serve's fast proxy knows no TLS, which ends at your ingress"
             raise ConfigError(f"http_options.{key}", HIDDEN if "password" in key else value, needed)
+
+
+def _check_times(options: HTTPOptionsSchema) -> None:
+    """Serve takes any number. Below 0 it is no limit to one proxy, and at once to the other."""
+    limit_s, idle_s = options.request_timeout_s, options.keep_alive_timeout_s
+    if limit_s is not None and not 0.0 < limit_s < math.inf:
+        needed = "must be seconds above 0, or left out: nothing ends requests then"
+        raise ConfigError("http_options.request_timeout_s", limit_s, needed)
+    if not 1 <= idle_s <= MOST_IDLE_S:
+        raise ConfigError("http_options.keep_alive_timeout_s", idle_s, f"must be between 1 and {MOST_IDLE_S}")
 
 
 def _check_capacity(percent: float | None) -> None:
@@ -211,7 +237,7 @@ def _check_capacity(percent: float | None) -> None:
 
 def _check_deployments(application: Mapping[str, Any]) -> None:
     """Serve finds a name that nobody has when it deploys, and of two with one name takes the last."""
-    where = f"applications.{application.get('name', 'default')}.deployments"
+    where = f"{_place_of(application)}.deployments"
     names = [each["name"] for each in application.get("deployments") or ()]
     for name in names:
         if name not in DEPLOYMENTS:
@@ -236,7 +262,7 @@ def _check_numbers(application: Mapping[str, Any]) -> None:
         most = max(replica_bounds(options))
         if most > MOST_REPLICAS:
             key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
-            where = f"applications.{application.get('name', 'default')}.deployments.{name}.{key}"
+            where = f"{_place_of(application)}.deployments.{name}.{key}"
             shown = most if most < 10**20 else "a number of more than twenty digits"
             raise ConfigError(where, shown, f"must be at most {MOST_REPLICAS}")
 
@@ -251,7 +277,7 @@ def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any
 
 def _check_environments(application: Mapping[str, Any]) -> None:
     """Ray takes text alone, and says so when the application is built: YAML's 0 is a number."""
-    name = f"applications.{application.get('name', 'default')}"
+    name = _place_of(application)
     places = {f"{name}.runtime_env": application.get("runtime_env")}
     for each in application.get("deployments", []):
         options = each.get("ray_actor_options") or {}
@@ -281,9 +307,8 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
         }
         if variables.get(ONE_LOOP_VARIABLE) != "0":
             # The one variable, not all of them: others may hold secrets.
-            where = (
-                f"applications.deployments.Router.ray_actor_options.runtime_env.env_vars.{ONE_LOOP_VARIABLE}"
-            )
+            options_at = f"{_place_of(application)}.deployments.Router.ray_actor_options"
+            where = f"{options_at}.runtime_env.env_vars.{ONE_LOOP_VARIABLE}"
             needed = 'must be "0" where ray_actor_options is set'
             raise ConfigError(where, variables.get(ONE_LOOP_VARIABLE), needed)
 
@@ -294,7 +319,7 @@ def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -
         options = deployment.get("ray_actor_options")
         if deployment.get("name") != "Replica" or options is None or device == "cpu":
             continue
-        where = "applications.deployments.Replica.ray_actor_options.num_gpus"
+        where = f"{_place_of(application)}.deployments.Replica.ray_actor_options.num_gpus"
         if options.get("num_gpus") is None or (device == "cuda" and not options["num_gpus"]):
             needed = (
                 "must be set where ray_actor_options is and device is not cpu: 1, or 0 on a machine without"
@@ -323,10 +348,10 @@ def _refuse_typos(content: Mapping[str, Any]) -> None:
     _refuse_unknown("grpc_options", content.get("grpc_options"), gRPCOptionsSchema.model_fields)
     _refuse_unknown("logging_config", content.get("logging_config"), LoggingConfig.model_fields)
     for application in _mappings(content.get("applications")):
-        name = application.get("name", "default")
-        _refuse_unknown(f"applications.{name}", application, ServeApplicationSchema.model_fields)
+        place = _place_of(application)
+        _refuse_unknown(place, application, ServeApplicationSchema.model_fields)
         for deployment in _mappings(application.get("deployments")):
-            where = f"applications.{name}.deployments.{deployment.get('name')}"
+            where = f"{place}.deployments.{deployment.get('name')}"
             _refuse_unknown(where, deployment, DeploymentSchema.model_fields)
             options = deployment.get("ray_actor_options")
             _refuse_unknown(f"{where}.ray_actor_options", options, RayActorOptionsSchema.model_fields)

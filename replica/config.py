@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache.disciplines import DEFAULT, PAGED
-from cache.errors import ConfigError
+from cache.errors import ConfigError, as_yaml
 from cache.events import StepTimeModel
 from cache.fingerprint import HashAlgorithm
+from cache.host_name import HOST_FORM, is_host
 from cache.scheduling_order import SchedulingOrder
 
 PREEMPTIONS = ("recompute", "swap")
@@ -193,6 +194,8 @@ class ReplicaConfig:
         _check_range("heartbeat_interval_s", self.heartbeat_interval_s, 0.01, 60.0)
         _check_range("step_time_limit_s", self.step_time_limit_s, 0.1, 3600.0)
         _check_range("warm_up_time_limit_s", self.warm_up_time_limit_s, 1.0, 36000.0)
+        if not is_host(self.event_host):
+            raise ConfigError("event_host", self.event_host, HOST_FORM)
         if _is_wildcard(self.event_host):
             raise ConfigError(
                 "event_host",
@@ -212,7 +215,7 @@ class ReplicaConfig:
         for name, accepted in _WITH_SEVERAL_RANKS.items():
             value = getattr(self, name)
             if value not in accepted:
-                listed = " or ".join(str(each) for each in accepted)
+                listed = " or ".join(each if isinstance(each, str) else as_yaml(each) for each in accepted)
                 raise ConfigError(name, value, f"must be {listed} where tensor_parallel is above 1")
 
 
@@ -255,4 +258,4 @@ def _is_wildcard(host: str) -> bool:
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ConfigError(name, value, f"must be between {low} and {high}")
+        raise ConfigError(name, value, f"must be between {as_yaml(low)} and {as_yaml(high)}")

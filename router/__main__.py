@@ -202,7 +202,7 @@ def _ask(client: httpx.Client, **query: str | int) -> DebugPage:
     """The page. Raises CannotAsk."""
     try:
         answer = client.get("/debug/route", params=query)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, UnicodeError) as error:  # the latter of a name that cannot be looked up
         raise CannotAsk(
             f"no server answers at {client.base_url} ({error}): "
             "start one with `make serve`, or name it with --url"

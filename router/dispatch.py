@@ -146,6 +146,7 @@ class Generation:
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._is_handed_over = False  # by the last attempt
         self._was_placed = False
+        self.was_accepted = False  # by a replica, in any attempt that is over
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
         self.overlap_blocks = 0
@@ -185,8 +186,8 @@ class Generation:
     def _begin(self) -> None:
         timeout_s = self._job.timeout_s or self._shared.config.request_timeout_s
         self._began_at = self._shared.clock()
-        came_at = self._began_at if self._job.came_at is None else self._job.came_at
-        self._deadline = None if timeout_s is None else came_at + timeout_s
+        self._came_at = self._began_at if self._job.came_at is None else self._job.came_at
+        self._deadline = None if timeout_s is None else self._came_at + timeout_s
 
     def close(self) -> None:
         """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""
@@ -210,6 +211,7 @@ class Generation:
                 async for delta in deltas:
                     yield delta
         finally:
+            self.was_accepted |= routing.accepted_by(request_id) is not None
             self._was_placed |= routing.release(request_id)
 
     async def _stream(self, placement: Placement, attempt: int) -> AsyncGenerator[Delta, None]:
@@ -224,9 +226,8 @@ class Generation:
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
         except (ReplicaLost, RequestRefused) as error:
-            accepted_by = shared.routing.accepted_by(self._job.request_id)
             if not isinstance(error, PiecesLost):  # what failed is between us, and this replica has it cached
-                self._excluded |= {accepted_by or placement.replica_id}
+                self._excluded |= {self._taken_by(placement)}
             raise
 
     async def _decide(self, attempt: int) -> Placement:
@@ -344,27 +345,34 @@ class Generation:
         if self.cached_tokens is None:
             self._take_first(delta, placement)
         if self._continues_from:
-            self._count_continuation(delta)
+            self._count_continuation(delta, self._taken_by(placement))
         self._answers[delta.choice].take(delta)
         self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
 
+    def _taken_by(self, placement: Placement) -> ReplicaId:
+        return self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
+
     def _take_first(self, delta: Delta, placement: Placement) -> None:
         """Who computed the first token, and how much of the prompt its cache held."""
-        self.replica_id = self._shared.routing.accepted_by(self._job.request_id) or placement.replica_id
+        self.replica_id = self._taken_by(placement)
         self.overlap_blocks = placement.overlap_blocks
         self.cached_tokens = delta.cached_tokens
         self._shared.routing.first_token(self._job.request_id, self.replica_id, delta.cached_tokens)
 
-    def _count_continuation(self, delta: Delta) -> None:
+    def _count_continuation(self, delta: Delta, replica_id: ReplicaId) -> None:
         """Another replica has gone on with the stream: what it had to compute again for that.
 
         It counts what it found cached of the prompt; what was generated before it has surely not.
         """
-        metrics = self._shared.metrics
+        metrics, sent = self._shared.metrics, self._continues_from
         self._shared.routing.continued(self._job.request_id)
+        cached = min(max(delta.cached_tokens, 0), sent)
+        if cached != delta.cached_tokens:  # its own count is wrong: no reason to end the stream
+            fields = {"cached_tokens": delta.cached_tokens, "sent_tokens": sent, "replica_id": replica_id}
+            logger.warning("wrong cached tokens", extra={"request_id": self._job.request_id, **fields})
         metrics.continuations.inc()
-        metrics.continued_tokens.labels("cached").inc(delta.cached_tokens)
-        metrics.continued_tokens.labels("computed").inc(self._continues_from - delta.cached_tokens)
+        metrics.continued_tokens.labels("cached").inc(cached)
+        metrics.continued_tokens.labels("computed").inc(sent - cached)
         self._continues_from = 0
 
     def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
@@ -417,8 +425,19 @@ class Generation:
         return any(replica_id not in self._excluded for replica_id in self._shared.routing.replicas)
 
     def _final(self, error: ReplicaLost | RequestRefused) -> RoutingError | RequestRefused:
+        if isinstance(error, DeadlineExceeded):
+            return self._since_arrival(error)
         if not isinstance(error, ReplicaLost):
             return error
         if self._deaths >= self._shared.config.max_deaths:
             return TooManyDeaths(self._job.request_id, self._deaths)
         return NoReplica(len(self._shared.routing.replicas), len(self._excluded))
+
+    def _since_arrival(self, error: DeadlineExceeded) -> DeadlineExceeded:
+        """With its client's numbers: whoever raised it counts from when it heard of the request, and was told
+        what was left."""
+        if self._deadline is None:
+            return error
+        deadline_s = self._deadline - self._came_at
+        missed_s = deadline_s - error.deadline_s
+        return DeadlineExceeded(deadline_s, error.waited_s + missed_s, error.prefill_s)

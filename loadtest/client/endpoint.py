@@ -59,7 +59,7 @@ def _models(url: str, key: str | None, *, may_be_missing: bool) -> httpx.Respons
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=_LOOK_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last of a name of no host
         raise Unreachable(url, str(error) or type(error).__name__) from None
     if answer.status_code in _REFUSED:
         raise KeyNeeded(url, KEY_VARIABLE, had_one=key is not None)

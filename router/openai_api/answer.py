@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from cache.errors import ServingError
+from cache.errors import DeadlineExceeded
 from router.dispatch import Generation
 from router.openai_api.codec import Choice, Codec, event_stream, whole_answer
 from router.openai_api.fields import Endpoint
@@ -29,8 +29,12 @@ class Answer:
         generations: Sequence[Generation],
         on_first_token: Callable[[], None],
         visit: Visit,
+        is_deadline_clients: bool,
     ) -> None:
-        """visit: whose request it is; its answer's tokens are counted there."""
+        """visit: whose request it is; its answer's tokens are counted there.
+
+        is_deadline_clients: see the function of that name.
+        """
         self.endpoint = endpoint
         self.is_stream = body.stream
         self.generations = generations
@@ -39,6 +43,7 @@ class Answer:
         self._choices = choices
         self._on_first_token = on_first_token
         self._visit = visit
+        self._is_deadline_clients = is_deadline_clients
         self._deltas = merge([generation.deltas() for generation in generations], body.n)
 
     async def whole(self) -> bytes:
@@ -69,10 +74,25 @@ class Answer:
                         is_first = False
                     self._visit.spend(len(item.delta.token_ids))
                     yield item
-        except ServingError:
-            if is_first:
+        except BaseException as error:
+            if is_first and not (self._is_clients_doing(error) and self._was_accepted()):
                 self._visit.refund()
             raise
+
+    def _is_clients_doing(self, error: BaseException) -> bool:
+        """It left, which is a cancellation here, or its own deadline passed. With a replica at work that is
+        charged: else a client in a hurry has prompts computed for nothing."""
+        if isinstance(error, DeadlineExceeded):
+            return self._is_deadline_clients
+        return not isinstance(error, Exception)
+
+    def _was_accepted(self) -> bool:
+        return any(generation.was_accepted for generation in self.generations)
+
+
+def is_deadline_clients(timeout_s: float | None, most_s: float | None) -> bool:
+    """Whether a request's deadline is its client's wish, and not everybody's. None: there is none."""
+    return timeout_s is not None and (most_s is None or timeout_s < most_s)
 
 
 def choices_of(n: int, index: int, begin: Callable[[int], Choice]) -> list[Choice]:

@@ -134,6 +134,8 @@ class _Routes:
             ("/version", self.version),
         ):
             api.add_api_route(path, answer, methods=["GET"], response_model=None)
+        for path, answer in (("/health", self.health), ("/live", self.live)):  # as some probes ask
+            api.add_api_route(path, answer, methods=["HEAD"], response_model=None, include_in_schema=False)
         if self._service.config.expose_debug:
             debug = DebugRoute(self._service.insight, self._service.config.debug_token)
             api.add_api_route(DEBUG_PATH, debug.handle, methods=["GET"], response_model=None)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from cache.errors import DeadlineExceeded, ServingError
 from router.errors import MalformedJson
+from router.openai_api.answer import is_deadline_clients
 from router.openai_api.body import parse_object, read_limited
 from router.openai_api.errors import BROKEN_STREAM, CLIENT_DEADLINE, answer_to, outcome_of
 from router.openai_api.fields import Endpoint
@@ -95,7 +96,7 @@ class Tally:
     def _is_deadline_clients(self) -> bool:
         """Whether the deadline of a request that had one was its client's wish. The header was checked."""
         given = self._timeout if self._endpoint in GENERATING else None
-        return given is not None and (self._most_s is None or float(given) < self._most_s)
+        return is_deadline_clients(None if given is None else float(given), self._most_s)
 
 
 class Handling:

@@ -5,9 +5,6 @@ Knows ASGI; knows neither routes nor bodies. Keys have a middleware of their own
 
 from __future__ import annotations
 
-import re
-import secrets
-
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,12 +13,9 @@ from router.errors import HeadersTooLarge
 from router.openai_api.door import Door
 from router.openai_api.errors import answer_to
 from router.openai_api.replies import error_response
+from router.openai_api.request_id import REQUEST_ID_HEADER, is_safe, new_request_id
 
-REQUEST_ID_HEADER = "x-request-id"
 _SCOPE_KEY = "warmpath.request_id"
-# It goes into log fields, headers and answers' ids: no quotes, blanks, separators of headers or control
-# characters. With base64's `/+=`, as load balancers send it (`Root=1-67891233-abcdef012345678912345678`).
-_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 def id_of(request: Request) -> str:
@@ -75,4 +69,4 @@ class HeaderLimitMiddleware:
 
 def _given_or_new(given: str | None) -> str:
     """The client's, if it is harmless in a log line; else a new one."""
-    return given if given is not None and _SAFE_REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    return given if given is not None and is_safe(given) else new_request_id()

@@ -136,7 +136,9 @@ class Prefixes:
             pin, cached_tokens = await self.keeper.establish(
                 prefix, owner=owner, copies=body.copies, seconds=body.seconds, request_id=request_id
             )
-        except BaseException:
+        except PrefixNotFound:  # its own key's doing, with replicas at work on it, as if it had hung up
+            raise
+        except Exception:
             visit.refund()
             raise
         usage = usage_of(num_tokens * body.copies, 0, cached_tokens)

@@ -25,7 +25,7 @@ from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
 from router.metrics import DecisionPart, RouterMetrics
 from router.openai_api.about import About, Readiness
-from router.openai_api.answer import Answer, choices_of
+from router.openai_api.answer import Answer, choices_of, is_deadline_clients
 from router.openai_api.answer_form import AnswerForm, AnswerForms
 from router.openai_api.codec import ChatCodec, Choice, Codec, CompletionCodec, Head
 from router.openai_api.fields import Endpoint
@@ -239,6 +239,7 @@ class Service:
             generations=[self._dispatcher.start(job) for job in jobs],
             on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
             visit=visit,
+            is_deadline_clients=is_deadline_clients(jobs[0].timeout_s, self.config.request_timeout_s),
         )
 
     # --- what needs the tokenizer or the fleet ------------------------------------------------

@@ -196,7 +196,7 @@ class Visit:
             self._allowance.spend(num_tokens)
 
     def refund(self) -> None:
-        """It failed through no fault of its sender's: give back what `charge` took."""
+        """It failed through no doing of its sender's: give back what `charge` took."""
         if self._allowance is not None and self._charged:
             self._allowance.spend(-self._charged)
             self._charged = 0

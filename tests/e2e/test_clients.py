@@ -109,6 +109,17 @@ def test_the_request_id_comes_back_once(server: Server, stream: bool) -> None:
     assert "cmpl-mine-9-" in answer.text
 
 
+@pytest.mark.parametrize("given", [b'a b"c', "ü".encode(), b"\xfc", b"x" * 200])
+def test_a_request_id_that_is_replaced_is_told(server: Server, given: bytes) -> None:
+    """Serve sends back what a client sent, whatever its request is called."""
+    body = {"model": "tiny", "prompt": "The sea", "max_tokens": 2}
+    headers = [(b"x-request-id", given)]
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=30)
+    [told] = answer.headers.get_list("x-request-id")
+    assert re.fullmatch("[0-9a-f]{32}", told)
+    assert answer.json()["id"].startswith(f"cmpl-{told}-")
+
+
 def test_tokenize_counts_as_the_engine_does(server: Server, client: openai.OpenAI) -> None:
     tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": "The sea is wide."}, timeout=30).json()
     answer = client.completions.create(model="tiny", prompt="The sea is wide.", max_tokens=1)

@@ -151,7 +151,7 @@ def test_a_family_without_a_length_limit_is_asked_for_one_and_then_refused(
 ) -> None:
     """With max_model_len set these once failed on a config attribute that they do not have."""
     folder = model_families.save(family, tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"max_model_len = None: .* does not say its limit"):
+    with pytest.raises(ConfigError, match=r"max_model_len = null: .* does not say its limit"):
         load(folder)
     with pytest.raises(ModelRefused, match="does not go through transformers' AttentionInterface"):
         load(folder, max_model_len=64)

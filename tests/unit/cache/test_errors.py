@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from datetime import date
 
 import pytest
+import yaml
 
 import cache.errors
 from cache.errors import (
@@ -61,3 +63,22 @@ def test_error_survives_pickling(error: ServingError, protocol: int) -> None:
 def test_an_error_names_the_situation() -> None:
     assert str(NoFreeBlocks(needed=12, free=3)) == "needed 12 free blocks, have 3"
     assert str(ConfigError("num_blocks", 0, "at least 1")) == "num_blocks = 0: at least 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        (1, "1"),
+        (float("inf"), ".inf"),
+        (float("-inf"), "-.inf"),
+        (float("nan"), ".nan"),
+        (date(2026, 1, 1), "2026-01-01"),
+        ("no", "'no'"),
+    ],
+)
+def test_a_setting_is_spelled_as_in_its_file(value: object, text: str) -> None:
+    assert str(ConfigError("field", value, "must be other")) == f"field = {text}: must be other"
+    assert isinstance(value, float) or yaml.safe_load(text) == value

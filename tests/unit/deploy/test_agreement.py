@@ -69,7 +69,7 @@ def test_fewer_calls_than_one_replica_takes(content: dict[str, Any], deployment:
     for few, enough in ((319, 320), ("319", "320.0")):  # Serve takes text for numbers, too
         options["max_ongoing_requests"] = few
         error = refusal(content)
-        assert error.field == f"applications.deployments.{deployment}.max_ongoing_requests"
+        assert error.field == f"applications.warmpath.deployments.{deployment}.max_ongoing_requests"
         assert "at least 320" in error.accepted
         options["max_ongoing_requests"] = enough
         ServeFile.checked(Path("deploy.yaml"), content)

@@ -110,8 +110,9 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     ),
     "Router and replicas: places": (
         lambda c: deployment(c, "Replica").update(max_ongoing_requests=5),
-        "ConfigError in FILE: applications.deployments.Replica.max_ongoing_requests = 5: must be at least "
-        "320: args.replica.max_running (64) and max_waiting (256), or Serve turns away what Routers send",
+        "ConfigError in FILE: applications.warmpath.deployments.Replica.max_ongoing_requests = 5: must be at "
+        "least 320: args.replica.max_running (64) and max_waiting (256), or Serve turns away what Routers "
+        "send",
     ),
     "model that is not there": (
         lambda c: args(c, "replica").update(model="/nowhere"),
@@ -137,8 +138,8 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     ),
     "Routers' one loop": (
         lambda c: deployment(c, "Router").update(ray_actor_options={"num_cpus": 1}),
-        "ConfigError in FILE: applications.deployments.Router.ray_actor_options.runtime_env.env_vars."
-        'RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP = None: must be "0" where ray_actor_options is set',
+        "ConfigError in FILE: applications.warmpath.deployments.Router.ray_actor_options.runtime_env."
+        'env_vars.RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP = null: must be "0" where ray_actor_options is set',
     ),
 }
 
@@ -177,7 +178,7 @@ def test_more_gpus_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     assert main(["check", str(path), "--gpus", "2"]) == 2
     assert capsys.readouterr().err == (
-        f"ConfigError in {path}: applications.deployments.Replica.num_replicas = 4: "
+        f"ConfigError in {path}: applications.warmpath.deployments.Replica.num_replicas = 4: "
         "must be at most 2: each takes 1 GPUs, and there are 2\n"
     )
     assert main(["check", str(path), "--gpus", "4"]) == 0

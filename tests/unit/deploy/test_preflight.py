@@ -96,7 +96,7 @@ def test_more_gpus_than_there_are(
         return
     with pytest.raises(ConfigError) as caught:
         check_gpus(file, num_gpus)
-    assert caught.value.field == f"applications.deployments.Replica.{key}"
+    assert caught.value.field == f"applications.warmpath.deployments.Replica.{key}"
     assert f"must be at most {at_most}:" in caught.value.accepted
     assert f"there are {num_gpus}" in caught.value.accepted
 

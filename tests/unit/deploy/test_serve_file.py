@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cache.errors import ConfigError, ServingError
+from cache.errors import ConfigError, ServingError, as_yaml
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.serve_file import ServeFile, load_mapping
 from loadtest.comparison.contender import RAY_ROUTER_CLASS
@@ -226,7 +226,7 @@ def test_a_value_that_breaks_a_check_of_serves_is_named_by_what_it_says(
     ("change", "said"),
     [
         ({"proxy_location": "Disabled"}, "proxy_location = 'Disabled': must be EveryNode or HeadOnly"),
-        ({"route_prefix": None}, r"warmpath\.route_prefix = None: must be /"),
+        ({"route_prefix": None}, r"warmpath\.route_prefix = null: must be /"),
         ({"route_prefix": "llm"}, r"warmpath\.route_prefix = 'llm': must be /"),
         ({"route_prefix": b"/llm"}, r"warmpath\.route_prefix = b'/llm': must be /"),
         ({"route_prefix": "/llm/"}, r"warmpath\.route_prefix = '/llm/': must be /"),
@@ -269,6 +269,27 @@ def test_an_empty_host_is_no_address_of_this_machine_alone(
         read(tmp_path, content)
     del content["http_options"]["host"]
     assert read(tmp_path, content).host == "0.0.0.0"  # what Serve itself does then
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("host", "10.0..5", "must be an address or a name, whose parts between dots have 1 to 63 characters"),
+        ("host", "x" * 64, "must be an address or a name, whose parts between dots have 1 to 63 characters"),
+        ("keep_alive_timeout_s", -1, "must be between 1 and 2147483"),
+        ("keep_alive_timeout_s", 0, "must be between 1 and 2147483"),
+        ("keep_alive_timeout_s", 2147484, "must be between 1 and 2147483"),
+        ("request_timeout_s", -1.0, "must be seconds above 0, or left out: nothing ends requests then"),
+        ("request_timeout_s", 0.0, "must be seconds above 0, or left out: nothing ends requests then"),
+        ("request_timeout_s", float("inf"), "must be seconds above 0, or left out"),
+    ],
+)
+def test_a_listener_that_would_not_come_up_or_end_what_it_takes_is_refused(
+    content: dict[str, Any], tmp_path: Path, key: str, value: Any, accepted: str
+) -> None:
+    content["http_options"][key] = value
+    with pytest.raises(ConfigError, match=rf"^http_options\.{key} = {as_yaml(value)}: {accepted}"):
+        read(tmp_path, content)
 
 
 @pytest.mark.parametrize("percent", [0, 50, "99.5"])
@@ -325,3 +346,26 @@ def test_not_a_deployment(tmp_path: Path, text: str) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DeployFileError, match="No such file"):
         ServeFile.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"max_ongoing_requests": -1}, "max_ongoing_requests"),  # by Serve
+        ({"max_ongoing_requests": 1}, "max_ongoing_requests"),  # by what Routers send
+        ({"num_replicas": 1 << 31}, "num_replicas"),
+        ({"max_ongoing_request": 1}, None),
+    ],
+)
+@pytest.mark.parametrize("name", ["warmpath", None])
+def test_a_place_is_called_the_same_whoever_refuses_it(
+    content: dict[str, Any], tmp_path: Path, options: dict[str, Any], key: str | None, name: str | None
+) -> None:
+    """Some left out the application's name."""
+    if name is None:
+        del content["applications"][0]["name"]
+    content["applications"][0]["deployments"][1] |= options
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, content)
+    place = f"applications.{name or 'default'}.deployments.Replica"
+    assert caught.value.field == (place if key is None else f"{place}.{key}")

@@ -82,18 +82,18 @@ def test_host_memory_holds_whole_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "accepted"),
     [
-        ("runner", "simulated"),
-        ("async_scheduling", True),
-        ("greedy_screen", "on"),
-        ("host_cache_gib", 1.0),
-        ("device_share", 0.5),
+        ("runner", "simulated", "model"),
+        ("async_scheduling", True, "false or auto"),
+        ("greedy_screen", "on", "off or auto"),
+        ("host_cache_gib", 1.0, "0"),
+        ("device_share", 0.5, "1"),
     ],
 )
-def test_what_one_process_does_alone_is_refused_with_several(field: str, value: Any) -> None:
+def test_what_one_process_does_alone_is_refused_with_several(field: str, value: Any, accepted: str) -> None:
     ReplicaConfig(**{field: value})
-    with pytest.raises(ConfigError, match="where tensor_parallel is above 1") as caught:
+    with pytest.raises(ConfigError, match=f"must be {accepted} where tensor_parallel is above 1") as caught:
         ReplicaConfig(tensor_parallel=2, **{field: value})
     assert caught.value.field == field
 
@@ -106,6 +106,13 @@ def test_a_model_is_not_cut_into_no_parts() -> None:
 @pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "::", "0", "00.0.0.0", "0.0", "::0", "0:0:0:0:0:0:0:0"])
 def test_engines_do_not_publish_at_every_address(host: str) -> None:
     with pytest.raises(ConfigError, match="event_host"):
+        ReplicaConfig(event_host=host)
+
+
+@pytest.mark.parametrize("host", ["10.0..5", ".", f"{'x' * 64}.local"])
+def test_engines_publish_where_a_socket_can(host: str) -> None:
+    """It was a traceback."""
+    with pytest.raises(ConfigError, match=r"^event_host = .*: must be an address or a name, whose parts"):
         ReplicaConfig(event_host=host)
 
 

@@ -168,10 +168,44 @@ async def test_who_waits_for_room_again_waits_no_longer_than_its_deadline(bindin
                 raise ReplicaLost("gone")
 
         _always(router, lose_for_good)
-        with pytest.raises(DeadlineExceeded):
-            await run(a_generation(router, timeout_s=0.1))
+        came_at = router.parts.dispatcher.clock() - 5.0
+        with pytest.raises(DeadlineExceeded) as caught:
+            await run(a_generation(router, timeout_s=5.1, came_at=came_at))
+        assert caught.value.deadline_s == pytest.approx(5.1)
+        assert caught.value.waited_s >= 5.1
         assert router.parts.dispatcher.placer.num_held == 0
         assert_nothing_in_flight(router)
+
+
+@pytest.mark.parametrize("binding", ["late", "at_once"])
+async def test_a_deadline_that_passed_before_placement_is_told_from_arrival(binding: str) -> None:
+    """It was told from when the prompt was tokenized, and could be negative."""
+    async with RouterUnderTest(binding=binding) as router:
+        came_at = router.parts.dispatcher.clock() - 5.0
+        with pytest.raises(DeadlineExceeded) as caught:
+            await run(a_generation(router, timeout_s=2.0, came_at=came_at))
+    assert caught.value.deadline_s == pytest.approx(2.0)
+    assert caught.value.waited_s >= 5.0
+
+
+@pytest.mark.parametrize("prefill_s", [None, 3.0])
+async def test_a_deadline_that_passed_at_a_replica_is_told_from_arrival(
+    router: RouterUnderTest, prefill_s: float | None
+) -> None:
+    """A replica counts from when it was asked, what was left then."""
+
+    async def late(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        assert request.deadline_s is not None
+        raise DeadlineExceeded(request.deadline_s, request.deadline_s + 0.25, prefill_s)
+        yield
+
+    router.follow(late)
+    came_at = router.parts.dispatcher.clock() - 5.0
+    with pytest.raises(
+        DeadlineExceeded, match=r"60\.250 s after arrival, the deadline was 60\.000 s"
+    ) as caught:
+        await run(a_generation(router, timeout_s=60.0, came_at=came_at))
+    assert caught.value.prefill_s == prefill_s
 
 
 async def test_deltas_that_are_always_lost_end_in_an_error() -> None:

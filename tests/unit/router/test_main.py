@@ -150,6 +150,16 @@ def test_a_url_that_is_none(run: Any) -> None:
     assert "is not an address" in err
 
 
+@pytest.mark.parametrize("host", ["127.0..1", "x" * 64])
+@pytest.mark.parametrize("arguments", [("explain",), ("explain", "r"), ("advise",)])
+def test_a_url_whose_host_no_socket_takes(
+    capsys: pytest.CaptureFixture[str], host: str, arguments: tuple[str, ...]
+) -> None:
+    """It was a traceback: Python's own error of that is none of httpx's."""
+    assert command.main([*arguments, "--url", f"http://{host}:9"]) == 1
+    assert f"no server answers at http://{host}:9" in capsys.readouterr().err
+
+
 def test_the_token_comes_from_the_option_or_the_environment(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

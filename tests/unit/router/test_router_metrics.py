@@ -128,6 +128,30 @@ async def test_a_continuation_is_counted_with_what_it_cost(router: RouterUnderTe
     assert router.metric("warmpath_continued_tokens_total", source="computed") == 12
 
 
+@pytest.mark.parametrize(("told", "cached"), [(45, 44), (-1, 0)])
+async def test_a_continuation_goes_on_whatever_its_replica_says_of_its_cache(
+    router: RouterUnderTest, caplog: pytest.LogCaptureFixture, told: int, cached: int
+) -> None:
+    """A counter that was to fall ended the answer in a 500."""
+
+    async def dies_once(request: GenerateRequest, replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        num_left = 2
+        async for delta in counting(request, replica):
+            yield Delta(delta.text, delta.token_ids, told if request.attempt else 0, delta.finish_reason)
+            num_left -= 1
+            if not request.attempt and not num_left:
+                raise ReplicaLost("killed")
+
+    router.follow(dies_once)
+    answer = await router.complete(list(range(40)), max_tokens=10)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 10)
+    assert router.metric("warmpath_continued_tokens_total", source="cached") == cached
+    assert router.metric("warmpath_continued_tokens_total", source="computed") == 44 - cached
+    [said] = [record for record in caplog.records if record.msg == "wrong cached tokens"]
+    assert (vars(said)["cached_tokens"], vars(said)["sent_tokens"]) == (told, 44)
+    assert vars(said)["replica_id"] in router.replicas
+
+
 async def test_answers_that_are_over_are_not_continued(router: RouterUnderTest) -> None:
     """Of two one has ended: the other is continued from 40 prompt tokens and 2 of its own."""
 

@@ -87,3 +87,10 @@ def test_sessions_of_a_trace_of_any_name_go_into_a_header() -> None:
     assert sent[0] == names[0]
     assert len(set(sent)) == len(names)
     assert all(each.isascii() and each.isprintable() for each in sent)
+
+
+@pytest.mark.parametrize("host", ["127.0..1", "x" * 64, "host:port"])
+def test_a_url_whose_host_no_socket_takes_is_named(host: str) -> None:
+    """The first two were tracebacks: Python's own error of that is none of httpx's."""
+    with pytest.raises(Unreachable, match=rf"http://{host}"):
+        Endpoint.find(f"http://{host}")

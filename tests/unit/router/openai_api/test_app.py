@@ -37,6 +37,7 @@ async def test_wrong_routes_have_the_same_error_shape(
         ("POST", "/v1/prefixes/prefix-1", "DELETE, GET"),
         ("GET", "/v1/completions", "POST"),
         ("DELETE", "/v1/models/x", "GET"),
+        ("POST", "/health", "GET, HEAD"),
     ],
 )
 async def test_every_method_of_a_path_is_told(
@@ -53,6 +54,16 @@ async def test_health_tells_why_not(router: RouterUnderTest) -> None:
     answer = await router.client.get("/health")
     assert (answer.status_code, answer.json()["reason"]) == (503, "no replica is known")
     assert (await router.client.get("/live")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/live"])
+async def test_probes_may_ask_for_the_head_alone(router: RouterUnderTest, path: str) -> None:
+    """It was a 405."""
+    for reason in (None, "no replica is known"):
+        router.parts.service.readiness = lambda reason=reason: Readiness(reason, 0)  # type: ignore[misc]
+        whole, head = await router.client.get(path), await router.client.head(path)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        assert head.headers["content-length"] == whole.headers["content-length"]
 
 
 async def test_models_name_the_context_length(router: RouterUnderTest) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from cache.errors import QueueFull
+from cache.errors import DeadlineExceeded, QueueFull
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.openai_api.door import endpoint_of
@@ -316,3 +316,89 @@ async def test_a_prompt_that_nobody_took_is_not_charged(guarded: RouterUnderTest
     refused = await ask(guarded, "thrifty", "x" * 30)
     assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
     assert refused.headers["x-ratelimit-limit-tokens"] == "40"
+
+
+COSTLY = "x" * 30  # of the 40 tokens that "thrifty" has
+
+
+async def late(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+    """Its prompt was computed until then; no test need wait for that."""
+    assert request.deadline_s is not None
+    raise DeadlineExceeded(request.deadline_s, request.deadline_s)
+    yield
+
+
+async def ask_in_a_hurry(
+    router: RouterUnderTest, given_s: str | None, prompt: Any = COSTLY
+) -> httpx.Response:
+    headers = key("thrifty") | ({} if given_s is None else {"x-warmpath-timeout": given_s})
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
+    return await router.client.post("/v1/completions", json=body, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("given_s", "most_s", "is_charged"),
+    [("30", None, True), ("30", 60.0, True), (None, 30.0, False), ("60", 30.0, False)],
+)
+async def test_a_prompt_that_was_computed_until_its_clients_deadline_is_charged(
+    tmp_path: Path, given_s: str | None, most_s: float | None, is_charged: bool
+) -> None:
+    """It was given back, so that a client in a hurry had thousands of tokens computed for nothing.
+    Everybody's deadline is the server's."""
+    async with RouterUnderTest(tenants=settings(tmp_path), request_timeout_s=most_s) as router:
+        router.follow(late)
+        refused = await ask_in_a_hurry(router, given_s)
+        assert (refused.status_code, code_of(refused)) == (504, "deadline_exceeded")
+        again = await ask_in_a_hurry(router, given_s)
+        assert again.status_code == (429 if is_charged else 504)
+
+
+async def test_a_batch_is_charged_where_a_replica_took_any_of_its_prompts(guarded: RouterUnderTest) -> None:
+    guarded.follow(late)
+    assert (await ask_in_a_hurry(guarded, "30", [COSTLY[:15]] * 2)).status_code == 504
+    assert (await ask_in_a_hurry(guarded, "30")).status_code == 429
+
+
+async def test_a_prompt_that_no_replica_took_until_its_clients_deadline_is_not_charged(
+    guarded: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = guarded.parts.service._encoder
+    encode_text = encoder.encode_text
+
+    async def slowly(text: str, **options: Any) -> array[int]:
+        await asyncio.sleep(0.03)
+        return await encode_text(text, **options)
+
+    monkeypatch.setattr(encoder, "encode_text", slowly)
+    for _ in range(3):
+        assert (await ask_in_a_hurry(guarded, "0.02")).status_code == 504
+    assert guarded.calls.requests == []
+    assert (await ask_in_a_hurry(guarded, None)).status_code == 200
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+async def test_a_client_that_leaves_is_charged_for_what_a_replica_took(
+    guarded: RouterUnderTest, monkeypatch: pytest.MonkeyPatch, is_placed: bool
+) -> None:
+    """Leaving is a deadline of which nobody was told. What waits at the Router has cost nothing."""
+    began, placer = asyncio.Event(), guarded.parts.dispatcher.placer
+
+    async def never(*_arguments: Any, **_options: Any) -> Any:
+        began.set()
+        await asyncio.Event().wait()
+
+    async def silent(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+        await never()
+        yield Delta("", (), 0)
+
+    with monkeypatch.context() as patches:
+        if is_placed:
+            guarded.follow(silent)
+        else:
+            patches.setattr(placer, "place", never)
+        asking = asyncio.create_task(ask(guarded, "thrifty", COSTLY))
+        await asyncio.wait_for(began.wait(), 20)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    guarded.calls.scripts = {}
+    assert (await ask(guarded, "thrifty", COSTLY)).status_code == (429 if is_placed else 200)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from cache.messages import Delta, FinishReason, GenerateRequest
+from cache.types import ReplicaId
 from router.limits import Limits
 from router.openai_api.prefixes import owner_of
 from router.tenants.settings import TenantSettings
@@ -214,3 +216,29 @@ async def test_unknown_fields_are_counted() -> None:
         assert router.metric("warmpath_unknown_fields_total") == 1
         assert router.metric("warmpath_requests_total", endpoint="prefixes", outcome="ok") == 1
         assert router.metric("warmpath_prefix_copies_made_total") == 1
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+async def test_who_ends_a_prefix_that_is_being_computed_is_charged(tmp_path: Path, deletes: bool) -> None:
+    """It was given back, so that its blocks were warm for nothing."""
+    async with holding(tenants=with_keys(tmp_path)) as (router, _):
+        began, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def computing(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
+            began.set()
+            await goes_on.wait()
+            yield Delta("", (), 0, FinishReason.LENGTH)
+
+        router.follow(computing)
+        asking = asyncio.create_task(hold(router, "thrifty", prompt=[3] * 64))
+        await asyncio.wait_for(began.wait(), 20)
+        if deletes:
+            [prefix_id] = await ids_of(router, "thrifty")
+            await router.client.delete(f"/v1/prefixes/{prefix_id}", headers=key("thrifty"))
+            goes_on.set()
+            assert (await asking).status_code == 404
+        else:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            goes_on.set()
+        assert (await hold(router, "thrifty", prompt=[3] * 64)).status_code == 429
