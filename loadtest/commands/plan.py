@@ -59,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
+    output = output_of(options)
     request = PlanRequest(
         trace=trace_of(options),
         ttft_p99_s=options.ttft_p99,
@@ -68,4 +69,4 @@ def run(options: argparse.Namespace, console: Console) -> None:
         policy=parse_policy(options.policy),
         machine=options.machine,
     )
-    run_plan(request, output_of(options), console)
+    run_plan(request, output, console)

@@ -146,6 +146,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if options.validate:
         _validate(console)
         return
+    output = output_of(options)
     spec = GridSpec(
         workloads=_workloads(options),
         policies=tuple(parse_policies(options.policy or [DEFAULT])),
@@ -162,7 +163,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         machine=options.machine,
     )
     console.print(f"Machine: {spec.machine.describe()}", soft_wrap=True)
-    run_experiment(spec, output_of(options), console)
+    run_experiment(spec, output, console)
 
 
 def _validate(console: Console) -> None:

@@ -20,6 +20,7 @@ from loadtest.workloads.reference import WorkloadRef
 
 T = TypeVar("T")
 
+ORDER = "scheduling_order"  # of a machine: no number
 _SIZES = {"k": 1_000, "m": 1_000_000}
 
 
@@ -133,10 +134,17 @@ def scaling(text: str) -> Scaling:
 
 def machine(text: str) -> Machine:
     """`per_token_s=4e-5,max_batched_tokens=2048`: the default machine, but for these. With `num_engines=2`
-    all replicas share it."""
-    kinds = {field.name: field.type for field in fields(SharedMachine)}
+    all replicas share it.
+
+    Its numbers alone: in which order engines compute is asked for with a policy, as NAME+shortest.
+    """
+    kinds = {field.name: field.type for field in fields(SharedMachine) if field.name != ORDER}
     changes: dict[str, float] = {}
     for part in text.split(","):
+        if part.partition("=")[0] == ORDER:
+            raise argparse.ArgumentTypeError(
+                f"{ORDER!r} is asked for with the policy, NAME+shortest; constants are: {', '.join(kinds)}"
+            )
         name, value = _assignment(part)
         if name not in kinds:
             raise argparse.ArgumentTypeError(f"unknown constant {name!r}; there are: {', '.join(kinds)}")

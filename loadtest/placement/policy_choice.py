@@ -124,9 +124,11 @@ def _lines(text: str) -> list[str]:
     if not text.startswith("@"):
         return [text]
     try:
-        lines = Path(text[1:]).read_text().splitlines()
+        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise BadRequest(f"{text[1:]}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{text[1:]}: not UTF-8 text at byte {error.start}: {error.reason}") from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 

@@ -92,6 +92,7 @@ def test_an_unknown_knob_lists_those_there_are(
     ("arguments", "parts"),
     [
         (("simulate", "--policy", "expected_time:near_tie=7"), ("near_tie", "between 0.0 and 1.0")),
+        (("simulate", "--machine", "scheduling_order=1"), ("'scheduling_order'", "NAME+shortest", "base_s")),
         (("simulate", "--workload", "surfing"), ("'surfing'", *GENERATORS)),
         (("simulate", "--workload", "multi_turn:colour=1"), ("'colour'", "think_s")),
         (("simulate", "--workload", "multi_turn", "--spread-ticks"), ("--spread-ticks",)),
@@ -124,6 +125,50 @@ def test_what_makes_no_sense_is_named(
 ) -> None:
     told = said(arguments, tmp_path, capsys)
     assert all(part in told for part in parts), told
+
+
+def test_a_file_of_policies_that_is_no_text_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "policies.txt"
+    path.write_bytes(b"expected_time\n\xff\xfe\n")
+    assert f"{path}: not UTF-8" in said(("simulate", "--policy", f"@{path}"), tmp_path, capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("option", ["--out", "--results"])
+@pytest.mark.parametrize("folder", ["a-file", "a-file/below", "/proc/nowhere", "dangling"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(
+    command: tuple[str, ...],
+    option: str,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was a traceback after the last cell, an hour later for some."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "not" / "there")
+    before = sorted(tmp_path.iterdir())
+    assert main([*command, "--no-plots", option, folder]) == BAD_REQUEST
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"loadtest: {option}: ")
+    assert folder in told.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_part_whose_folder_is_a_file_is_told_before_the_parts_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tuned").touch()
+    parts = ("--part", "conversation", "--part", "tuned")
+    assert main(["bench-placement", *parts, "--no-plots", "--out", "out"]) == BAD_REQUEST
+    told = capsys.readouterr()
+    assert (told.out, "out/tuned" in told.err) == ("", True)
 
 
 def test_a_plan_for_requests_that_come_at_one_instant(

@@ -59,6 +59,8 @@ def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
         (read.generator, "multi_turn:turns=0", "turns"),
         (read.machine, "nonsense=1", "per_token_s"),
         (read.machine, "base_s=-1", "negative"),
+        (read.machine, "scheduling_order=1", r"NAME\+shortest.*base_s"),
+        (read.machine, "scheduling_order=shortest", r"NAME\+shortest.*base_s"),
         (read.machine, "num_engines=0.5", "less than 1"),
         (read.trace, "no/such/file", "no file"),
     ],
