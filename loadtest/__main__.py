@@ -27,7 +27,7 @@ from loadtest.commands import (
 from loadtest.comparison.errors import BadDeployment, ComparisonError
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
 from loadtest.signals import stop_on_signals
-from loadtest.simulation.errors import FleetFailed
+from loadtest.simulation.errors import FleetFailed, TooBusy
 from loadtest.workloads.errors import WorkloadError
 
 STOPPED = 130  # as a shell reports Ctrl-C
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadRequest, WorkloadError, BadDeployment) as error:
         errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
         return BAD_REQUEST
-    except (PlacementError, ComparisonError, ClientError, FleetFailed) as error:
+    except (PlacementError, ComparisonError, ClientError, FleetFailed, TooBusy) as error:
         errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
         return 1
     except KeyboardInterrupt:

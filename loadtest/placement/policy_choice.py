@@ -142,6 +142,10 @@ def _parse(text: str) -> PolicyChoice:
             f"{head!r}: only '+{LATE}' and '+{SHORTEST}' may follow a policy's name, and no ideal's"
         )
     found = [_knob(name, part) for part in knobs.split(",")] if knobs else []
+    keys = [key for key, _ in found]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise BadRequest(f"{text!r} gives {key!r} twice")
     choice = PolicyChoice(
         name,
         is_late=LATE in forms,

@@ -57,6 +57,8 @@ def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
         (read.generator, "multi_turn:turns", "name=value"),
         (read.generator, "multi_turn:nonsense=1", "think_s"),
         (read.generator, "multi_turn:turns=0", "turns"),
+        (read.generator, "multi_turn:turns=2,think_s=1,turns=3", "'turns' twice"),
+        (read.machine, "per_token_s=1e-5,base_s=0.1,per_token_s=2e-5", "'per_token_s' twice"),
         (read.machine, "nonsense=1", "per_token_s"),
         (read.machine, "base_s=-1", "negative"),
         (read.machine, "scheduling_order=1", r"NAME\+shortest.*base_s"),
