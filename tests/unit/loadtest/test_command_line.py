@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -290,6 +291,14 @@ def test_one_router_is_always_among_several(
     own = ("--out", str(tmp_path / "report"), "--results", str(tmp_path / "cells"))
     assert main(["simulate", "--routers", asked, *own]) == 0
     assert found[0].routers == run
+
+
+def test_the_help_of_all_says_of_every_command_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    """bench-fleet and bench-routers were among "the others", which need no server."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    needs = capsys.readouterr().out.partition("\n\n")[2].partition("positional arguments")[0]
+    assert all(re.search(rf"(?<![\w-]){command}(?![\w-])", needs) for command in EVERY), needs
 
 
 @pytest.mark.parametrize("command", EVERY)
