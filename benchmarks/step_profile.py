@@ -46,6 +46,12 @@ from cache.types import RequestId
 if TYPE_CHECKING:
     from replica.assembly import Assembly
 
+EPILOG = """\
+examples:
+  python -m benchmarks.step_profile
+  python -m benchmarks.step_profile --models 9M --only decode --repeats 1 --json out.json
+"""
+
 SCHEDULING, ATTENTION, LINEAR, OUTPUT = "scheduling", "attention", "linear layers", "output layer"
 FORWARD, SAMPLING, RUNNER = "norms and the rest of the forward", "sampling", "the runner around those"
 TAKEN, EVENTS, OTHER = "tokens taken: text, stopping", "events", "else"
@@ -320,6 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.step_profile",
         description=__doc__,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", nargs="+", choices=list(cases.MODELS), metavar="MODEL", help="9M, 132M")

@@ -1,7 +1,5 @@
 """What a conversation's next turn costs to tokenize, by segment and whole.
 
-    python -m benchmarks.tokenization [--repeats 30] [--tokenizer FOLDER] [--json FILE]
-
 Every row is one conversation; each repeat of "next turn" adds an answer and a question nobody has seen, so
 nothing but the earlier turns can come from the cache. CPU time of the calling thread's process, medians.
 Knows the prompt encoder; knows neither HTTP nor replicas.
@@ -15,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,11 @@ from router.prompts.prompt import PromptEncoder, hide_torch
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "replica" / "models" / "tiny"
 CONVERSATIONS = ((1024, 4), (8192, 16), (32768, 32))  # (tokens, messages) before the next turn
+EPILOG = """\
+examples:
+  make bench-tokenizer
+  python -m benchmarks.tokenization --repeats 5 --tokenizer FOLDER --json out.json
+"""
 NEW_TOKENS = 128  # of the answer and of the next question, each
 
 Messages = list[dict[str, str]]
@@ -162,12 +166,17 @@ def machine() -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenization", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tokenization",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--repeats", type=int, default=30, help="measurements per number (default 30)")
     parser.add_argument("--tokenizer", default=str(TINY), help="folder or hub id (default: the embedded one)")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.repeats < 1:
         parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread's work, counted once
@@ -180,7 +189,8 @@ def main() -> None:
     console.print(machine())
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

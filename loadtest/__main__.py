@@ -27,7 +27,7 @@ from loadtest.commands import (
 from loadtest.comparison.errors import BadDeployment, ComparisonError
 from loadtest.placement.errors import BadRequest, PlacementError, Stopped
 from loadtest.signals import stop_on_signals
-from loadtest.simulation.errors import FleetFailed
+from loadtest.simulation.errors import FleetFailed, TooBusy
 from loadtest.workloads.errors import WorkloadError
 
 STOPPED = 130  # as a shell reports Ctrl-C
@@ -36,10 +36,12 @@ BAD_REQUEST = 2  # as argparse reports it
 FILE_WIDTH = 160  # columns when the tables go to a file or a pipe: nothing needs to be cut
 
 DESCRIPTION = """\
-compare, sweep and replay measure real servers; see docs/benchmarking.md. The others need none:
+Real servers, see docs/benchmarking.md: replay measures one that runs; compare, sweep and bench-fleet start
+those that they measure, one after another. bench-routers starts real replicas without a server.
 
-Simulates a cluster of replicas under a virtual clock, with the router, scheduler and cache that run in
-production and a model's step time instead of a model. See docs/design/008-simulator.md.
+simulate, bench-placement, tune and plan start none of it: they simulate a cluster of replicas under a virtual
+clock, with the router, scheduler and cache that run in production and a model's step time instead of a model.
+See docs/design/008-simulator.md. Only simulate --validate starts real replicas, to compare with.
 """
 
 # Each module has SUMMARY, DESCRIPTION, add_options(parser) and run(options, console).
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadRequest, WorkloadError, BadDeployment) as error:
         errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
         return BAD_REQUEST
-    except (PlacementError, ComparisonError, ClientError, FleetFailed) as error:
+    except (PlacementError, ComparisonError, ClientError, FleetFailed, TooBusy) as error:
         errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
         return 1
     except KeyboardInterrupt:

@@ -41,6 +41,10 @@ Asks several questions about one long markdown table (thirty people). The answer
 not: a replica that has computed it once only computes the question. Round robin sends the next question
 to the other replica; prefix-aware routing sends it where the table is. Needs a running server with
 `expose_routing: true` (the deploy.yaml of `make serve` has it).
+
+examples
+  make demo
+  python -m loadtest.demo --url http://127.0.0.1:8000 --questions 8 --rounds 5
 """
 
 

@@ -35,6 +35,11 @@ Measure the engine's scheduler.
   orders    first come; shortest uncached prefill first, aging; the same, standing back for shorter ones: on
             a simulated fleet behind production's Router, bound late and at once
 """
+EPILOG = """\
+examples:
+  make bench-schedule                                              everything
+  python -m benchmarks.schedule --only stall idle --repeats 5
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.schedule",
         description=DESCRIPTION,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parts = ("stall", "tenants", "host", "idle", "orders")

@@ -10,6 +10,7 @@ from rich.console import Console
 from loadtest.commands.options import add_cache, add_output, add_trace, output_of, trace_of
 from loadtest.placement.bench import PARTS, Bench, bench_specs
 from loadtest.placement.experiment import run_experiment
+from loadtest.report_folder import check_folder
 
 SUMMARY = "the project's own comparison"
 DESCRIPTION = """\
@@ -38,7 +39,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    for part in bench_specs(Bench(options.full, options.part, options.cache_tokens), trace_of(options)):
+    output = output_of(options)
+    bench = Bench(options.full, options.part, options.cache_tokens)
+    parts = {output.report / part.name: part for part in bench_specs(bench, trace_of(options))}
+    for folder in parts:
+        check_folder(folder)
+    for folder, part in parts.items():
         console.print(f"[bold]{part.name}[/]: {part.purpose}", soft_wrap=True)
-        output = replace(output_of(options), report=output_of(options).report / part.name)
-        run_experiment(part.spec, output, console, targets=part.targets)
+        run_experiment(part.spec, replace(output, report=folder), console, targets=part.targets)

@@ -45,4 +45,4 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if 2 not in options.routers or 1 in options.routers:
         raise BadRequest("--routers are beside one: 2 among them, and 1 not")
     if not compare_routers(console, options.routers, options.rounds, options.binding):
-        raise PlacementError("two routers are not within their limit of one, or the machine was too busy")
+        raise PlacementError("two routers are not within their limit of one")

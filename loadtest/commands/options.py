@@ -10,6 +10,7 @@ from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.experiment import RESULTS, Output
 from loadtest.placement.suites import TRACE_VARIABLE, default_trace
+from loadtest.report_folder import check_folder
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.reference import DEFAULT_REQUESTS, WorkloadRef
 
@@ -102,6 +103,9 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def output_of(options: argparse.Namespace) -> Output:
+    """Raises BadRequest for a folder that cannot be written to: before anything runs, not after all of it."""
+    check_folder(options.out, "--out")
+    check_folder(options.results, "--results")
     return Output(
         results=options.results,
         report=options.out,

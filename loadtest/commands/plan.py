@@ -8,9 +8,11 @@ from rich.console import Console
 
 from loadtest.commands.options import add_machine, add_output, add_trace, output_of, trace_of
 from loadtest.placement import arguments as read
+from loadtest.placement.errors import BadRequest
 from loadtest.placement.plan import PlanRequest
 from loadtest.placement.plan_report import run_plan
 from loadtest.placement.policy_choice import SHIPPED, parse_policy
+from router.policies import POLICIES
 
 SUMMARY = "how many replicas a trace needs"
 DESCRIPTION = """\
@@ -52,20 +54,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default=SHIPPED.label,
         metavar="NAME[:KNOB=VALUE,...]",
-        help=f"(default: as it ships, {SHIPPED.label})",
+        help=f"as in `simulate`, but no ideal: none can be deployed (default: as it ships, {SHIPPED.label})",
     )
     add_machine(parser)
     add_output(parser, "plan")
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
+    policy = parse_policy(options.policy)
+    if policy.is_ideal:
+        raise BadRequest(
+            f"--policy: {options.policy!r} knows engines from inside, so it cannot be deployed; there are: "
+            f"{', '.join(POLICIES)}"
+        )
+    output = output_of(options)
     request = PlanRequest(
         trace=trace_of(options),
         ttft_p99_s=options.ttft_p99,
         cache_tokens=options.cache_tokens,
         num_requests=options.requests,
         max_replicas=options.max_replicas,
-        policy=parse_policy(options.policy),
+        policy=policy,
         machine=options.machine,
     )
-    run_plan(request, output_of(options), console)
+    run_plan(request, output, console)

@@ -16,7 +16,7 @@ from loadtest.comparison.errors import NoAnswers
 from loadtest.comparison.load import Load, send
 from loadtest.comparison.plan import Cell
 from loadtest.comparison.progress import ComparisonProgress
-from loadtest.comparison.report import check_folder, check_plots, report
+from loadtest.comparison.report import check_plots, report
 from loadtest.comparison.results import Results, Run
 from loadtest.open_loop.calibration import tokens_per_word
 from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
@@ -24,6 +24,7 @@ from loadtest.open_loop.prompts import PromptMaker, TextPrompts, TokenPrompts
 from loadtest.open_loop.schedule import Stretch, schedule, shortened
 from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest
+from loadtest.report_folder import check_folder
 from loadtest.workloads.reference import WorkloadRef
 
 SUMMARY = "send a trace to a running server at its own times"

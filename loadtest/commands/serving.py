@@ -18,10 +18,11 @@ from loadtest.comparison.errors import ComparisonError
 from loadtest.comparison.experiment import Experiment, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.progress import ComparisonProgress, expected_s
-from loadtest.comparison.report import check_folder, check_plots, report
+from loadtest.comparison.report import check_plots, report
 from loadtest.open_loop.tally import Targets
 from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest, Stopped
+from loadtest.report_folder import check_folder
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generators import GENERATORS
 from loadtest.workloads.reference import WorkloadRef

@@ -95,7 +95,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=read.different(read.count),
         default=(1,),
         metavar="N,...",
-        help="router processes that know of each other through the engines alone (default: 1)",
+        help="router processes that know of each other through the engines alone; several are compared with "
+        "one, which runs as well if it is not named (default: 1)",
     )
     add(
         "--event-delay",
@@ -136,7 +137,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--validate",
         action="store_true",
-        help="instead: replay 300 requests on four real replicas and in the simulator, and compare",
+        help="instead: replay 300 requests on four real replicas and in the simulator, and compare; takes no "
+        "other option",
     )
     add_machine(parser)
     add_output(parser, "simulate")
@@ -144,8 +146,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     if options.validate:
-        _validate(console)
+        _validate(options, console)
         return
+    output = output_of(options)
     spec = GridSpec(
         workloads=_workloads(options),
         policies=tuple(parse_policies(options.policy or [DEFAULT])),
@@ -153,7 +156,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         loads=options.load,
         seeds=options.seed,
         cache_tokens=options.cache_tokens,
-        routers=options.routers,
+        routers=options.routers if 1 in options.routers else (1, *options.routers),
         event_delay_s=options.event_delay,
         has_kv_events=not options.no_kv_events,
         slowdowns=options.slow,
@@ -162,14 +165,24 @@ def run(options: argparse.Namespace, console: Console) -> None:
         machine=options.machine,
     )
     console.print(f"Machine: {spec.machine.describe()}", soft_wrap=True)
-    run_experiment(spec, output_of(options), console)
+    run_experiment(spec, output, console)
 
 
-def _validate(console: Console) -> None:
+def _validate(options: argparse.Namespace, console: Console) -> None:
+    for name, default in _defaults().items():
+        if getattr(options, name) != default and name != "validate":
+            raise BadRequest(f"--validate takes no other option, and not --{name.replace('_', '-')}")
     from loadtest.simulation.validate import validate  # starts real replicas: heavy, and asked for by name
 
     if not validate(console):
         raise PlacementError("the simulator is not within its tolerance of the real replicas")
+
+
+def _defaults() -> dict[str, object]:
+    """Of every option, by its name in a namespace."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return vars(parser.parse_args([]))
 
 
 def _workloads(options: argparse.Namespace) -> tuple[WorkloadRef, ...]:

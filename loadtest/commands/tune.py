@@ -47,12 +47,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
+    output = output_of(options)
     names = options.policy or [name for name, spec in POLICIES.items() if spec.option_names]
     tried = {name: settings(name, options.budget, options.seed) for name in map(_known, names)}
     everything = tuple(choice for choices in tried.values() for choice in choices)
     trace = replace(trace_of(options), num_requests=options.requests)
     spec = tuning_spec(trace, (IDEAL_CHOICE, *everything), options.cache_tokens)
-    output = output_of(options)
     began_s = time.monotonic()
     comparison = run_grid(spec, output, console)
     found = [pick(comparison, IDEAL_CHOICE, choices) for choices in tried.values()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -23,22 +21,6 @@ def check_plots(*, with_plots: bool) -> None:
             import loadtest.comparison.figures  # noqa: F401
         except ImportError as error:
             raise BadRequest(f"plots need the loadtest extra ({error}); --no-plots does without") from error
-
-
-def check_folder(folder: Path) -> None:
-    """Before anything runs: a report can be written there. Leaves nothing behind. Raises BadRequest."""
-    made: list[Path] = []
-    try:
-        made += [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadRequest(f"--out: no report can be written to {folder}: {error.strerror}") from None
-    finally:
-        for each in made:
-            with contextlib.suppress(OSError):
-                each.rmdir()
 
 
 def markdown(results: Results) -> str:

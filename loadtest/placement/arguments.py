@@ -20,6 +20,7 @@ from loadtest.workloads.reference import WorkloadRef
 
 T = TypeVar("T")
 
+ORDER = "scheduling_order"  # of a machine: no number
 _SIZES = {"k": 1_000, "m": 1_000_000}
 
 
@@ -99,12 +100,12 @@ def tokens(text: str) -> int:
 def generator(text: str) -> WorkloadRef:
     """`multi_turn` or `multi_turn:turns=8,think_s=10`."""
     name, _, knobs = text.partition(":")
-    parameters = tuple(sorted(_assignment(part) for part in knobs.split(","))) if knobs else ()
+    parameters = _assignments(knobs) if knobs else {}
     try:
-        make_generator(name, dict(parameters))
+        make_generator(name, parameters)
     except WorkloadError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return WorkloadRef(name, parameters)
+    return WorkloadRef(name, tuple(sorted(parameters.items())))
 
 
 def trace(text: str) -> WorkloadRef:
@@ -133,11 +134,17 @@ def scaling(text: str) -> Scaling:
 
 def machine(text: str) -> Machine:
     """`per_token_s=4e-5,max_batched_tokens=2048`: the default machine, but for these. With `num_engines=2`
-    all replicas share it."""
-    kinds = {field.name: field.type for field in fields(SharedMachine)}
-    changes: dict[str, float] = {}
-    for part in text.split(","):
-        name, value = _assignment(part)
+    all replicas share it.
+
+    Its numbers alone: in which order engines compute is asked for with a policy, as NAME+shortest.
+    """
+    kinds = {field.name: field.type for field in fields(SharedMachine) if field.name != ORDER}
+    if any(part.partition("=")[0] == ORDER for part in text.split(",")):
+        raise argparse.ArgumentTypeError(
+            f"{ORDER!r} is asked for with the policy, NAME+shortest; constants are: {', '.join(kinds)}"
+        )
+    changes = _assignments(text)
+    for name, value in changes.items():
         if name not in kinds:
             raise argparse.ArgumentTypeError(f"unknown constant {name!r}; there are: {', '.join(kinds)}")
         changes[name] = int(value) if kinds[name] == "int" else value
@@ -147,6 +154,17 @@ def machine(text: str) -> Machine:
         return replace(H100_8B, **changes)  # type: ignore[arg-type]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _assignments(text: str) -> dict[str, float]:
+    """`a=1,b=2`, none twice."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, value = _assignment(part)
+        if name in found:
+            raise argparse.ArgumentTypeError(f"{text!r} gives {name!r} twice")
+        found[name] = value
+    return found
 
 
 def _assignment(text: str) -> tuple[str, float]:

@@ -124,9 +124,11 @@ def _lines(text: str) -> list[str]:
     if not text.startswith("@"):
         return [text]
     try:
-        lines = Path(text[1:]).read_text().splitlines()
+        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise BadRequest(f"{text[1:]}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{text[1:]}: not UTF-8 text at byte {error.start}: {error.reason}") from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
@@ -140,6 +142,10 @@ def _parse(text: str) -> PolicyChoice:
             f"{head!r}: only '+{LATE}' and '+{SHORTEST}' may follow a policy's name, and no ideal's"
         )
     found = [_knob(name, part) for part in knobs.split(",")] if knobs else []
+    keys = [key for key, _ in found]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise BadRequest(f"{text!r} gives {key!r} twice")
     choice = PolicyChoice(
         name,
         is_late=LATE in forms,

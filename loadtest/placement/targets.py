@@ -98,7 +98,7 @@ def _overload_targets(comparison: Comparison) -> Iterator[Target]:
             continue
         means = {policy: comparison.mean(setting, policy, mean_ttft_s) for policy in _rivals(comparison)}
         best = min(means, key=lambda policy: means[policy])
-        for ours in _present(comparison, AT_ONCE):
+        for ours in _present(comparison, OURS):
             ratio = comparison.mean(setting, ours, mean_ttft_s) / means[best]
             yield Target(
                 f"{setting.workload}, {setting.num_replicas} replicas, load {setting.load:g}, small cache: "

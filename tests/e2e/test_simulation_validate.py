@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.simulation.real_fleet import FleetFailed, RealFleet
-from loadtest.simulation.validate import BLOCK_TOKENS, CONFIG, compare
+from loadtest.simulation.validate import BLOCK_TOKENS, CONFIG, Form, compare
 from loadtest.workloads.request import Workload, WorkRequest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -18,13 +18,24 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 async def test_both_worlds_serve_the_same_requests_and_find_the_same_blocks() -> None:
     """Round robin places alike whatever the time, so every request's hit is the same, token for token."""
     console = Console(quiet=True)
-    (turns,) = await compare(console, num_requests=40, num_replicas=2, policies=("round_robin",))
+    (turns,) = await compare(console, num_requests=40, num_replicas=2, forms=(Form("round_robin"),))
     assert turns.real_cached_tokens.tolist() == turns.simulated_cached_tokens.tolist()
     assert turns.real_cached_tokens.sum() > 0
     for times in (turns.real_ttft_s, turns.simulated_ttft_s):
         assert times.shape == (40,)
         assert (times > 0).all()
     assert turns.stolen < 1.0
+
+
+async def test_late_binding_is_compared_with_late_binding() -> None:
+    """On both sides requests that nobody has room for wait at the router; all of them end."""
+    console = Console(quiet=True)
+    (late,) = await compare(console, num_requests=40, num_replicas=2, forms=(Form("expected_time", "late"),))
+    assert late.label == "expected_time+late"
+    assert late.real_cached_tokens.sum() > 0
+    for times in (late.real_ttft_s, late.simulated_ttft_s):
+        assert times.shape == (40,)
+        assert (times > 0).all()
 
 
 async def test_a_request_that_a_replica_refuses_ends_the_comparison() -> None:

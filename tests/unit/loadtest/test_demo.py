@@ -141,6 +141,12 @@ def test_what_makes_no_sense_is_named(option: str, told: str, capsys: pytest.Cap
     assert told in capsys.readouterr().err
 
 
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        demo.main(["--help"])
+    assert "examples\n  make demo" in capsys.readouterr().out
+
+
 def test_a_replicas_name_may_have_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     with server(headers={"x-warmpath-replica": "[/a]"}) as (url, _):
         assert demo.main(["--url", url, "--rounds", "1"]) == 0

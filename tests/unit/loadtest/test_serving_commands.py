@@ -95,7 +95,7 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_runs(
     (tmp_path / "taken").write_text("a file")
     out = tmp_path / "taken" / below
     assert main([*arguments, "--out", str(out), "--no-plots"]) == BAD_REQUEST
-    assert f"--out: no report can be written to {out}" in capsys.readouterr().err
+    assert f"--out: nothing can be written to {out}" in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "a file"
 
 

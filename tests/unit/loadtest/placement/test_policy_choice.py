@@ -78,6 +78,8 @@ def test_rivals_dispatch_at_once_whatever_the_routers_default() -> None:
         ("expected_time:hold_window=1.5", ["hold_window must be a whole number"]),
         ("expected_time:near_tie=-1", ["near_tie", "between"]),
         ("expected_time:hold_window=0", ["hold_window", "between"]),
+        ("expected_time:near_tie=0.1,near_tie=0.2", ["'near_tie'", "twice"]),
+        ("expected_time+late:hold_window=8,near_tie=0.1,hold_window=8", ["'hold_window'", "twice"]),
         ("expected_time+early", ["+late"]),
         ("expected_time+shortest+late", ["+late", "+shortest"]),
         ("expected_time+late+late", ["+late"]),

@@ -10,8 +10,18 @@ from cache.events import StepTimeModel
 from loadtest.simulation.real_fleet import token_ids
 from loadtest.simulation.real_replica import Step
 from loadtest.simulation.turns import fingerprint, make_turns
-from loadtest.simulation.validate import BLOCK_TOKENS, Comparison, changed_places, conversations, fit
+from loadtest.simulation.validate import (
+    BLOCK_TOKENS,
+    CONFIG,
+    FORMS,
+    Comparison,
+    changed_places,
+    conversations,
+    fit,
+)
+from replica.config import ReplicaConfig
 from replica.scheduling.step_time import StepWork
+from router.config import RouterConfig
 
 
 def comparison(policy: str, real: list[float], simulated: list[float]) -> Comparison:
@@ -49,19 +59,48 @@ def test_within_fifteen_percent_of_the_mean() -> None:
     assert not comparison("a", [1.0, 1.0], [0.8, 0.8]).is_close
 
 
-def test_a_changed_order_is_told_where_both_are_sure() -> None:
-    """Half a second's difference on each of a hundred requests, the other way round in the simulation."""
-    base = np.random.default_rng(0).random(100)
-    low, high = list(base), list(base + 0.5 + 0.01 * np.arange(100) % 0.1)
-    swapped = [comparison("a", low, high), comparison("b", high, low)]
-    assert changed_places(swapped) == [("a", "b")]
-    assert changed_places([comparison("a", low, low), comparison("b", high, high)]) == []
+def apart(mean_s: float) -> tuple[list[float], list[float]]:
+    """Two policies' times of a hundred requests. The interval of one less the other is mean_s ± 0.197."""
+    one = [2.0 + mean_s + (1.0 if number % 2 else -1.0) for number in range(100)]
+    return one, [2.0] * 100
 
 
-def test_a_changed_order_within_the_scatter_is_none() -> None:
-    draw = np.random.default_rng(0)
-    noise = [list(1.0 + draw.random(100)) for _ in range(4)]
-    assert changed_places([comparison("a", noise[0], noise[1]), comparison("b", noise[2], noise[3])]) == []
+@pytest.mark.parametrize(
+    ("real_s", "simulated_s", "is_told"),
+    [
+        (-0.20, 0.20, True),  # each is sure, and they contradict each other
+        (-0.20, 0.01, True),  # reality is sure, and the simulation's mean says otherwise, sure or not
+        (-0.45, 0.00, True),  # ... or makes nothing of it
+        (-0.20, -0.01, False),  # the same order, however little is left of the difference
+        (-0.20, -9.00, False),
+        (-0.19, 9.00, False),  # reality is not sure: [-0.387, 0.007]
+        (0.00, 9.00, False),
+    ],
+)
+def test_an_order_that_reality_is_sure_of_is_the_simulations_too(
+    real_s: float, simulated_s: float, is_told: bool
+) -> None:
+    """A swap was told only where the simulation was as sure of the opposite."""
+    real, simulated = apart(real_s), apart(simulated_s)
+    pair = [comparison("a", real[0], simulated[0]), comparison("b", real[1], simulated[1])]
+    assert changed_places(pair) == changed_places(pair[::-1]) == ([("a", "b")] if is_told else [])
+
+
+def test_orders_of_several_are_judged_pair_by_pair() -> None:
+    """Real: a before b before c, by half a second each. Simulated: c has come to the front."""
+    at = [
+        list(np.full(100, mean_s) + 0.1 * np.random.default_rng(0).random(100)) for mean_s in (1.0, 1.5, 2.0)
+    ]
+    three = [comparison("a", at[0], at[1]), comparison("b", at[1], at[2]), comparison("c", at[2], at[0])]
+    assert changed_places(three) == [("a", "c"), ("b", "c")]
+
+
+def test_what_ships_is_among_what_is_validated() -> None:
+    """By the defaults of Router and engine: late binding had never been held against real replicas."""
+    config = RouterConfig(model_name="any", tokenizer="any", fingerprint=fingerprint(BLOCK_TOKENS))
+    shipped = [form for form in FORMS if (form.policy, form.binding) == (config.policy, config.binding)]
+    assert [form.label for form in shipped] == ["expected_time+late"]
+    assert CONFIG.scheduling_order == ReplicaConfig(model="any").scheduling_order
 
 
 def test_the_workload_is_the_same_in_both_worlds() -> None:
