@@ -44,6 +44,7 @@ MAX_REMAINDERS = 100_000
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"too (big|large|complex)|limit|current row has", "it is too complex"),
     (r"unsatisfiable|is empty", "no value can have it"),
+    (r"no start rule", "it has no rule 'start', where a grammar in Lark's notation begins"),
     (r"unknown format", "its 'format' is not known"),
     (r"invalid type", "its 'type' is none of JSON Schema's"),
     (

@@ -18,15 +18,12 @@ from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.checked import limits_of
-from router.openai_api.gbnf import lark_of
+from router.openai_api.gbnf import is_gbnf, lark_of
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
 _FORMATS = ("text", "json_object", "json_schema")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# What Lark's notation has and GBNF has not. llguidance looks for the same with `^\s*`, which takes the
-# square of the number of empty lines: 60,000 of them were 50 s.
-_LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
 _SWITCHES = (
     "disable_any_whitespace",
     "disable_additional_properties",
@@ -191,12 +188,14 @@ def _grammar(value: object, at: str, limits: Limits) -> Structure:
             at, f"'{at}' must be a grammar, in Lark's notation or as GBNF: a non-empty string."
         )
     _check_size(value, at, limits)
-    if _LARK.search(value) is not None:
+    if not is_gbnf(value):
         return Structure(StructureKind.GRAMMAR, value)
     try:
         return Structure(StructureKind.GRAMMAR, lark_of(value))
     except Exception:  # whatever a converter of text trips over; its messages quote the text
-        raise InvalidField(at, f"'{at}' cannot be read as a grammar in Lark's notation or as GBNF.") from None
+        raise InvalidField(
+            at, f"'{at}' begins with a rule of GBNF (name ::= ...), and cannot be read as GBNF."
+        ) from None
 
 
 def _object(value: object, at: str, _limits: Limits) -> Structure:
