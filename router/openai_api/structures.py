@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
 from pydantic import ValidationInfo
@@ -19,6 +18,7 @@ from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.checked import limits_of
 from router.openai_api.gbnf import is_gbnf, lark_of
+from router.openai_api.schema_bounds import make_inclusive
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
@@ -137,33 +137,12 @@ def _written(schema: object) -> str:
 
 
 def _with_bounds_that_hold(source: str) -> str:
-    """The schema with exclusive bounds of numbers as inclusive ones, a millionth further in.
-
-    llguidance 1.9 lets a bound itself pass that is to be excluded, where both bounds have the same integer
-    part (`0` in 0 < x <= 0.5), and `-0` below 0.
-    """
+    """The schema with exclusive bounds that would not be held as inclusive ones."""
     if '"exclusiveM' not in source:
         return source
     schema = json.loads(source)
-    for part in parts(schema):
-        if isinstance(part.schema, dict) and part.schema.get("type") != "integer":
-            for name, inclusive, step in _EXCLUSIVE:
-                bound = part.schema.get(name)
-                if isinstance(bound, int | float) and not isinstance(bound, bool):
-                    inner = float(Decimal(str(bound)) + step)
-                    stricter = max if step > 0 else min
-                    given = part.schema.get(inclusive)
-                    part.schema[inclusive] = (
-                        stricter(inner, given) if isinstance(given, int | float) else inner
-                    )
-                    del part.schema[name]
+    make_inclusive([part.schema for part in parts(schema) if isinstance(part.schema, dict)])
     return _written(schema)
-
-
-_EXCLUSIVE = (
-    ("exclusiveMinimum", "minimum", Decimal("1e-6")),
-    ("exclusiveMaximum", "maximum", Decimal("-1e-6")),
-)
 
 
 def _regex(value: object, at: str, limits: Limits) -> Structure:

@@ -294,15 +294,13 @@ def test_parts_of_a_schema_are_found_where_schemas_are() -> None:
     ]
 
 
-def test_exclusive_bounds_of_numbers_are_moved_inside() -> None:
-    """llguidance let 0 pass for 0 < x <= 0.5."""
-    structure = _structure(
-        guided_json={"properties": {"exclusiveMinimum": {"exclusiveMinimum": 0, "maximum": 0.5}}}
-    )
+def _written(schema: dict[str, Any]) -> Any:
+    structure = _structure(guided_json=schema)
     assert structure is not None
-    assert json.loads(structure.source) == {
-        "properties": {"exclusiveMinimum": {"maximum": 0.5, "minimum": 0.000001}}
-    }
-    whole = _structure(guided_json={"type": "integer", "exclusiveMinimum": 0})
-    assert whole is not None
-    assert json.loads(whole.source) == {"type": "integer", "exclusiveMinimum": 0}
+    return json.loads(structure.source)
+
+
+def test_excluded_bounds_that_would_pass_are_moved_inside() -> None:
+    """llguidance let 0 pass for 0 < x <= 0.5."""
+    schema = {"properties": {"exclusiveMinimum": {"exclusiveMinimum": 0, "maximum": 0.5}}}
+    assert _written(schema) == {"properties": {"exclusiveMinimum": {"maximum": 0.5, "minimum": 5e-7}}}
