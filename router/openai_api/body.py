@@ -1,8 +1,8 @@
 """From the bytes of a request body to a JSON object, or an error that says what is wrong.
 
-Knows size limits and JSON; knows no fields. Parsing is strict: UTF-8 only, no NaN or Infinity, no lone
-surrogates, nested no deeper than the limit (and never deeper than 200, where pydantic-core's parser ends),
-so nothing behind it meets such values.
+Knows size limits and JSON; knows no fields. Parsing is strict: UTF-8 only, no NaN or Infinity (also none that
+is written as `1e400`), no lone surrogates, nested no deeper than the limit (and never deeper than 200, where
+pydantic-core's parser ends), so nothing behind it meets such values.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import gc
+import json
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
@@ -24,6 +25,11 @@ from router.errors import BodyTooLarge, MalformedJson
 # looking at each of them as at those of other bodies kept the event loop for 0.8 s.
 _MANY = 10_000
 _UNMARKED = bytes(set(range(256)) - set(b'[]{}"'))
+
+# Digits look alike, and so do exponents: then a number beyond floats' range has one of these in it, with an
+# exponent of fewer than three digits the second. Texts may have them, too.
+_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
+_LARGE = (b"0e000", b"0" * 200)
 
 # The parser's message may quote what it met ("expected value ... got `secret`"): only its known,
 # content-free beginnings are passed on, with the position.
@@ -80,7 +86,7 @@ def parse_object(content: bytes, max_depth: int) -> dict[str, Any]:
     num_brackets = content.count(b"[") + content.count(b"{")
     try:
         with _without_collections() if num_brackets > _MANY else contextlib.nullcontext():
-            value = from_json(content, allow_inf_nan=False)
+            value = strictly_parsed(content)
     except ValueError as error:
         raise MalformedJson(_explain(str(error))) from None
     if not isinstance(value, dict):
@@ -88,6 +94,23 @@ def parse_object(content: bytes, max_depth: int) -> dict[str, Any]:
     if num_brackets > max_depth and _is_deeper(value, max_depth, content):
         raise MalformedJson(f"it is nested deeper than {max_depth} levels.")
     return value
+
+
+def strictly_parsed(content: bytes) -> object:
+    """What the JSON says. Raises ValueError; its message may quote the content."""
+    value: object = from_json(content, allow_inf_nan=False)
+    if _may_overflow(content):
+        try:
+            json.dumps(value, allow_nan=False, check_circular=False)
+        except ValueError:
+            raise ValueError("number out of range") from None
+    return value
+
+
+def _may_overflow(content: bytes) -> bool:
+    """Whether to look for a number that became infinite: the parser says nothing of it."""
+    alike = content.translate(_ALIKE, b"+")
+    return any(large in alike for large in _LARGE)
 
 
 @contextlib.contextmanager

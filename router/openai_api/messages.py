@@ -10,9 +10,9 @@ import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo
-from pydantic_core import from_json
 
 from router.errors import InvalidField, UnsupportedParameter
+from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
 
 # The API treats `developer` as the newer name of `system`; chat templates know the old one.
@@ -189,12 +189,12 @@ def _parsed(text: str) -> object:
     was made has to go on.
     """
     try:
-        return from_json(text, allow_inf_nan=False)
+        return strictly_parsed(text.encode())
     except ValueError:
         if _HALF_PAIR.search(text) is None:
             raise
         whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
-        return from_json(whole, allow_inf_nan=False)
+        return strictly_parsed(whole)
 
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")

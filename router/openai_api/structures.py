@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationInfo
-from pydantic_core import from_json
 
 from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
+from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
 from router.openai_api.gbnf import is_gbnf, lark_of
 from router.openai_api.schema_bounds import make_inclusive
@@ -111,7 +111,7 @@ def _json(value: object, at: str, limits: Limits) -> Structure:
     if isinstance(value, str):
         _check_size(value, at, limits)
         try:
-            value = from_json(value, allow_inf_nan=False)
+            value = strictly_parsed(value.encode())
         except ValueError:
             raise InvalidField(at, f"'{at}' must be a JSON schema, or a string that holds one.") from None
     return schema_structure(value, at, limits, is_lenient=False)

@@ -200,6 +200,7 @@ def test_what_is_said_of_a_grammar_is_of_its_notation() -> None:
         ("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
         ("guided_json", {"guided_json": "{"}),
         ("guided_json", {"guided_json": "[1]"}),
+        ("guided_json", {"guided_json": '{"maximum": 1e400}'}),
         ("guided_json", {"guided_json": '"\\ud800"'}),
         ("guided_regex", {"guided_regex": ""}),
         ("guided_choice", {"guided_choice": ["a", ""]}),
