@@ -138,9 +138,9 @@ def test_a_body_of_very_many_parts_is_neither_walked_nor_searched_for_garbage(
     num_parts, walked, collections = 100_000, 0, 0
     look_into = body._containers_in
 
-    def count(container: object) -> object:
+    def count(container: Any) -> object:
         nonlocal walked
-        walked += 1
+        walked += len(container)
         return look_into(container)
 
     def collected(_phase: str, _info: dict[str, int]) -> None:
@@ -157,6 +157,23 @@ def test_a_body_of_very_many_parts_is_neither_walked_nor_searched_for_garbage(
     assert walked < num_parts / 5
     assert collections < 10
     assert gc.isenabled()
+
+
+def test_the_ids_of_a_batch_of_prompts_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More brackets than a body may be deep, and two million ids: the event loop stood still for 0.2 s."""
+    looked_into: list[int] = []
+    look_into = body._containers_in
+
+    def count(container: Any) -> object:
+        looked_into.append(len(container))
+        return look_into(container)
+
+    monkeypatch.setattr(body, "_containers_in", count)
+    parsed = parse_object(
+        b'{"a": [' + b"[1" + b",1" * 5000 + b"]" + b",[1]" * 65 + b"," + b"[1" + b",1" * 5000 + b"]]}"
+    )
+    assert len(parsed["a"]) == 67
+    assert looked_into == [1, 67]
 
 
 @pytest.mark.parametrize("deepest", [b"[[1]]", b'[{"]": "}"}]', b'[["\\\\"]]', b'{"a\\\\\\"": [1]}'])
