@@ -135,7 +135,7 @@ class RouterMetrics:
         self.registry.register(_TokenizationCollector(read))
         Gauge(
             "warmpath_tokenization_pending",
-            "Long prompts that wait for a thread to be tokenized on, or are on one.",
+            "Long prompts and large bodies that wait for a thread, or are on one.",
             registry=self.registry,
         ).set_function(num_pending)
 

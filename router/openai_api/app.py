@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,7 +29,7 @@ from router.openai_api.door import Door
 from router.openai_api.errors import answer_to, route_error
 from router.openai_api.failures import FailureMiddleware
 from router.openai_api.fields import Endpoint, count_unknown
-from router.openai_api.handling import TIMEOUT_HEADER, Handling, PlainRoute, Tally, log_failure
+from router.openai_api.handling import TIMEOUT_HEADER, Handling, PlainRoute, Received, Tally, log_failure
 from router.openai_api.keys import KeyMiddleware, visit_of
 from router.openai_api.middleware import HeaderLimitMiddleware, RequestIdMiddleware, id_of
 from router.openai_api.prefix_routes import PrefixRoutes
@@ -106,7 +105,6 @@ class _Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._handling = Handling(service)
-        self._limits = service.config.limits
 
     def register(self, api: FastAPI) -> None:
         for path, handler, schema in (
@@ -143,43 +141,47 @@ class _Routes:
             DashboardRoutes.of(dashboard, self._service.config.debug_token).register(api)
 
     async def chat_completions(self, request: Request) -> Response:
-        async def start(body: dict[str, Any]) -> Answer:
+        async def start(body: Received) -> Answer:
+            arrived_at = self._service.clock()
             return await self._service.chat(
-                parse_chat(body, self._limits),
+                await self._handling.checked(request, body, parse_chat),
                 id_of(request),
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
                 _timeout_of(request, self._service.config),
+                arrived_at,
             )
 
         return await self._answer(request, Endpoint.CHAT, start)
 
     async def completions(self, request: Request) -> Response:
-        async def start(body: dict[str, Any]) -> Answer:
+        async def start(body: Received) -> Answer:
+            arrived_at = self._service.clock()
             return await self._service.complete(
-                parse_completion(body, self._limits),
+                await self._handling.checked(request, body, parse_completion),
                 id_of(request),
                 self._policy_of(request),
                 _session_of(request),
                 visit_of(request),
                 _timeout_of(request, self._service.config),
+                arrived_at,
             )
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
 
     async def tokenize(self, request: Request) -> Response:
-        async def handle(body: dict[str, Any]) -> bytes:
-            self._service.metrics.unknown_fields.inc(unknown_fields(TokenizeBody, body))
-            parsed = parse_tokenize(body, self._limits)
-            return (await self._service.tokenize(parsed, visit_of(request))).encoded()
+        async def handle(body: Received) -> bytes:
+            self._service.metrics.unknown_fields.inc(unknown_fields(TokenizeBody, body.fields))
+            parsed = await self._handling.checked(request, body, parse_tokenize)
+            return await self._service.tokenize(parsed, visit_of(request))
 
         return await self._handling.plainly(request, Endpoint.TOKENIZE, handle)
 
     async def detokenize(self, request: Request) -> Response:
-        async def handle(body: dict[str, Any]) -> bytes:
-            self._service.metrics.unknown_fields.inc(unknown_fields(DetokenizeBody, body))
-            parsed = parse_detokenize(body, self._limits)
+        async def handle(body: Received) -> bytes:
+            self._service.metrics.unknown_fields.inc(unknown_fields(DetokenizeBody, body.fields))
+            parsed = await self._handling.checked(request, body, parse_detokenize)
             return (await self._service.detokenize(parsed, visit_of(request))).encoded()
 
         return await self._handling.plainly(request, Endpoint.DETOKENIZE, handle)
@@ -219,7 +221,7 @@ class _Routes:
         self,
         request: Request,
         endpoint: Endpoint,
-        start: Callable[[dict[str, Any]], Awaitable[Answer]],
+        start: Callable[[Received], Awaitable[Answer]],
     ) -> Response:
         """Body in; out comes the whole answer, a stream whose first token is there, or an error object."""
         tally = self._handling.tally(request, endpoint)
@@ -227,7 +229,7 @@ class _Routes:
         async with AsyncExitStack() as opened:
             try:
                 body = await self._handling.read(request)
-                self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body))
+                self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body.fields))
                 response = await unless_gone(request, self._respond(request, start(body), tally, opened))
             except (Exception, asyncio.CancelledError) as error:
                 return self._handling.refusal(error, request, tally)

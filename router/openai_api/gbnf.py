@@ -2,24 +2,43 @@
 
 llguidance's converter finds out which rules are terminals by going through all of them until nothing changes:
 of a few thousand, each naming the next, that takes minutes, and the event loop waits. Here they are marked
-before, each once. Knows notations; knows no limits.
+before, each once. It refuses rules whose names are one in Lark, `start` beside `root` among them: here each
+gets a name of its own. Knows notations; knows no limits.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
-from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode, resolve
+from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode
+
+_FIRST_RULE = re.compile(r"(?:[ \t\r\n]++|#[^\r\n]*+)*+[\w-]++[ \t]*+::=")  # possessive: each character once
+_HUMP = re.compile(r"([a-z])([A-Z])")
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_]")
+
+
+def is_gbnf(text: str) -> bool:
+    """Whether it begins with a rule as GBNF writes them, `name ::= ...`; nothing of Lark's is written so.
+
+    What rules are called says nothing: `start` is a name like any other here, and Lark has signs before and
+    after it (`?start:`, `start[max_tokens=3]:`).
+    """
+    return _FIRST_RULE.match(text) is not None
 
 
 def lark_of(text: str) -> str:
     """The same grammar. Raises whatever the converter trips over; its messages quote the text."""
     rules = GrammarParser().parse(text)
+    for rule in rules.values():
+        rule.alternatives = rule.alternatives.simplify()
     _mark_terminals(rules)
-    resolve(rules)
-    written = [str(rule) for rule in sorted(rules.values(), key=lambda rule: rule.order)]
-    return "\n".join(["%llguidance {}", "", *written, ""])
+    for node in _nodes_in(rules.values()):
+        if isinstance(node, RuleRefNode):
+            node.target = rules[node.name]
+    _rename(rules)
+    return "\n".join(["%llguidance {}", "", *map(str, rules.values()), ""])
 
 
 def _mark_terminals(rules: Mapping[str, RuleNode]) -> None:
@@ -27,7 +46,7 @@ def _mark_terminals(rules: Mapping[str, RuleNode]) -> None:
     users: dict[str, list[RuleNode]] = defaultdict(list)
     missing: dict[str, int] = {}  # names in it that are not known to be terminals yet
     for rule in rules.values():
-        names = set(_names_in(rule))
+        names = {node.name for node in _nodes_in([rule]) if isinstance(node, RuleRefNode)}
         missing[rule.name] = len(names)
         for name in names:
             users[name].append(rule)
@@ -40,9 +59,26 @@ def _mark_terminals(rules: Mapping[str, RuleNode]) -> None:
                 terminals.append(user)
 
 
-def _names_in(rule: RuleNode) -> Iterator[str]:
-    waiting: list[ASTNode] = [rule]
+def _rename(rules: Mapping[str, RuleNode]) -> None:
+    """As Lark names rules, in small letters, and terminals, in capitals; `start` is where the text begins."""
+    rules["root"].name = "start"
+    taken, num_alike = {"start"}, Counter[str]()
+    for name, rule in rules.items():
+        if name == "root":
+            continue
+        written = _UNNAMEABLE.sub("_", _HUMP.sub(r"\1_\2", name))
+        if not written[0].isalpha():
+            written = f"r{written}"
+        free = base = written.upper() if rule.rule_is_terminal else written.lower()
+        while free in taken:
+            num_alike[base] += 1
+            free = f"{base}_{num_alike[base]}"
+        taken.add(free)
+        rule.name = free
+
+
+def _nodes_in(rules: Iterable[RuleNode]) -> Iterator[ASTNode]:
+    waiting: list[ASTNode] = list(rules)
     for node in waiting:
-        if isinstance(node, RuleRefNode):
-            yield node.name
+        yield node
         waiting += node.children()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ from starlette.responses import Response
 
 from cache.errors import DeadlineExceeded, ServingError
 from router.errors import MalformedJson
+from router.limits import Limits
 from router.openai_api.answer import is_deadline_clients
 from router.openai_api.body import parse_object, read_limited
 from router.openai_api.errors import BROKEN_STREAM, CLIENT_DEADLINE, answer_to, outcome_of
@@ -31,6 +33,9 @@ TRACE_HEADER = "traceparent"  # W3C trace context
 TIMEOUT_HEADER = "x-warmpath-timeout"
 GENERATING = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # who asks for these may say until when
 _STATUS_CLIENT_GONE = 499  # nobody reads it; it shows in access logs
+_BYTES_PER_CHAR = 16  # that are checked in the time in which a character is tokenized
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +104,21 @@ class Tally:
         return is_deadline_clients(None if given is None else float(given), self._most_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A body as it came."""
+
+    fields: dict[str, Any]
+    num_bytes: int
+
+    def num_checked_bytes(self, limits: Limits) -> int:
+        """Without texts: nothing is looked for in them before they are tokenized, which has its own turn."""
+        messages, texts = self.fields.get("messages"), [self.fields.get("prompt")]
+        if isinstance(messages, list) and len(messages) <= limits.max_messages:
+            texts += [message.get("content") for message in messages if isinstance(message, dict)]
+        return self.num_bytes - sum(len(text) for text in texts if isinstance(text, str))
+
+
 class Handling:
     """One Router's. Stateless beside the service."""
 
@@ -110,7 +130,7 @@ class Handling:
         """Begins to count a request."""
         return Tally(self._service, endpoint, request)
 
-    async def read(self, request: Request) -> dict[str, Any]:
+    async def read(self, request: Request) -> Received:
         """The body, an object. Raises ApiError."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
@@ -123,10 +143,20 @@ class Handling:
                 "it is empty. Servers drop it with a request to upgrade the connection, as HTTP/2 over plain "
                 "HTTP begins: let the client send HTTP/1.1."
             )
-        return parse_object(content, self._limits.max_json_depth)
+        return Received(parse_object(content, self._limits.max_json_depth), len(content))
+
+    async def checked(
+        self, request: Request, body: Received, parse: Callable[[Mapping[str, Any], Limits], T]
+    ) -> T:
+        """What `parse` makes of a body's fields: of many on a prompt's thread, where others run in between.
+
+        Raises what it raises, and PromptsBusy.
+        """
+        size = body.num_checked_bytes(self._limits) // _BYTES_PER_CHAR
+        return await self._service.soon(size, visit_of(request), lambda: parse(body.fields, self._limits))
 
     async def plainly(
-        self, request: Request, endpoint: Endpoint, handle: Callable[[dict[str, Any]], Awaitable[bytes]]
+        self, request: Request, endpoint: Endpoint, handle: Callable[[Received], Awaitable[bytes]]
     ) -> Response:
         """Body in; out comes one object, or an error object."""
         tally = self.tally(request, endpoint)

@@ -5,14 +5,13 @@ Knows the API's shape of messages and what chat templates read; knows neither te
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo
-from pydantic_core import from_json
 
 from router.errors import InvalidField, UnsupportedParameter
+from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
 
 # The API treats `developer` as the newer name of `system`; chat templates know the old one.
@@ -189,15 +188,22 @@ def _parsed(text: str) -> object:
     was made has to go on.
     """
     try:
-        return from_json(text, allow_inf_nan=False)
+        return strictly_parsed(text.encode())
     except ValueError:
-        if _HALF_PAIR.search(text) is None:
+        if _SURROGATE.search(text) is None:
             raise
-        whole = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
-        return from_json(whole, allow_inf_nan=False)
+        return strictly_parsed(_ESCAPE.sub(_whole, text).encode())
 
 
-_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+# Escapes one after another, so that the second half of `\\` begins none; half a pair is the only group.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
+
+
+def _whole(escape: re.Match[str]) -> str:
+    return escape[0] if escape[1] is None else "?"
 
 
 def _to_text(value: object, at: str) -> str:

@@ -6,7 +6,6 @@ Knows HTTP; what holding means is in `prefixes.py`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from starlette.responses import Response
 from cache.errors import ServingError
 from router.openai_api.errors import answer_to
 from router.openai_api.fields import Endpoint
-from router.openai_api.handling import Handling
+from router.openai_api.handling import Handling, Received
 from router.openai_api.keys import visit_of
 from router.openai_api.middleware import id_of
 from router.openai_api.prefixes import PrefixBody, parse_prefix
@@ -33,7 +32,6 @@ class PrefixRoutes:
     def __init__(self, service: Service, handling: Handling) -> None:
         self._service = service
         self._handling = handling
-        self._limits = service.config.limits
 
     def register(self, api: FastAPI) -> None:
         body = json_body(PrefixBody.model_json_schema())
@@ -44,9 +42,9 @@ class PrefixRoutes:
         api.add_api_route(one, self.delete, methods=["DELETE"], response_model=None)
 
     async def create(self, request: Request) -> Response:
-        async def handle(body: dict[str, Any]) -> bytes:
-            self._service.metrics.unknown_fields.inc(unknown_fields(PrefixBody, body))
-            parsed = parse_prefix(body, self._limits)
+        async def handle(body: Received) -> bytes:
+            self._service.metrics.unknown_fields.inc(unknown_fields(PrefixBody, body.fields))
+            parsed = await self._handling.checked(request, body, parse_prefix)
             making = self._service.prefixes.create(parsed, id_of(request), visit_of(request))
             return (await unless_gone(request, making)).encoded()
 

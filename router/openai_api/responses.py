@@ -144,15 +144,6 @@ class Completion(_Out):
     usage: Usage | None = None
 
 
-class TokenizeResponse(_Out):
-    """vLLM's: `token_strs` is null unless asked for."""
-
-    count: int
-    max_model_len: int | None  # None until a replica has told
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
 class DetokenizeResponse(_Out):
     prompt: str
 

@@ -12,6 +12,7 @@ import secrets
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from typing import TypeVar
 
 from cache.block_hash import BlockHasher, PackedHashes
 from cache.messages import SamplingParams
@@ -38,7 +39,7 @@ from router.openai_api.logprobs import (
 from router.openai_api.prefixes import Prefixes
 from router.openai_api.prompt_text import ChatText, PlainText, SaltedText
 from router.openai_api.prompts import Prompt, TextPrompt, TokenPrompt
-from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
+from router.openai_api.responses import DetokenizeResponse
 from router.openai_api.schema import ChatBody, CompletionBody, RequestBody
 from router.openai_api.structure_check import StructureChecker
 from router.openai_api.tokenization import DetokenizeBody, Tokenization, TokenizeBody
@@ -51,6 +52,8 @@ from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder
 from router.tenants.allowance import OPEN_VISIT, Visit
 from router.tenants.tenancy import Tenancy
+
+T = TypeVar("T")
 
 # Hashing costs about 0.1 us per token with sha256: longer prompts than this would stall other streams.
 _HASH_OFFLOAD_TOKENS = 8192
@@ -122,13 +125,15 @@ class Service:
         session: str | None = None,
         visit: Visit = OPEN_VISIT,
         timeout_s: float | None = None,
+        arrived_at: float | None = None,
     ) -> Answer:
         """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged.
 
         session: what the client says its requests have in common, for policies that keep sessions together.
         visit: whose request it is. timeout_s: seconds after which its client wants it no more.
+        arrived_at: when it was read, by this service's clock; None = now.
         """
-        arrived_at = self.clock()
+        arrived_at = self.clock() if arrived_at is None else arrived_at
         self._check(body, policy)
         form = await self.forms.of_chat(body, visit.tenant)
         messages = [message.for_template() for message in body.messages]
@@ -165,9 +170,10 @@ class Service:
         session: str | None = None,
         visit: Visit = OPEN_VISIT,
         timeout_s: float | None = None,
+        arrived_at: float | None = None,
     ) -> Answer:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
-        arrived_at = self.clock()
+        arrived_at = self.clock() if arrived_at is None else arrived_at
         self._check(body, policy)
         form = await self.forms.of_completion(body, visit.tenant)
         unique = self._unique(request_id)
@@ -175,6 +181,7 @@ class Service:
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
         jobs, echoes = [], []
         for index, prompt in enumerate(body.prompt):
+            await asyncio.sleep(0)  # each may take milliseconds: others run in between
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
             token_ids = await self._encode(prompt, param, salt, visit.tenant, body.add_special_tokens)
             job_id = RequestId(f"{unique}-{index}") if index else unique
@@ -366,14 +373,18 @@ class Service:
         """The client may reuse its id, even at once; reservations and replicas need one of their own."""
         return RequestId(f"{request_id}-{secrets.token_hex(4)}")
 
-    async def tokenize(self, body: TokenizeBody, visit: Visit = OPEN_VISIT) -> TokenizeResponse:
-        """Raises ApiError."""
+    async def tokenize(self, body: TokenizeBody, visit: Visit = OPEN_VISIT) -> bytes:
+        """The answer, as JSON. Raises ApiError."""
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
         return await self._tokenization.tokenize(body, self.max_model_len(), salt, visit.tenant)
 
     async def detokenize(self, body: DetokenizeBody, visit: Visit = OPEN_VISIT) -> DetokenizeResponse:
         """Raises ApiError."""
         return await self._tokenization.detokenize(body, visit.tenant)
+
+    async def soon(self, size: int, visit: Visit, job: Callable[[], T]) -> T:
+        """`PromptEncoder.soon`, in the turn of whose request it is."""
+        return await self._encoder.soon(size, visit.tenant, job)
 
     def close(self) -> None:
         """Check no structure any more. Idempotent."""

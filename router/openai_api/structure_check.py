@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import re
 import threading
@@ -40,10 +41,14 @@ MAX_PLACE_S = 1.0  # for that: each part may take seconds, and nobody else's str
 # and keeps; no limit of its own counts them: a hundred thousand take half a second and 80 MB.
 MAX_REMAINDERS = 100_000
 
+_UNKNOWN_REASON = "it cannot be compiled"
+
 # What llguidance says, and what is said of it: its own words may quote the structure.
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"too (big|large|complex)|limit|current row has", "it is too complex"),
     (r"unsatisfiable|is empty", "no value can have it"),
+    (r"no start rule", "it has no rule 'start', where a grammar in Lark's notation begins"),
+    (r"number out of range", "a number in it is out of range"),
     (r"unknown format", "its 'format' is not known"),
     (r"invalid type", "its 'type' is none of JSON Schema's"),
     (
@@ -57,6 +62,9 @@ _REASONS: tuple[tuple[str, str], ...] = (
 )
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 _IN_GRAMMAR = re.compile(r"(?:at )?(\d+)\((\d+)\): (?!invalid regex)")
+_IN_JSON = re.compile(
+    r" at line \d+ column \d+"
+)  # of the whole notation: differs between a schema and its parts
 _KEYWORD = re.compile(r"[$A-Za-z]{1,40}")
 _SCHEMA_IN_GRAMMAR = re.compile(r"%json\s*")
 _JSON = json.JSONDecoder()
@@ -64,6 +72,9 @@ _TOO_MANY_REMAINDERS = (
     f"all its 'multipleOf' together may have at most {MAX_REMAINDERS} as their least common multiple, "
     "trailing zeros left out"
 )
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +190,27 @@ class StructureChecker:
 
     def _try(self, structure: Structure) -> Refusal | None:
         """On a thread: the verdict, counted."""
-        began_s, is_followed = self._clock(), False
+        began_s = self._clock()
         try:
             refusal = judge(structure)
-            is_followed = refusal is None
-            return refusal
-        finally:
-            with self._lock:
-                self._num_followed += is_followed
-                self._num_refused += not is_followed
-                self._tried_s.add(self._clock() - began_s)
+        except BaseException as error:  # a Rust library's panic is no Exception
+            _log_failure(error, structure)
+            refusal = Refusal(_UNKNOWN_REASON)
+        with self._lock:
+            self._num_followed += refusal is None
+            self._num_refused += refusal is not None
+            self._tried_s.add(self._clock() - began_s)
+        return refusal
+
+
+def _log_failure(error: BaseException, structure: Structure) -> None:
+    """Its place in the code, without its text: that may quote the structure."""
+    textless = RuntimeError(type(error).__name__)
+    logger.error(
+        "structure could not be tried",
+        extra={"kind": structure.kind.value, "error_type": type(error).__name__},
+        exc_info=(RuntimeError, textless, error.__traceback__),
+    )
 
 
 def _look_at(answered: asyncio.Future[Refusal | None]) -> None:
@@ -231,7 +253,7 @@ def _num_remainders(schema: object) -> int:
     for part in waiting:
         if isinstance(part, dict):
             step = part.get("multipleOf")
-            if isinstance(step, int | float) and not isinstance(step, bool) and step and math.isfinite(step):
+            if _is_finite(step) and step:
                 num = math.lcm(num, _without_zeros(Fraction(str(step)).numerator))
                 if num > MAX_REMAINDERS:
                     break
@@ -239,6 +261,13 @@ def _num_remainders(schema: object) -> int:
         elif isinstance(part, list):
             waiting += part
     return num
+
+
+def _is_finite(value: object) -> bool:
+    """Whether it is a number; `math.isfinite` makes an OverflowError of integers beyond floats' range."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _without_zeros(number: int) -> int:
@@ -253,7 +282,7 @@ def _tried(structure: Structure) -> str | None:
     for _ in range(PROBED_BYTES):
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            return matcher.get_error() or "it cannot be compiled"
+            return _IN_JSON.sub("", matcher.get_error()) or _UNKNOWN_REASON
         following = _following(mask)
         if following is None or not matcher.consume_token(following):
             break
@@ -297,9 +326,7 @@ def _reason(said: str) -> str:
     if (found := _IN_GRAMMAR.match(said)) is not None:
         return f"line {found[1]}, column {found[2]} cannot be compiled"
     lowered = said.lower()
-    return next(
-        (reason for pattern, reason in _REASONS if re.search(pattern, lowered)), "it cannot be compiled"
-    )
+    return next((reason for pattern, reason in _REASONS if re.search(pattern, lowered)), _UNKNOWN_REASON)
 
 
 _BYTES = LLTokenizer("byte")

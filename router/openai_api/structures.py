@@ -8,25 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
 from pydantic import ValidationInfo
-from pydantic_core import from_json
 
 from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
+from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
-from router.openai_api.gbnf import lark_of
+from router.openai_api.gbnf import is_gbnf, lark_of
+from router.openai_api.schema_bounds import make_inclusive
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
 _FORMATS = ("text", "json_object", "json_schema")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# What Lark's notation has and GBNF has not. llguidance looks for the same with `^\s*`, which takes the
-# square of the number of empty lines: 60,000 of them were 50 s.
-_LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
 _SWITCHES = (
     "disable_any_whitespace",
     "disable_additional_properties",
@@ -114,7 +111,7 @@ def _json(value: object, at: str, limits: Limits) -> Structure:
     if isinstance(value, str):
         _check_size(value, at, limits)
         try:
-            value = from_json(value, allow_inf_nan=False)
+            value = strictly_parsed(value.encode())
         except ValueError:
             raise InvalidField(at, f"'{at}' must be a JSON schema, or a string that holds one.") from None
     return schema_structure(value, at, limits, is_lenient=False)
@@ -140,33 +137,12 @@ def _written(schema: object) -> str:
 
 
 def _with_bounds_that_hold(source: str) -> str:
-    """The schema with exclusive bounds of numbers as inclusive ones, a millionth further in.
-
-    llguidance 1.9 lets a bound itself pass that is to be excluded, where both bounds have the same integer
-    part (`0` in 0 < x <= 0.5), and `-0` below 0.
-    """
+    """The schema with exclusive bounds that would not be held as inclusive ones."""
     if '"exclusiveM' not in source:
         return source
     schema = json.loads(source)
-    for part in parts(schema):
-        if isinstance(part.schema, dict) and part.schema.get("type") != "integer":
-            for name, inclusive, step in _EXCLUSIVE:
-                bound = part.schema.get(name)
-                if isinstance(bound, int | float) and not isinstance(bound, bool):
-                    inner = float(Decimal(str(bound)) + step)
-                    stricter = max if step > 0 else min
-                    given = part.schema.get(inclusive)
-                    part.schema[inclusive] = (
-                        stricter(inner, given) if isinstance(given, int | float) else inner
-                    )
-                    del part.schema[name]
+    make_inclusive([part.schema for part in parts(schema) if isinstance(part.schema, dict)])
     return _written(schema)
-
-
-_EXCLUSIVE = (
-    ("exclusiveMinimum", "minimum", Decimal("1e-6")),
-    ("exclusiveMaximum", "maximum", Decimal("-1e-6")),
-)
 
 
 def _regex(value: object, at: str, limits: Limits) -> Structure:
@@ -191,12 +167,14 @@ def _grammar(value: object, at: str, limits: Limits) -> Structure:
             at, f"'{at}' must be a grammar, in Lark's notation or as GBNF: a non-empty string."
         )
     _check_size(value, at, limits)
-    if _LARK.search(value) is not None:
+    if not is_gbnf(value):
         return Structure(StructureKind.GRAMMAR, value)
     try:
         return Structure(StructureKind.GRAMMAR, lark_of(value))
     except Exception:  # whatever a converter of text trips over; its messages quote the text
-        raise InvalidField(at, f"'{at}' cannot be read as a grammar in Lark's notation or as GBNF.") from None
+        raise InvalidField(
+            at, f"'{at}' begins with a rule of GBNF (name ::= ...), and cannot be read as GBNF."
+        ) from None
 
 
 def _object(value: object, at: str, _limits: Limits) -> Structure:

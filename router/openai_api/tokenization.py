@@ -6,18 +6,20 @@ the encoder and the bodies; knows neither HTTP nor replicas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import to_json
 
 from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import is_token_id
-from router.openai_api.responses import DetokenizeResponse, TokenizeResponse
+from router.openai_api.responses import DetokenizeResponse
 from router.openai_api.tool_calls import renders_tools
 from router.openai_api.tools import TOOLS_SCHEMA, Tool, to_tools
 from router.prompts.chat import Chat
@@ -59,6 +61,9 @@ _TEXTS = {
 }
 
 
+_PART = 4096  # ids that are written in one call
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenization:
     """Both routes. Stateless."""
@@ -67,39 +72,55 @@ class Tokenization:
     encoder: PromptEncoder
     limits: Limits
 
-    async def tokenize(
-        self, body: TokenizeBody, max_model_len: int | None, salt: str, tenant: str
-    ) -> TokenizeResponse:
-        """salt: what was tokenized before is looked up under it. tenant: who asks. Raises ApiError."""
+    async def tokenize(self, body: TokenizeBody, max_model_len: int | None, salt: str, tenant: str) -> bytes:
+        """The answer, as JSON. Raises ApiError.
+
+        salt: what was tokenized before is looked up under it. tenant: who asks.
+        """
         self._check_model(body)
         token_ids = await self._encode(body, salt, tenant)
-        return TokenizeResponse(
-            count=len(token_ids),
-            max_model_len=max_model_len,
-            tokens=token_ids,
-            token_strs=self.encoder.token_strings(token_ids) if body.return_token_strs else None,
+        return await self.encoder.soon(
+            len(token_ids), tenant, lambda: self._written(token_ids, max_model_len, body.return_token_strs)
         )
 
     async def detokenize(self, body: DetokenizeBody, tenant: str) -> DetokenizeResponse:
         """tenant: who asks. Raises ApiError."""
         self._check_model(body)
-        for index, token_id in enumerate(body.tokens):
+        tokens = body.tokens
+        return DetokenizeResponse(
+            prompt=await self.encoder.soon(len(tokens), tenant, lambda: self._text(tokens))
+        )
+
+    def _written(self, token_ids: array[int], max_model_len: int | None, has_strings: bool) -> bytes:
+        """Part by part: millions of ids in one call let no other thread run meanwhile."""
+        cut = [token_ids[begin : begin + _PART] for begin in range(0, len(token_ids), _PART)]
+        ids = _joined(part.tolist() for part in cut)
+        strings = _joined(map(self.encoder.token_strings, cut)) if has_strings else b"null"
+        length = to_json(max_model_len)
+        return b'{"count":%d,"max_model_len":%s,"tokens":%s,"token_strs":%s}' % (
+            len(token_ids),
+            length,
+            ids,
+            strings,
+        )
+
+    def _text(self, tokens: list[int]) -> str:
+        for index, token_id in enumerate(tokens):
             if not is_token_id(token_id) or token_id >= self.encoder.vocab_size:
                 at = f"tokens[{index}]"
                 raise InvalidField(at, f"'{at}' must be a token id from 0 to {self.encoder.vocab_size - 1}.")
-        return DetokenizeResponse(prompt=await self.encoder.decode_soon(body.tokens, tenant=tenant))
+        return self.encoder.decode(tokens)
 
-    async def _encode(self, body: TokenizeBody, salt: str, tenant: str) -> list[int]:
+    async def _encode(self, body: TokenizeBody, salt: str, tenant: str) -> array[int]:
         if (body.prompt is None) is not bool(body.messages):
             raise InvalidField("prompt", "Either 'prompt' or 'messages' is required, and not both.")
         if body.prompt is not None:
-            ids = await self.encoder.encode_text(
+            return await self.encoder.encode_text(
                 body.prompt,
                 salt=salt,
                 tenant=tenant,
                 add_special_tokens=body.add_special_tokens is not False,
             )
-            return ids.tolist()
         if body.tools and not renders_tools(self.encoder.chat_template(has_tools=True)):
             raise UnsupportedParameter(
                 "tools", "'tools' is not supported: this model's chat template has no place for them."
@@ -107,11 +128,16 @@ class Tokenization:
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
         chat = Chat(messages, tools, assistant_is_next=body.add_generation_prompt)
-        return (await self.encoder.encode_chat(chat, salt=salt, tenant=tenant)).tolist()
+        return await self.encoder.encode_chat(chat, salt=salt, tenant=tenant)
 
     def _check_model(self, body: _Body) -> None:
         if body.model is not None and body.model != self.model_name:
             raise UnknownModel(body.model, [self.model_name])
+
+
+def _joined(parts: Iterable[list[Any]]) -> bytes:
+    """One list of JSON."""
+    return b"[%s]" % b",".join(to_json(part)[1:-1] for part in parts)
 
 
 def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:

@@ -5,7 +5,6 @@ Knows the shape of OpenAI's messages; knows neither tokenizers nor templates.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from router.errors import InvalidField
 
 Message = Mapping[str, Any]
 MESSAGE_CHARS = 64  # what a template writes around each, about
+PART_CHARS = 4  # of JSON around a key or value, or for one that is no text; about
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Chat:
         """The messages with content given as a list of text parts put together. Raises InvalidField."""
         return [_flattened(message, index) for index, message in enumerate(self.messages)]
 
-    def num_chars(self) -> int:
-        """About how many it has when it is rendered."""
-        size = sum([_content_size(message) + MESSAGE_CHARS for message in self.messages])
-        return size + (len(json.dumps(self.tools, default=str)) if self.tools else 0)
+    def num_chars(self, enough: int) -> int:
+        """About how many it has when it is rendered; what calls and tools have is counted up to `enough`."""
+        size = sum([_content_size(message, enough) + MESSAGE_CHARS for message in self.messages])
+        return size + (_size(self.tools, enough) if self.tools else 0)
 
 
 def _flattened(message: Message, index: int) -> dict[str, Any]:
@@ -51,11 +51,30 @@ def _flattened(message: Message, index: int) -> dict[str, Any]:
     return {**message, "content": "".join(texts)}
 
 
-def _content_size(message: Message) -> int:
+def _content_size(message: Message, enough: int) -> int:
     content, calls = message.get("content"), message.get("tool_calls")
-    size = len(json.dumps(calls, default=str)) if calls else 0
+    size = _size(calls, enough) if calls else 0
     for name in ("name", "reasoning"):
         size += len(message[name]) if isinstance(message.get(name), str) else 0
     if isinstance(content, Sequence) and not isinstance(content, str):
         return size + sum(len(str(part)) for part in content)
     return size + (len(content) if isinstance(content, str) else 0)
+
+
+def _size(value: object, enough: int) -> int:
+    """About how many characters it has as JSON. Looks at no more parts than `enough` characters can be of."""
+    size, waiting = 0, [value]
+    while waiting and size <= enough:
+        part = waiting.pop()
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, dict):
+            size += PART_CHARS * 2 * len(part)
+            if size <= enough:
+                waiting += part
+                waiting += part.values()
+        elif isinstance(part, list | tuple):
+            size += PART_CHARS * len(part)
+            if size <= enough:
+                waiting += part
+    return size

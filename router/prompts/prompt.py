@@ -37,7 +37,6 @@ from router.prompts.token_bytes import token_bytes_of
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
-DECODE_OFFLOAD_TOKENS = 4096  # likewise
 NUM_THREADS = 2  # tokenizers release the GIL while they encode
 
 T = TypeVar("T")
@@ -73,8 +72,8 @@ def chat_template_of(source: str, revision: str | None = None) -> ChatTemplate:
 class PromptEncoder:
     """Encodes prompts with one tokenizer. Safe to call from several threads.
 
-    The plain methods work where they are called; the `encode_*` ones and `decode_soon` are for an event loop
-    and move what is long to a thread, where tenants take turns: they raise PromptsBusy if that turn does not
+    The plain methods work where they are called; the `encode_*` ones and `soon` are for an event loop and
+    move what is long to a thread, where tenants take turns: they raise PromptsBusy if that turn does not
     come in time. `close` when done.
     """
 
@@ -240,11 +239,11 @@ class PromptEncoder:
 
     async def encode_chat(self, chat: Chat, *, salt: str = "", tenant: str = "") -> array[int]:
         """`chat`, on a thread if it is long or much of it is new. tenant: whose turn it takes there."""
-        size = chat.num_chars()
+        size = chat.num_chars(RENDER_OFFLOAD_CHARS)
         if self._cache is None or size > RENDER_OFFLOAD_CHARS:
-            return await self._run(size, tenant, lambda: self.chat(chat, salt=salt))
+            return await self.soon(size, tenant, lambda: self.chat(chat, salt=salt))
         begun = self._cache.begin(self.render(chat), salt)
-        return await self._run(begun.missing_chars, tenant, lambda: self._finish_chat(begun))
+        return await self.soon(begun.missing_chars, tenant, lambda: self._finish_chat(begun))
 
     async def encode_text(
         self,
@@ -257,13 +256,13 @@ class PromptEncoder:
     ) -> array[int]:
         """`text`, on a thread if it is long or much of it is new. tenant: as in `encode_chat`."""
         if self._cache is None or len(text) > RENDER_OFFLOAD_CHARS:
-            return await self._run(
+            return await self.soon(
                 len(text),
                 tenant,
                 lambda: self.text(text, param=param, salt=salt, add_special_tokens=add_special_tokens),
             )
         begun = self._cache.begin(text, salt)
-        return await self._run(
+        return await self.soon(
             begun.missing_chars, tenant, lambda: self._finish_text(begun, param, add_special_tokens)
         )
 
@@ -271,20 +270,18 @@ class PromptEncoder:
         self, token_ids: Sequence[object], *, param: str = "prompt", tenant: str = ""
     ) -> array[int]:
         """`ids`, on a thread if they are many. tenant: as in `encode_chat`."""
-        return await self._run(len(token_ids) // 8, tenant, lambda: self.ids(token_ids, param=param))
+        return await self.soon(len(token_ids) // 8, tenant, lambda: self.ids(token_ids, param=param))
 
-    async def decode_soon(self, token_ids: Sequence[int], *, tenant: str = "") -> str:
-        """`decode`, on a thread if they are many. tenant: as in `encode_chat`."""
-        if len(token_ids) <= DECODE_OFFLOAD_TOKENS:
-            return self.decode(token_ids)
-        return await self._on_thread(tenant, lambda: self.decode(token_ids))
+    async def soon(self, size: int, tenant: str, job: Callable[[], T]) -> T:
+        """What a job returns or raises, on a thread if it is long. tenant: as in `encode_chat`.
+
+        size: characters that take as long to tokenize.
+        """
+        if size <= OFFLOAD_CHARS:
+            return job()
+        return await self._on_thread(tenant, job)
 
     # --- the parts ----------------------------------------------------------------------------
-
-    async def _run(self, size: int, tenant: str, encode: Callable[[], array[int]]) -> array[int]:
-        if size <= OFFLOAD_CHARS:
-            return encode()
-        return await self._on_thread(tenant, encode)
 
     async def _on_thread(self, tenant: str, job: Callable[[], T]) -> T:
         """What it returns or raises. Whoever gives up waiting for it gives its place up, too."""

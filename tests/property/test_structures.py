@@ -24,9 +24,16 @@ _SCALARS: st.SearchStrategy[dict[str, Any]] = st.one_of(
         st.integers(0, 10_000),
     ),
     st.builds(
-        lambda low, size: {"type": "number", "exclusiveMinimum": low, "maximum": low + size},
-        st.integers(-50, 50),
-        st.sampled_from([0.5, 1, 7.25, 1000]),
+        lambda low, size, names: {"type": "number", names[0]: low, names[1]: low + size},
+        st.sampled_from([*range(-50, 50), -2.5, 0.25, 1e-7]),
+        st.sampled_from([1e-7, 0.5, 1, 7.25, 1000]),
+        st.sampled_from(
+            [
+                ("exclusiveMinimum", "maximum"),
+                ("minimum", "exclusiveMaximum"),
+                ("exclusiveMinimum", "exclusiveMaximum"),
+            ]
+        ),
     ),
     st.builds(
         lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -68,6 +69,12 @@ async def test_a_body_that_grows_beyond_the_limit_is_refused_whatever_it_declare
         (b'{"secret": "\\udc00"}', "surrogate"),
         (b'{"secret": 01}', "number"),
         (b'{"secret": ' + b"9" * 5000 + b"}", "out of range"),
+        (b'{"secret": 1e400}', "out of range"),
+        (b'{"secret": [{"a": -1e999}]}', "out of range"),
+        (b'{"secret": 1.5E+400}', "out of range"),
+        (b'{"secret": 1e0000000400}', "out of range"),
+        (b'{"secret": ' + b"9" * 310 + b".0}", "out of range"),
+        (b'{"secret": ' + b"9" * 250 + b"e60}", "out of range"),
         (b'{"secret": ' + b"[" * 100_000, "nested too deeply"),
         (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
         (b'["secret"]', "must be an object"),
@@ -86,6 +93,21 @@ def test_what_is_not_a_json_object_is_refused_with_its_cause_and_not_its_content
 
 def test_an_object_is_returned_as_it_is() -> None:
     assert parse_object('{"a": [1, 2.5, "ü", null, true]}'.encode()) == {"a": [1, 2.5, "ü", None, True]}
+
+
+@pytest.mark.parametrize(
+    "text", ["1e308", "-1.7976931348623157E+308", "0e999", "1e-400", "9" * 400, '"1e400"']
+)
+def test_numbers_within_range_stay_what_they_are(text: str) -> None:
+    assert parse_object(f'{{"a": {text}}}'.encode()) == {"a": json.loads(text)}
+
+
+@pytest.mark.parametrize(
+    "text", ["room 101, 1e5 of 1.5e+10, 2e-400", "[12345, 67890]", "e100 The end", "9" * 199]
+)
+def test_only_where_a_number_may_be_out_of_range_is_it_looked_for(text: str) -> None:
+    """Looking takes as long as writing the whole body."""
+    assert not body._may_overflow(text.encode())
 
 
 def test_a_byte_order_mark_is_no_part_of_it() -> None:
@@ -116,9 +138,9 @@ def test_a_body_of_very_many_parts_is_neither_walked_nor_searched_for_garbage(
     num_parts, walked, collections = 100_000, 0, 0
     look_into = body._containers_in
 
-    def count(container: object) -> object:
+    def count(container: Any) -> object:
         nonlocal walked
-        walked += 1
+        walked += len(container)
         return look_into(container)
 
     def collected(_phase: str, _info: dict[str, int]) -> None:
@@ -135,6 +157,23 @@ def test_a_body_of_very_many_parts_is_neither_walked_nor_searched_for_garbage(
     assert walked < num_parts / 5
     assert collections < 10
     assert gc.isenabled()
+
+
+def test_the_ids_of_a_batch_of_prompts_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More brackets than a body may be deep, and two million ids: the event loop stood still for 0.2 s."""
+    looked_into: list[int] = []
+    look_into = body._containers_in
+
+    def count(container: Any) -> object:
+        looked_into.append(len(container))
+        return look_into(container)
+
+    monkeypatch.setattr(body, "_containers_in", count)
+    parsed = parse_object(
+        b'{"a": [' + b"[1" + b",1" * 5000 + b"]" + b",[1]" * 65 + b"," + b"[1" + b",1" * 5000 + b"]]}"
+    )
+    assert len(parsed["a"]) == 67
+    assert looked_into == [1, 67]
 
 
 @pytest.mark.parametrize("deepest", [b"[[1]]", b'[{"]": "}"}]', b'[["\\\\"]]', b'{"a\\\\\\"": [1]}'])

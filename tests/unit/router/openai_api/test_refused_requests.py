@@ -12,7 +12,7 @@ import pytest
 
 from router.limits import Limits
 from router.openai_api import structure_check
-from router.prompts.prompt import DECODE_OFFLOAD_TOKENS, NUM_THREADS, OFFLOAD_CHARS
+from router.prompts.prompt import NUM_THREADS, OFFLOAD_CHARS
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 SECRET = "a secret prompt"
@@ -176,7 +176,7 @@ async def test_structures_beyond_those_that_may_wait_come_back_later(monkeypatch
         ),
         ("/v1/prefixes", {"model": MODEL, "prompt": "x" * (OFFLOAD_CHARS + 1)}),
         ("/tokenize", {"prompt": "x" * (OFFLOAD_CHARS + 1)}),
-        ("/detokenize", {"tokens": [1] * (DECODE_OFFLOAD_TOKENS + 1)}),
+        ("/detokenize", {"tokens": [1] * (OFFLOAD_CHARS + 1)}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -18,7 +18,7 @@ from cache.types import ReplicaId
 from router.openai_api import structure_check
 from router.openai_api.prompt_text import SaltedText
 from router.prompts import prompt
-from router.prompts.prompt import DECODE_OFFLOAD_TOKENS, OFFLOAD_CHARS
+from router.prompts.prompt import OFFLOAD_CHARS
 from tests.fakes.guarded import PROMPT, ask, key, settings
 from tests.fakes.http import MODEL, RouterUnderTest
 
@@ -114,7 +114,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ("/v1/prefixes", {"model": MODEL, "messages": [{"role": "user", "content": LONG}]}),
         ("/tokenize", {"prompt": LONG}),
         ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
-        ("/detokenize", {"tokens": [1] * (DECODE_OFFLOAD_TOKENS + 1)}),
+        ("/detokenize", {"tokens": [1] * (OFFLOAD_CHARS + 1)}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

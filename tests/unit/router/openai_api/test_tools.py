@@ -303,7 +303,10 @@ async def test_a_turn_with_calls_is_checked(message: dict[str, Any], param: str)
     [
         ('{"x": 1}', {"x": 1}),
         ({"x": 1}, {"x": 1}),
-        *((wrong, {}) for wrong in ("", " ", "null", "[1]", "nonsense", '{"x": ', '{"x": NaN}', None)),
+        *(
+            (wrong, {})
+            for wrong in ("", " ", "null", "[1]", "nonsense", '{"x": ', '{"x": NaN}', '{"x": 1e400}', None)
+        ),
         *((wrong, {}) for wrong in ('{"x": "\\ud83d"', '["\\ud83d"]', '{"x": ' + "[" * 100_000)),
     ],
 )

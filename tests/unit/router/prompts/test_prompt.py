@@ -21,9 +21,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from cache.errors import ConfigError
 from cache.fingerprint import template_digest
 from router.errors import InvalidField, NoChatTemplate, PromptsBusy
-from router.prompts.chat import Chat
+from router.prompts.chat import MESSAGE_CHARS, Chat
 from router.prompts.prompt import (
-    DECODE_OFFLOAD_TOKENS,
     NUM_THREADS,
     OFFLOAD_CHARS,
     PromptEncoder,
@@ -265,6 +264,29 @@ def test_a_folder_without_tokenizer_is_a_config_error(tmp_path: Path) -> None:
         PromptEncoder.load(str(tmp_path))
 
 
+class _Endless(list[object]):
+    def __iter__(self) -> Iterator[object]:
+        raise AssertionError("looked into")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[{"a": "b" * 50, "c": [1, 2, {"d": None}]}], [{"name": "f", "parameters": {"type": "object"}}] * 20],
+)
+def test_a_chats_size_is_about_what_it_has_as_json(parts: list[Any]) -> None:
+    exact = len(json.dumps(parts))
+    for chat in (Chat([], parts), Chat([{"role": "assistant", "content": "", "tool_calls": parts}])):
+        assert exact / 2 < chat.num_chars(1 << 16) - MESSAGE_CHARS * len(chat.messages) < exact * 2
+
+
+def test_a_chats_size_is_counted_no_further_than_it_matters() -> None:
+    """The event loop waited while millions of parts were written, to be measured."""
+    many = [{"a": _Endless([1] * 1000)}]
+    assert Chat([], many).num_chars(1000) > 1000
+    with pytest.raises(AssertionError, match="looked into"):
+        Chat([], many).num_chars(10_000)
+
+
 # --- threads and torch ----------------------------------------------------------------------------
 
 
@@ -316,7 +338,7 @@ CALLS: dict[str, Callable[[PromptEncoder], Awaitable[object]]] = {
     "chat": lambda encoder: encoder.encode_chat(Chat([{"role": "user", "content": LONG}])),
     "text": lambda encoder: encoder.encode_text(LONG),
     "ids": lambda encoder: encoder.encode_ids([65] * OFFLOAD_CHARS * 9),
-    "decode": lambda encoder: encoder.decode_soon([65] * (DECODE_OFFLOAD_TOKENS + 1)),
+    "job": lambda encoder: encoder.soon(OFFLOAD_CHARS + 1, "", lambda: "done"),
 }
 
 
