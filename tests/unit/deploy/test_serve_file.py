@@ -190,8 +190,8 @@ LOOP = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
             r"env_vars\.OMP_NUM_THREADS = '\(hidden\)': must be text in quotes, not int",
         ),
         (3, r"env_vars = 3: must be a mapping"),
-        (None, rf'env_vars\.{LOOP} = None: must be "0" where'),
-        ({"HF_TOKEN": "hf_secret"}, rf'^[^=]*env_vars\.{LOOP} = None: must be "0" where [^=]*$'),
+        (None, rf'env_vars\.{LOOP} = null: must be "0" where'),
+        ({"HF_TOKEN": "hf_secret"}, rf'^[^=]*env_vars\.{LOOP} = null: must be "0" where [^=]*$'),
     ],
 )
 def test_a_variable_that_ray_would_refuse_when_it_builds_is_named(
