@@ -191,7 +191,7 @@ class Insight:
         if config.shadow_policy is None:
             return None
         rng = random.Random(config.seed)  # of its own: live draws stay what they are without it
-        context = PolicyContext(self._block_size, self._clock, rng)
+        context = PolicyContext(self._block_size, self._clock, rng, self._routing.peers)
         policy = make_policy(config.shadow_policy, config.shadow_policy_options, context=context)
         shadow = Shadow(policy, share=config.shadow_share, rng=rng, memory_pressure_s=self._memory_pressure_s)
         if self._journal is not None:

@@ -79,6 +79,7 @@ class Routing:
     ) -> None:
         """peers: this router's place among the routers of the same replicas, and their number."""
         self._clock = clock
+        self.peers = peers
         self._fleet = Fleet(config.fingerprint)
         context = PolicyContext(
             config.fingerprint.block_size, clock, rng or random.Random(config.seed), peers
