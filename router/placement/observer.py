@@ -13,10 +13,12 @@ from cache.events import EventBatch, Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.decision import DecisionRecord, RouteQuery
+from router.policies import PolicyRequest
 
 
 class RoutingObserver(Protocol):
-    """One request: `decided`, per attempt; then, if a token came of it, `first_token`; at last `finished`."""
+    """One request: `decided`, per attempt, and `moved` if another replica took it; then, if a token came of
+    it, `first_token`; at last `finished`."""
 
     def replica_added(self, replica_id: ReplicaId, info: ReplicaInfo) -> None:
         """It may be chosen from now on. Whoever begins to watch is told of those that are there."""
@@ -26,6 +28,9 @@ class RoutingObserver(Protocol):
 
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         """hints: chain of the query's full blocks, parent first."""
+
+    def moved(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
+        """That replica accepted the request, and not the one it was last said to be at."""
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica computed the first token and says how much of the prompt it had cached."""
@@ -50,6 +55,9 @@ class SilentObserver:
         pass
 
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        pass
+
+    def moved(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
         pass
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
