@@ -21,7 +21,7 @@ from router.insight.shadow import ShadowTotals, ShadowVerdict
 from router.placement.decision import DecisionRecord
 from router.pricing.cost import cost_terms
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_LAST = 200  # requests in one answer: made on the event loop, in a few milliseconds
 MAX_CANDIDATES = 16  # shown of one decision; of the rest their number
 
@@ -146,6 +146,7 @@ class SummaryView(msgspec.Struct, frozen=True):
     """One Router, its fleet, and its sums."""
 
     router: str  # names this Router process among several
+    num_routers: int  # that it knows of, itself included
     uptime_s: float
     model: str
     policy: str

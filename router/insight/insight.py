@@ -106,6 +106,11 @@ class Insight:
             routing.watch(self.live.chains)
 
     @property
+    def num_routers(self) -> int:
+        """Routers of the same replicas, this one included."""
+        return self._routing.peers()[1]
+
+    @property
     def uptime_s(self) -> float:
         """Seconds since this Router started: what times in its views count from."""
         return self._clock() - self._started_at
@@ -157,6 +162,7 @@ class Insight:
         totals = self.totals()
         return SummaryView(
             router=self.name,
+            num_routers=self.num_routers,
             uptime_s=self.uptime_s,
             model=self._config.model_name,
             policy=self._config.policy,
