@@ -140,6 +140,7 @@ class RecordingView(msgspec.Struct, frozen=True):
     written: int
     dropped: int
     failed: int
+    lost: int  # of those written
 
 
 class SummaryView(msgspec.Struct, frozen=True):
@@ -262,7 +263,7 @@ def shadow_totals_view(totals: ShadowTotals) -> ShadowTotalsView:
 
 
 def recording_view(totals: RecordingTotals) -> RecordingView:
-    return RecordingView(totals.written, totals.dropped, totals.failed)
+    return RecordingView(totals.written, totals.dropped, totals.failed, totals.lost)
 
 
 Sums = TypeVar("Sums", TotalsView, LoopView, ShadowTotalsView, RecordingView)

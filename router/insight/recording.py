@@ -15,6 +15,7 @@ Knows queries, hints and files; knows neither HTTP nor replicas.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -65,6 +66,7 @@ class RecordingTotals:
     written: int = 0
     dropped: int = 0  # the queue was full
     failed: int = 0  # the file could not be written
+    lost: int = 0  # of those written: somebody deleted the file before its end
 
 
 class BlockIds:
@@ -101,6 +103,7 @@ class TraceFiles:
         self._num_bytes = 0
         self._num_lines = 0  # without the header
         self._is_kept = False  # a line of it has reached the disk
+        self.num_lost = 0  # lines of files that were deleted before their end
 
     @property
     def path(self) -> Path:
@@ -119,7 +122,8 @@ class TraceFiles:
             raise ConfigError("record.folder", str(self._folder), accepted) from None
 
     def write(self, line: bytes) -> None:
-        """Append a line, in a new file if this one would grow too long. Raises OSError."""
+        """Append a line, in a new file if this one would grow too long, or is gone. Raises OSError."""
+        self._notice_deleted()
         if self._file is not None and self._num_lines and self._num_bytes + len(line) > self._max_file_bytes:
             self.close()
         if self._file is None:
@@ -136,6 +140,7 @@ class TraceFiles:
     def close(self) -> None:
         """End the file. Raises OSError if what was buffered cannot be written. Idempotent."""
         self.flush()
+        self._notice_deleted()
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -156,6 +161,8 @@ class TraceFiles:
         self._part += 1
         # Not for other users of the machine: lengths and times are about somebody, too.
         self._file = open(self.path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
+        with suppress(OSError):  # a folder where nothing can be locked
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, or this process ends
         self._num_bytes, self._num_lines, self._is_kept = 0, 0, False
         self._append(_line({**self._header, "part": self._part}))
 
@@ -164,19 +171,51 @@ class TraceFiles:
         self._file.write(line)
         self._num_bytes += len(line)
 
+    def _notice_deleted(self) -> None:
+        """Where somebody has deleted the file, its lines are lost; the next line begins another one."""
+        file = self._file
+        if file is None or os.fstat(file.fileno()).st_nlink:
+            return
+        logger.warning("a recording was deleted while it was written", extra={"num_rows": self._num_lines})
+        self.num_lost += self._num_lines
+        self._file = None
+        file.close()
+
     def _make_room(self) -> None:
-        """Drop the oldest traces of the folder, other Routers' included, until one more file fits."""
-        found = []
+        """Drop the oldest traces of the folder, other Routers' included, until one more file fits.
+
+        Those that are being written stay, and count with all they may grow to: so many Routers that this is
+        more than the limit take more than the limit.
+        """
+        total = self._max_file_bytes
+        ended = []
         for path in self._folder.glob(FILE_PATTERN):
             with suppress(FileNotFoundError):  # another Router makes room as well
                 status = path.stat()
-                found.append((status.st_mtime_ns, path.name, status.st_size))
-        total = sum(size for _, _, size in found) + self._max_file_bytes
-        for _, name, size in sorted(found):
+                if _is_being_written(path):
+                    total += max(status.st_size, self._max_file_bytes)
+                else:
+                    total += status.st_size
+                    ended.append((status.st_mtime_ns, path.name, status.st_size))
+        for _, name, size in sorted(ended):
             if total <= self._max_total_bytes:
                 return
             (self._folder / name).unlink(missing_ok=True)
             total -= size
+        if total > self._max_total_bytes:
+            logger.warning("recordings take more than max_total_bytes", extra={"num_bytes": total})
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether a process that lives has it locked. One that cannot be looked at is not."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: whoever looks is no writer
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class TrafficRecorder(SilentObserver):
@@ -274,6 +313,7 @@ class TrafficRecorder(SilentObserver):
         self._flush()
         with suppress(OSError):
             self._files.close()
+        self.totals.lost = self._files.num_lost
 
     def _write(self, row: Row) -> None:
         if self._clock() < self._retry_at:
@@ -292,6 +332,7 @@ class TrafficRecorder(SilentObserver):
             self._fail(error)
             return
         self.totals.written += self._num_unflushed
+        self.totals.lost = self._files.num_lost
         if self._num_unflushed and self._is_broken:
             self._is_broken = False
             logger.info("the recording is written again")

@@ -288,13 +288,13 @@ def test_advice_adds_several_routers_up(run: Any) -> None:
 def test_routers_are_merged_field_by_field() -> None:
     loop = msgspec.structs.replace(SUMMARY.loop, requests=3000, recent_share_within_one=0.59, doubts=2)
     other = msgspec.structs.replace(
-        summary(uncached={"cold": 5}), router="ef", loop=loop, recording=RecordingView(1, 2, 3)
+        summary(uncached={"cold": 5}), router="ef", loop=loop, recording=RecordingView(1, 2, 3, 0)
     )
     both = merged([msgspec.structs.replace(SUMMARY, totals=summary(uncached={"cold": 2}).totals), other])
     assert both.totals.uncached == {"cold": 7}
     assert (both.loop.requests, both.loop.doubts) == (4000, 2)
     assert both.loop.recent_share_within_one == pytest.approx(0.69)
-    assert both.recording == RecordingView(1, 2, 3)
+    assert both.recording == RecordingView(1, 2, 3, 0)
     assert both.shadow is None
     assert both.cache_tokens == SUMMARY.cache_tokens, "the fleet is one, however many Routers see it"
     assert merged([SUMMARY]) == SUMMARY

@@ -167,6 +167,69 @@ def test_files_are_rotated_and_their_total_bounded(tmp_path: Path) -> None:
     assert read_recording(paths[-1]).requests
 
 
+def test_what_another_router_writes_is_not_deleted(tmp_path: Path) -> None:
+    """Its file is the oldest by its last line, and only what nobody writes makes room."""
+    settings = {"max_file_bytes": 1 << 16, "max_total_bytes": 3 << 16}
+    quiet, busy, ended = (Bench(tmp_path, **settings) for _ in range(3))
+    for bench in (quiet, busy, ended):
+        bench.recorder.start()
+        bench.serve("one", 1)
+        _until(lambda bench=bench: bench.recorder.totals.written == 1)
+    ended.recorder.close()
+    for number in range(300):
+        busy.serve(str(number), 100)
+        if number % 50 == 49:
+            time.sleep(0.02)
+    busy.recorder.close()
+    quiet.serve("two", 1)
+    quiet.recorder.close()
+    assert (quiet.recorder.totals.written, quiet.recorder.totals.lost) == (2, 0)
+    assert len(quiet.recorder.path.read_text().splitlines()) == 3
+    assert not ended.recorder.path.exists()
+    assert sum(path.stat().st_size for path in tmp_path.glob(FILE_PATTERN)) <= 3 << 16
+
+
+def test_more_routers_than_there_is_room_for_go_on_and_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    benches = [Bench(tmp_path, max_file_bytes=1 << 16, max_total_bytes=1 << 16) for _ in range(2)]
+    for bench in benches:
+        bench.recorder.start()
+        bench.serve("one", 1)
+        _until(lambda bench=bench: bench.recorder.totals.written == 1)
+    for bench in benches:
+        bench.recorder.close()
+    assert len(lines(tmp_path)) == 4
+    assert [record.message for record in caplog.records] == ["recordings take more than max_total_bytes"]
+
+
+def test_a_deleted_file_is_noticed_and_another_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was in it is counted as lost; what comes later is not written into nothing."""
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    for number in range(2):
+        bench.serve(str(number), 1)
+    _until(lambda: bench.recorder.totals.written == 2)
+    bench.recorder.path.unlink()
+    bench.serve("later", 1)
+    bench.recorder.close()
+    assert (bench.recorder.totals.written, bench.recorder.totals.lost) == (3, 2)
+    assert len(lines(tmp_path)) == 2
+    assert [record.message for record in caplog.records] == ["a recording was deleted while it was written"]
+
+
+def test_a_file_that_is_deleted_before_its_end_is_lost(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    bench.serve("one", 1)
+    _until(lambda: bench.recorder.totals.written == 1)
+    bench.recorder.path.unlink()
+    bench.recorder.close()
+    assert bench.recorder.totals.lost == 1
+
+
 def test_a_line_longer_than_a_file_gets_one_of_its_own(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_file_bytes=1 << 16, max_total_bytes=1 << 20)
     bench.recorder.start()
