@@ -1,12 +1,14 @@
 """The Router's own traffic as a trace that a simulation can replay: times, lengths, keyed block ids.
 
-    {"format": "warmpath-trace", "version": 1, "recording": …, "part": 1, "started_at": …, …}
+    {"format": "warmpath-trace", "version": 2, "recording": …, "part": 1, "started_at": …, …}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", …], "block_size": 16, "session": "…"}
+    {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", …], "block_size": 16}
 
-One line per request, written when it ends; so lines are not in order of `t`, seconds since the recording
-began. `blocks` are the prompt's full blocks, each id standing for everything up to there. No text, no
-token and no block hash is written: ids are keyed with a secret that is in no file, so a trace tells which
-prompts share how much, and nobody can look up a guess.
+One line per request, written when it ends, also for one that no replica was found for: what came is what a
+fleet has to be planned for, and in overload much of it is refused. So lines are not in order of `t`, seconds
+since the recording began. `blocks` are the prompt's full blocks, each id standing for everything up to there.
+No text, no token and no block hash is written: ids are keyed with a secret that is in no file, so a trace
+tells which prompts share how much, and nobody can look up a guess.
 
 The event loop only puts a row into a bounded queue; a thread makes ids, writes and rotates. A full queue or
 a full disk loses rows and counts them; requests never wait.
@@ -38,7 +40,7 @@ from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.observer import SilentObserver
 
 FORMAT = "warmpath-trace"
-VERSION = 1
+VERSION = 2
 FILE_PATTERN = "traffic-*.jsonl"
 _ID_BYTES = 8  # 16 hexadecimal digits: no two blocks of a recording share an id but by a rare chance
 _MAX_QUEUED = 1024  # rows; a busy second
@@ -50,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-    """One finished request."""
+    """One request that is over."""
 
     time_s: float  # since the recording began
     num_input_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int | None  # None: refused, so nobody knows
     hints: Sequence[HashHint]  # of the input's full blocks
     session: str | None  # what the client says its requests have in common
 
@@ -219,7 +221,7 @@ def _is_being_written(path: Path) -> bool:
 
 
 class TrafficRecorder(SilentObserver):
-    """Writes every finished request that was decided on. `start` once, `close` any number of times."""
+    """Writes every request that came, once it is over. `start` once, `close` any number of times."""
 
     def __init__(
         self,
@@ -285,21 +287,32 @@ class TrafficRecorder(SilentObserver):
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         if query.request_id in self._open:
             return  # a retry: the request came once
-        asked_at = query.asked_at if query.asked_at is not None else record.decided_at
-        self._open[query.request_id] = Row(
+        self._open[query.request_id] = self._row(query, hints, record.decided_at)
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        row = self._open.pop(request_id, None)
+        if row is not None:
+            self._put(row._replace(num_output_tokens=num_output_tokens))
+
+    def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        if query.request_id not in self._open:  # else only a retry was, and the end is yet to be told
+            self._put(self._row(query, hints, self._clock()))
+
+    def _row(self, query: RouteQuery, hints: Sequence[HashHint], now: float) -> Row:
+        asked_at = query.asked_at if query.asked_at is not None else now
+        return Row(
             time_s=max(0.0, asked_at - self._began_at),
             num_input_tokens=query.num_prompt_tokens,
-            num_output_tokens=0,
+            num_output_tokens=None,
             hints=hints,
             session=query.prompt.session if query.prompt is not None else None,
         )
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
-        row = self._open.pop(request_id, None)
-        if row is None or self._thread is None:
+    def _put(self, row: Row) -> None:
+        if self._thread is None:
             return
         try:
-            self._rows.put_nowait(row._replace(num_output_tokens=num_output_tokens))
+            self._rows.put_nowait(row)
         except queue.Full:
             self.totals.dropped += 1
 
@@ -350,10 +363,11 @@ class TrafficRecorder(SilentObserver):
 
     def _encode(self, row: Row) -> bytes:
         blocks = row.hints[self._stride - 1 :: self._stride]
+        came_of_it = {"refused": True} if row.num_output_tokens is None else {"output": row.num_output_tokens}
         fields: dict[str, Any] = {
             "t": round(row.time_s, 6),
             "input": row.num_input_tokens,
-            "output": row.num_output_tokens,
+            **came_of_it,
             "blocks": [self._ids.block(hint) for hint in blocks],
             "block_size": self._block_tokens,
         }

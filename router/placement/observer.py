@@ -41,6 +41,12 @@ class RoutingObserver(Protocol):
         hints: chain of the full blocks of prompt and output, () if unknown.
         """
 
+    def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        """Instead of all that: no replica was found for it, or not before its time or its client's was over.
+
+        hints: chain of the query's full blocks, parent first.
+        """
+
     def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
         """What the replica says of its cache is in the index now."""
 
@@ -64,6 +70,9 @@ class SilentObserver:
         pass
 
     def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        pass
+
+    def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         pass
 
     def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:

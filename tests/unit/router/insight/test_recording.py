@@ -16,6 +16,7 @@ from cache.errors import ConfigError
 from cache.types import RequestId
 from loadtest.workloads.recording import read_recording
 from router.config import RecordConfig
+from router.errors import AllBusy, NoReplica
 from router.insight.recording import FILE_PATTERN, TrafficRecorder
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
@@ -90,7 +91,7 @@ def test_the_header_says_what_it_is_and_the_key_is_nowhere(tmp_path: Path) -> No
     bench.serve("one", 2, prompt=Session("customer 7"), token_ids=array("i", range(37)))
     bench.recorder.close()
     header, row = lines(tmp_path)
-    assert (header["format"], header["version"], header["block_size"]) == ("warmpath-trace", 1, SIZE)
+    assert (header["format"], header["version"], header["block_size"]) == ("warmpath-trace", 2, SIZE)
     assert set(row) == {"t", "input", "output", "blocks", "block_size", "session"}
     content = bench.recorder.path.read_text()
     for secret in ("a secret", "customer 7", "do not record", "one"):
@@ -146,6 +147,49 @@ def test_a_retry_is_one_request(tmp_path: Path) -> None:
     bench.recorder.close()
     _, row = lines(tmp_path)
     assert (row["t"], row["input"], row["output"], len(row["blocks"])) == (0.0, 40, 12, 2)
+
+
+def test_who_was_refused_came_all_the_same(tmp_path: Path) -> None:
+    """A plan made from those that were served is a plan for them, however many were sent away."""
+    bench = Bench(tmp_path)
+    bench.routing.update_replicas({replica_id(1): info(max_running=1, max_waiting=1)})
+    bench.recorder.start()
+    names = [RequestId(str(number)) for number in range(20)]
+    num_refused = 0
+    for name in names:
+        try:
+            bench.routing.choose(RouteQuery(name, chain("shared", 2), 2 * SIZE + 1, prompt=Session("s")))
+        except AllBusy:
+            num_refused += 1
+    bench.clock.advance(1.0)
+    for name in names:
+        bench.routing.finish(name, num_output_tokens=6)
+    bench.routing.update_replicas({})
+    came_at = bench.clock.now - 0.5
+    with pytest.raises(NoReplica):
+        bench.routing.choose(RouteQuery(RequestId("late"), chain("late", 2), 2 * SIZE, asked_at=came_at))
+    bench.recorder.close()
+    assert bench.recorder.totals.written == 21
+    refused = [row for row in lines(tmp_path) if row.get("refused")]
+    assert len(refused) == num_refused + 1 == 19
+    assert set(refused[0]) == {"t", "input", "refused", "blocks", "block_size", "session"}
+    assert (refused[-1]["t"], refused[-1]["input"], len(refused[-1]["blocks"])) == (0.5, 32, 2)
+    requests = read_recording(bench.recorder.path).requests
+    assert [request.output_tokens for request in requests] == [6] * 21
+    assert sum(request.was_refused for request in requests) == 19
+
+
+def test_a_retry_that_is_refused_is_no_request_of_its_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    bench.routing.choose(RouteQuery(RequestId("r"), chain("r", 2), 40))
+    only = frozenset({replica_id(0)})
+    with pytest.raises(NoReplica):
+        bench.routing.choose(RouteQuery(RequestId("r"), chain("r", 2), 40, excluded=only))
+    bench.routing.finish(RequestId("r"), num_output_tokens=2)
+    bench.recorder.close()
+    _, row = lines(tmp_path)
+    assert row["output"] == 2
 
 
 def test_files_are_rotated_and_their_total_bounded(tmp_path: Path) -> None:
