@@ -362,13 +362,15 @@ class TrafficRecorder(SilentObserver):
             logger.warning("the recording cannot be written", extra={"detail": error.strerror})
 
     def _encode(self, row: Row) -> bytes:
-        blocks = row.hints[self._stride - 1 :: self._stride]
+        blocks = [self._ids.block(hint) for hint in row.hints[self._stride - 1 :: self._stride]]
+        if not blocks:  # a prompt that is scored has no hashes: what it has is nobody else's
+            blocks = [secrets.token_hex(_ID_BYTES) for _ in range(row.num_input_tokens // self._block_tokens)]
         came_of_it = {"refused": True} if row.num_output_tokens is None else {"output": row.num_output_tokens}
         fields: dict[str, Any] = {
             "t": round(row.time_s, 6),
             "input": row.num_input_tokens,
             **came_of_it,
-            "blocks": [self._ids.block(hint) for hint in blocks],
+            "blocks": blocks,
             "block_size": self._block_tokens,
         }
         if row.session is not None:

@@ -179,6 +179,19 @@ def test_who_was_refused_came_all_the_same(tmp_path: Path) -> None:
     assert sum(request.was_refused for request in requests) == 19
 
 
+def test_prompts_that_are_scored_are_nobody_elses(tmp_path: Path) -> None:
+    """Nothing is looked up for them, so they have no hashes; one made the whole recording unreadable."""
+    bench = Bench(tmp_path, block_tokens=2 * SIZE)
+    bench.recorder.start()
+    for name in ("one", "two"):
+        bench.routing.choose(RouteQuery(RequestId(name), (), 5 * SIZE))
+        bench.routing.finish(RequestId(name), num_output_tokens=1)
+    bench.recorder.close()
+    one, two = read_recording(bench.recorder.path).requests
+    assert len(one.block_ids) == len(two.block_ids) == 3
+    assert not set(one.block_ids) & set(two.block_ids)
+
+
 def test_a_retry_that_is_refused_is_no_request_of_its_own(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.recorder.start()
