@@ -51,8 +51,9 @@ examples:
 
 URL_VARIABLE, TOKEN_VARIABLE = "WARMPATH_URL", "WARMPATH_DEBUG_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8000"
-_TRIES = 24  # of a request's id: with several Routers behind one address, each remembers only its own
-_REPEATS = 8  # answers in a row without a new Router after which all of them have been heard
+# Answers in a row from Routers heard before after which there are no others; so many times the number of
+# Routers where one that is known of is missing, which chance alone leaves out once in 3000 times then.
+_REPEATS = 8
 _TIMEOUT_S = 10.0
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _client(arguments.url, arguments.token) as client:
             if arguments.command == "advise":
-                _advise(console, _ask_all(client))
+                _advise(console, *_ask_all(client))
             elif arguments.request_id is None:
                 _list(console, _ask(client, last=arguments.last))
             else:
@@ -218,30 +219,58 @@ def _ask(client: httpx.Client, **query: str | int) -> DebugPage:
     return page
 
 
+class _Asked:
+    """Which of the Routers behind one address have answered: each connection reaches one by chance."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._num_said = 1  # what they say of their number
+        self._num_known = 0  # answers in a row from Routers heard before
+
+    def answered(self, router: str, num_routers: int) -> None:
+        self._num_known = self._num_known + 1 if router in self._names else 0
+        self._names.add(router)
+        self._num_said = num_routers
+
+    @property
+    def num_missing(self) -> int:
+        return max(0, self._num_said - len(self._names))
+
+    @property
+    def is_enough(self) -> bool:
+        """All have answered, or the others cannot be reached. All they know of is not all where two
+        deployments have one address."""
+        return self._num_known >= _REPEATS * (self._num_said if self.num_missing else 1)
+
+    def __str__(self) -> str:
+        if self.num_missing:
+            return f"{len(self._names)} of {self._num_said} Routers"
+        return "1 Router" if len(self._names) == 1 else f"{len(self._names)} Routers"
+
+
 def _ask_for(client: httpx.Client, request_id: str) -> DebugPage:
     """The page of one request, from whichever Router remembers it. Raises CannotAsk."""
-    routers = set()
-    for _ in range(_TRIES):
+    asked = _Asked()
+    while not asked.is_enough:
         try:
             return _ask(client, request_id=request_id)
         except _Forgotten as error:
-            routers.add(error.router)
-    asked = "1 Router" if len(routers) == 1 else f"{len(routers)} Routers"
+            asked.answered(error.router, error.num_routers)
     raise CannotAsk(
         f"{request_id} is not remembered ({asked} asked). Give the id of an answer or the x-request-id that "
         "was sent; only the latest requests are kept (debug_requests)."
     )
 
 
-def _ask_all(client: httpx.Client) -> SummaryView:
-    """The sums of every Router behind the address, as far as they can be reached. Raises CannotAsk."""
+def _ask_all(client: httpx.Client) -> tuple[SummaryView, _Asked]:
+    """The sums of every Router behind the address that can be reached, and who answered. Raises CannotAsk."""
     found: dict[str, SummaryView] = {}
-    num_known = 0
-    while num_known < _REPEATS:  # that many answers in a row from Routers heard before: there is no other
+    asked = _Asked()
+    while not asked.is_enough:
         summary = _ask(client, last=0).summary
-        num_known = num_known + 1 if summary.router in found else 0
+        asked.answered(summary.router, summary.num_routers)
         found[summary.router] = summary
-    return merged(list(found.values()))
+    return merged(list(found.values())), asked
 
 
 def _refused(answer: httpx.Response) -> CannotAsk:
@@ -252,7 +281,10 @@ def _refused(answer: httpx.Response) -> CannotAsk:
     except (ValueError, KeyError, TypeError):
         code, message = None, answer.text[:200]
     if code == "request_not_found":
-        return _Forgotten(answer.headers.get("x-warmpath-router", ""))
+        num_routers = answer.headers.get("x-warmpath-routers", "")
+        return _Forgotten(
+            answer.headers.get("x-warmpath-router", ""), int(num_routers) if num_routers.isdecimal() else 1
+        )
     if code == "unknown_url":
         return CannotAsk("/debug/route is off: in deploy.yaml, under args.router, set expose_debug: true")
     if answer.status_code == httpx.codes.UNAUTHORIZED:
@@ -266,9 +298,10 @@ def _refused(answer: httpx.Response) -> CannotAsk:
 class _Forgotten(CannotAsk):
     """One Router does not remember the request; another may."""
 
-    def __init__(self, router: str) -> None:
+    def __init__(self, router: str, num_routers: int) -> None:
         super().__init__(f"Router {router} does not remember the request")
         self.router = router
+        self.num_routers = num_routers  # that it knows of
 
 
 # --- showing --------------------------------------------------------------------------------------
@@ -326,8 +359,10 @@ def _list(console: Console, page: DebugPage) -> None:
     console.print("python -m router explain <request> says why in words")
 
 
-def _advise(console: Console, summary: SummaryView) -> None:
+def _advise(console: Console, summary: SummaryView, asked: _Asked) -> None:
     totals = summary.totals
+    left_out = ": the sums leave the others out" if asked.num_missing else ""
+    console.print(f"{asked} answered{left_out}.")
     if not totals.requests:
         console.print("No request has been answered yet: there is nothing to go by.")
         return

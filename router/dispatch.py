@@ -145,6 +145,7 @@ class Generation:
         self._forward_failures = 0
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._is_handed_over = False  # by the last attempt
+        self._query: RouteQuery | None = None  # of the last attempt; None: there was none, or it is closed
         self._was_placed = False
         self.was_accepted = False  # by a replica, in any attempt that is over
         # Of the attempt that computed the first token; None until then.
@@ -191,9 +192,12 @@ class Generation:
 
     def close(self) -> None:
         """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""
-        if not self._was_placed:
+        query, self._query = self._query, None
+        if query is None:
             return
-        self._was_placed = False
+        if not self._was_placed:
+            self._shared.routing.refused(query)
+            return
         self._hash_new_blocks()
         self._shared.placer.served(self._job.tenant, self._num_output_tokens, self._job.share)
         self._shared.routing.finish(
@@ -268,29 +272,26 @@ class Generation:
         shared, job, tokens = self._shared, self._job, self._tokens()
         self._hash_new_blocks()
         started_at = shared.clock()
-        placement = await shared.placer.place(
-            RouteQuery(
-                request_id=job.request_id,
-                # A prompt that is to be scored takes no hits: every replica computes all of it.
-                block_hashes=self._block_hashes if job.sampling.prompt_logprobs is None else (),
-                num_prompt_tokens=len(tokens),
-                excluded=self._excluded,
-                policy=job.policy,
-                max_tokens=job.sampling.max_tokens - (len(tokens) - len(job.prompt)),
-                token_ids=tokens,
-                cache_salt=job.cache_salt,
-                tenant=job.tenant,
-                share=job.share,
-                priority=job.priority,
-                part=job.part,
-                prompt=job.text,
-                asked_at=self._began_at,
-                is_handed_over=self._is_handed_over,
-                is_again=job.is_again or attempt > 0,
-            ),
-            since=self._began_at,
-            deadline=self._deadline,
+        self._query = RouteQuery(
+            request_id=job.request_id,
+            # A prompt that is to be scored takes no hits: every replica computes all of it.
+            block_hashes=self._block_hashes if job.sampling.prompt_logprobs is None else (),
+            num_prompt_tokens=len(tokens),
+            excluded=self._excluded,
+            policy=job.policy,
+            max_tokens=job.sampling.max_tokens - (len(tokens) - len(job.prompt)),
+            token_ids=tokens,
+            cache_salt=job.cache_salt,
+            tenant=job.tenant,
+            share=job.share,
+            priority=job.priority,
+            part=job.part,
+            prompt=job.text,
+            asked_at=self._began_at,
+            is_handed_over=self._is_handed_over,
+            is_again=job.is_again or attempt > 0,
         )
+        placement = await shared.placer.place(self._query, since=self._began_at, deadline=self._deadline)
         if shared.config.binding == "late":
             shared.metrics.held_s.observe(shared.clock() - started_at)
         shared.metrics.decisions.labels(placement.policy, placement.reason.value).inc()

@@ -17,7 +17,7 @@ from loadtest.placement.errors import BadRequest
 from loadtest.placement.grid import Grid
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.progress import GridProgress
-from loadtest.placement.report import groups, print_tables, tables, write_report
+from loadtest.placement.report import groups, of_refused, print_tables, tables, write_report
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE, summarize
@@ -25,6 +25,7 @@ from loadtest.placement.targets import Target, targets_table
 from loadtest.simulation.cell import IDEAL
 from loadtest.simulation.run import run_cell
 from loadtest.text_table import TextTable
+from loadtest.workloads.trace_source import TraceSource
 
 IDEAL_CHOICE = PolicyChoice(IDEAL)
 RESULTS = Path(".bench/placement/cells")
@@ -75,7 +76,9 @@ def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
     Raises as `Grid.run`, and before anything runs WorkloadError for a trace that cannot be read.
     """
     for workload in spec.workloads:
-        workload.open()  # else every cell's process would find out for itself
+        source = workload.open()  # else every cell's process would find out for itself
+        if isinstance(source, TraceSource) and (told := of_refused(source.trace)):
+            console.print(f"{workload.label}: {told}", highlight=False, markup=False, soft_wrap=True)
     cells = spec.cells()
     store = ResultStore(output.results)
     with GridProgress(console) as progress:

@@ -16,6 +16,7 @@ from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import LENGTH_LABELS, CellSummary
 from loadtest.text_table import TextTable
+from loadtest.workloads.request import Workload
 
 
 def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyChoice]) -> list[TextTable]:
@@ -38,6 +39,16 @@ def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyCho
             found.append(_versus(one, comparison.versus(one, rivals, mean_ttft_s), "mean"))
             found.append(_versus(one, comparison.versus(one, rivals, p99_ttft_s), "p99"))
     return found
+
+
+def of_refused(trace: Workload) -> str:
+    """A sentence about those that were refused when the trace was recorded; "" if there were none."""
+    if not trace.num_refused:
+        return ""
+    return (
+        f"{trace.num_refused:,} of {len(trace.requests):,} were refused when they were recorded; their "
+        "answers are taken to be as long as the others' on average. "
+    )
 
 
 def print_tables(found: Sequence[TextTable], console: Console) -> None:

@@ -53,6 +53,9 @@ class Line:
         self._check_range(name, value, low, high)
         return float(value)
 
+    def is_true(self, name: str) -> bool:
+        return self._fields[name] is True
+
     def string(self, name: str) -> str:
         value = self._fields[name]
         if not isinstance(value, str):

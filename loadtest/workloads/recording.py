@@ -1,11 +1,14 @@
 """The service's own recordings (`record:` in deploy.yaml): times, lengths and keyed block ids, no text.
 
-    {"format": "warmpath-trace", "version": 1, ...}
+    {"format": "warmpath-trace", "version": 2, ...}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", ...], "block_size": 16, "session": "…"}
+    {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", ...], "block_size": 16}
 
 `blocks` names the prompt's *full* blocks, each id standing for everything up to there; `session` may be
 absent, then sessions are found from shared chains. Written by `router/insight/recording.py`; lines may be
 out of order, since a request is written when it ends; `cat traffic-*.jsonl` of one key is a recording too.
+A request that was refused came all the same; its answer is taken to be as long as the others' are on average,
+which keeps what there is to generate per request. Version 1 had none of them.
 Knows no engine.
 """
 
@@ -19,12 +22,13 @@ from loadtest.workloads.request import Workload, WorkRequest
 from loadtest.workloads.sessions import find_sessions, shared_head
 
 FORMAT = "warmpath-trace"
-VERSION = 1
+VERSIONS = (1, 2)  # the oldest and the newest that are read
 MAX_TOKENS = 10_000_000  # of a prompt or an answer
 MAX_TIME_S = 1e11  # both a monotonic clock and seconds since 1970 fit
 MAX_BLOCK_TOKENS = 1024  # what a replica accepts as block_size
 
-_REQUIRED = frozenset({"t", "input", "output", "blocks", "block_size"})
+_REQUIRED = frozenset({"t", "input", "blocks", "block_size"})
+_SERVED, _REFUSED = _REQUIRED | {"output"}, _REQUIRED | {"refused"}
 _OPTIONAL = frozenset({"session"})
 
 
@@ -32,7 +36,7 @@ _OPTIONAL = frozenset({"session"})
 class _Row:
     time_s: float
     input_tokens: int
-    output_tokens: int
+    output_tokens: int | None  # None: it was refused
     chain: tuple[int, ...]  # the last, partial block included
     session: str | None
 
@@ -53,7 +57,7 @@ def read_recording(path: Path) -> Workload:
         if "format" in line:  # several files, put together: each opens with a header
             offset_s = _header_offset_s(path, line)
             continue
-        line.check_fields(_REQUIRED, _OPTIONAL)
+        line.check_fields(_REFUSED if "refused" in line else _SERVED, _OPTIONAL)
         size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
         if size != (block_tokens or size):
             raise line.error("block_size", f"is {size} here but {block_tokens} further up")
@@ -73,15 +77,19 @@ def _header_offset_s(path: Path, header: Line | None) -> float:
         raise header.error("format", f"must be {FORMAT!r}")
     if "version" not in header:
         raise header.error("version", "is missing")
-    header.integer("version", VERSION, VERSION)
+    header.integer("version", *VERSIONS)
     return header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else 0.0
 
 
 def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row:
     time_s = offset_s + line.real("t", 0, MAX_TIME_S)
     input_tokens = line.integer("input", 1, MAX_TOKENS)
-    # A request that ended before its first token has had its prompt computed all the same.
-    output_tokens = max(1, line.integer("output", 0, MAX_TOKENS))
+    output_tokens = None
+    if "refused" not in line:
+        # A request that ended before its first token has had its prompt computed all the same.
+        output_tokens = max(1, line.integer("output", 0, MAX_TOKENS))
+    elif not line.is_true("refused"):
+        raise line.error("refused", "must be true, or left out")
     full = line.list_of("blocks")
     if len(full) != input_tokens // block_tokens:
         raise line.error(
@@ -129,13 +137,16 @@ def _requests(rows: list[_Row]) -> tuple[WorkRequest, ...]:
     named: dict[str, int] = {}
     num_found = max(found) + 1
     began_s = rows[0].time_s
+    known = [row.output_tokens for row in rows if row.output_tokens is not None]
+    usual = round(sum(known) / len(known)) if known else 1
     return tuple(
         WorkRequest(
             arrival_s=row.time_s - began_s,
             input_tokens=row.input_tokens,
-            output_tokens=row.output_tokens,
+            output_tokens=usual if row.output_tokens is None else row.output_tokens,
             block_ids=row.chain,
             session=number if row.session is None else named.setdefault(row.session, num_found + len(named)),
+            was_refused=row.output_tokens is None,
         )
         for row, number in zip(rows, found, strict=True)
     )

@@ -23,6 +23,7 @@ class WorkRequest:
     output_tokens: int  # at least 1
     block_ids: tuple[int, ...]  # of ceil(input_tokens / block_tokens) blocks, the first block's first
     session: int  # requests of one conversation carry one number
+    was_refused: bool = False  # when it was recorded: how long its answer would be is a guess
 
     def __post_init__(self) -> None:
         if self.arrival_s < 0:
@@ -68,6 +69,11 @@ class Workload:
         if not self.duration_s:
             raise ValueError(f"workload {self.name!r} has no duration, so it has no rate")
         return (len(self.requests) - 1) / self.duration_s
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that were refused when they were recorded. O(requests)."""
+        return sum(request.was_refused for request in self.requests)
 
     def window(self, start_s: float, num_requests: int) -> Workload:
         """The first `num_requests` that arrive at `start_s` or later; times count from the first of them."""

@@ -12,6 +12,7 @@ import heapq
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.request import Workload, WorkRequest
@@ -74,7 +75,7 @@ class TraceSource:
             self.name,
             self.block_tokens,
             tuple(
-                WorkRequest(time_s - began_s, r.input_tokens, r.output_tokens, self._blocks(r, copy), session)
+                replace(r, arrival_s=time_s - began_s, block_ids=self._blocks(r, copy), session=session)
                 for time_s, _, r, copy, session in chosen
             ),
         )

@@ -21,7 +21,7 @@ from router.insight.shadow import ShadowTotals, ShadowVerdict
 from router.placement.decision import DecisionRecord
 from router.pricing.cost import cost_terms
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAX_LAST = 200  # requests in one answer: made on the event loop, in a few milliseconds
 MAX_CANDIDATES = 16  # shown of one decision; of the rest their number
 
@@ -140,12 +140,14 @@ class RecordingView(msgspec.Struct, frozen=True):
     written: int
     dropped: int
     failed: int
+    lost: int  # of those written
 
 
 class SummaryView(msgspec.Struct, frozen=True):
     """One Router, its fleet, and its sums."""
 
     router: str  # names this Router process among several
+    num_routers: int  # that it knows of, itself included
     uptime_s: float
     model: str
     policy: str
@@ -261,7 +263,7 @@ def shadow_totals_view(totals: ShadowTotals) -> ShadowTotalsView:
 
 
 def recording_view(totals: RecordingTotals) -> RecordingView:
-    return RecordingView(totals.written, totals.dropped, totals.failed)
+    return RecordingView(totals.written, totals.dropped, totals.failed, totals.lost)
 
 
 Sums = TypeVar("Sums", TotalsView, LoopView, ShadowTotalsView, RecordingView)

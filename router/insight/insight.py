@@ -106,6 +106,11 @@ class Insight:
             routing.watch(self.live.chains)
 
     @property
+    def num_routers(self) -> int:
+        """Routers of the same replicas, this one included."""
+        return self._routing.peers()[1]
+
+    @property
     def uptime_s(self) -> float:
         """Seconds since this Router started: what times in its views count from."""
         return self._clock() - self._started_at
@@ -157,6 +162,7 @@ class Insight:
         totals = self.totals()
         return SummaryView(
             router=self.name,
+            num_routers=self.num_routers,
             uptime_s=self.uptime_s,
             model=self._config.model_name,
             policy=self._config.policy,
@@ -191,7 +197,7 @@ class Insight:
         if config.shadow_policy is None:
             return None
         rng = random.Random(config.seed)  # of its own: live draws stay what they are without it
-        context = PolicyContext(self._block_size, self._clock, rng)
+        context = PolicyContext(self._block_size, self._clock, rng, self._routing.peers)
         policy = make_policy(config.shadow_policy, config.shadow_policy_options, context=context)
         shadow = Shadow(policy, share=config.shadow_share, rng=rng, memory_pressure_s=self._memory_pressure_s)
         if self._journal is not None:

@@ -117,3 +117,8 @@ def _recording(totals: RecordingTotals) -> Iterable[Metric]:
         "outcome",
         {"written": totals.written, "dropped": totals.dropped, "failed": totals.failed},
     )
+    yield CounterMetricFamily(
+        "warmpath_recorded_requests_lost",
+        "Of those written: their file was deleted before its end.",
+        totals.lost,
+    )

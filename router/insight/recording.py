@@ -1,12 +1,14 @@
 """The Router's own traffic as a trace that a simulation can replay: times, lengths, keyed block ids.
 
-    {"format": "warmpath-trace", "version": 1, "recording": …, "part": 1, "started_at": …, …}
+    {"format": "warmpath-trace", "version": 2, "recording": …, "part": 1, "started_at": …, …}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", …], "block_size": 16, "session": "…"}
+    {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", …], "block_size": 16}
 
-One line per request, written when it ends; so lines are not in order of `t`, seconds since the recording
-began. `blocks` are the prompt's full blocks, each id standing for everything up to there. No text, no
-token and no block hash is written: ids are keyed with a secret that is in no file, so a trace tells which
-prompts share how much, and nobody can look up a guess.
+One line per request, written when it ends, also for one that no replica was found for: what came is what a
+fleet has to be planned for, and in overload much of it is refused. So lines are not in order of `t`, seconds
+since the recording began. `blocks` are the prompt's full blocks, each id standing for everything up to there.
+No text, no token and no block hash is written: ids are keyed with a secret that is in no file, so a trace
+tells which prompts share how much, and nobody can look up a guess.
 
 The event loop only puts a row into a bounded queue; a thread makes ids, writes and rotates. A full queue or
 a full disk loses rows and counts them; requests never wait.
@@ -15,6 +17,7 @@ Knows queries, hints and files; knows neither HTTP nor replicas.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -37,7 +40,7 @@ from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.observer import SilentObserver
 
 FORMAT = "warmpath-trace"
-VERSION = 1
+VERSION = 2
 FILE_PATTERN = "traffic-*.jsonl"
 _ID_BYTES = 8  # 16 hexadecimal digits: no two blocks of a recording share an id but by a rare chance
 _MAX_QUEUED = 1024  # rows; a busy second
@@ -49,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-    """One finished request."""
+    """One request that is over."""
 
     time_s: float  # since the recording began
     num_input_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int | None  # None: refused, so nobody knows
     hints: Sequence[HashHint]  # of the input's full blocks
     session: str | None  # what the client says its requests have in common
 
@@ -65,6 +68,7 @@ class RecordingTotals:
     written: int = 0
     dropped: int = 0  # the queue was full
     failed: int = 0  # the file could not be written
+    lost: int = 0  # of those written: somebody deleted the file before its end
 
 
 class BlockIds:
@@ -101,6 +105,7 @@ class TraceFiles:
         self._num_bytes = 0
         self._num_lines = 0  # without the header
         self._is_kept = False  # a line of it has reached the disk
+        self.num_lost = 0  # lines of files that were deleted before their end
 
     @property
     def path(self) -> Path:
@@ -119,7 +124,8 @@ class TraceFiles:
             raise ConfigError("record.folder", str(self._folder), accepted) from None
 
     def write(self, line: bytes) -> None:
-        """Append a line, in a new file if this one would grow too long. Raises OSError."""
+        """Append a line, in a new file if this one would grow too long, or is gone. Raises OSError."""
+        self._notice_deleted()
         if self._file is not None and self._num_lines and self._num_bytes + len(line) > self._max_file_bytes:
             self.close()
         if self._file is None:
@@ -136,6 +142,7 @@ class TraceFiles:
     def close(self) -> None:
         """End the file. Raises OSError if what was buffered cannot be written. Idempotent."""
         self.flush()
+        self._notice_deleted()
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -156,6 +163,8 @@ class TraceFiles:
         self._part += 1
         # Not for other users of the machine: lengths and times are about somebody, too.
         self._file = open(self.path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
+        with suppress(OSError):  # a folder where nothing can be locked
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, or this process ends
         self._num_bytes, self._num_lines, self._is_kept = 0, 0, False
         self._append(_line({**self._header, "part": self._part}))
 
@@ -164,23 +173,55 @@ class TraceFiles:
         self._file.write(line)
         self._num_bytes += len(line)
 
+    def _notice_deleted(self) -> None:
+        """Where somebody has deleted the file, its lines are lost; the next line begins another one."""
+        file = self._file
+        if file is None or os.fstat(file.fileno()).st_nlink:
+            return
+        logger.warning("a recording was deleted while it was written", extra={"num_rows": self._num_lines})
+        self.num_lost += self._num_lines
+        self._file = None
+        file.close()
+
     def _make_room(self) -> None:
-        """Drop the oldest traces of the folder, other Routers' included, until one more file fits."""
-        found = []
+        """Drop the oldest traces of the folder, other Routers' included, until one more file fits.
+
+        Those that are being written stay, and count with all they may grow to: so many Routers that this is
+        more than the limit take more than the limit.
+        """
+        total = self._max_file_bytes
+        ended = []
         for path in self._folder.glob(FILE_PATTERN):
             with suppress(FileNotFoundError):  # another Router makes room as well
                 status = path.stat()
-                found.append((status.st_mtime_ns, path.name, status.st_size))
-        total = sum(size for _, _, size in found) + self._max_file_bytes
-        for _, name, size in sorted(found):
+                if _is_being_written(path):
+                    total += max(status.st_size, self._max_file_bytes)
+                else:
+                    total += status.st_size
+                    ended.append((status.st_mtime_ns, path.name, status.st_size))
+        for _, name, size in sorted(ended):
             if total <= self._max_total_bytes:
                 return
             (self._folder / name).unlink(missing_ok=True)
             total -= size
+        if total > self._max_total_bytes:
+            logger.warning("recordings take more than max_total_bytes", extra={"num_bytes": total})
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether a process that lives has it locked. One that cannot be looked at is not."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: whoever looks is no writer
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class TrafficRecorder(SilentObserver):
-    """Writes every finished request that was decided on. `start` once, `close` any number of times."""
+    """Writes every request that came, once it is over. `start` once, `close` any number of times."""
 
     def __init__(
         self,
@@ -246,21 +287,32 @@ class TrafficRecorder(SilentObserver):
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         if query.request_id in self._open:
             return  # a retry: the request came once
-        asked_at = query.asked_at if query.asked_at is not None else record.decided_at
-        self._open[query.request_id] = Row(
+        self._open[query.request_id] = self._row(query, hints, record.decided_at)
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        row = self._open.pop(request_id, None)
+        if row is not None:
+            self._put(row._replace(num_output_tokens=num_output_tokens))
+
+    def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        if query.request_id not in self._open:  # else only a retry was, and the end is yet to be told
+            self._put(self._row(query, hints, self._clock()))
+
+    def _row(self, query: RouteQuery, hints: Sequence[HashHint], now: float) -> Row:
+        asked_at = query.asked_at if query.asked_at is not None else now
+        return Row(
             time_s=max(0.0, asked_at - self._began_at),
             num_input_tokens=query.num_prompt_tokens,
-            num_output_tokens=0,
+            num_output_tokens=None,
             hints=hints,
             session=query.prompt.session if query.prompt is not None else None,
         )
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
-        row = self._open.pop(request_id, None)
-        if row is None or self._thread is None:
+    def _put(self, row: Row) -> None:
+        if self._thread is None:
             return
         try:
-            self._rows.put_nowait(row._replace(num_output_tokens=num_output_tokens))
+            self._rows.put_nowait(row)
         except queue.Full:
             self.totals.dropped += 1
 
@@ -274,6 +326,7 @@ class TrafficRecorder(SilentObserver):
         self._flush()
         with suppress(OSError):
             self._files.close()
+        self.totals.lost = self._files.num_lost
 
     def _write(self, row: Row) -> None:
         if self._clock() < self._retry_at:
@@ -292,6 +345,7 @@ class TrafficRecorder(SilentObserver):
             self._fail(error)
             return
         self.totals.written += self._num_unflushed
+        self.totals.lost = self._files.num_lost
         if self._num_unflushed and self._is_broken:
             self._is_broken = False
             logger.info("the recording is written again")
@@ -308,12 +362,15 @@ class TrafficRecorder(SilentObserver):
             logger.warning("the recording cannot be written", extra={"detail": error.strerror})
 
     def _encode(self, row: Row) -> bytes:
-        blocks = row.hints[self._stride - 1 :: self._stride]
+        blocks = [self._ids.block(hint) for hint in row.hints[self._stride - 1 :: self._stride]]
+        if not blocks:  # a prompt that is scored has no hashes: what it has is nobody else's
+            blocks = [secrets.token_hex(_ID_BYTES) for _ in range(row.num_input_tokens // self._block_tokens)]
+        came_of_it = {"refused": True} if row.num_output_tokens is None else {"output": row.num_output_tokens}
         fields: dict[str, Any] = {
             "t": round(row.time_s, 6),
             "input": row.num_input_tokens,
-            "output": row.num_output_tokens,
-            "blocks": [self._ids.block(hint) for hint in blocks],
+            **came_of_it,
+            "blocks": blocks,
             "block_size": self._block_tokens,
         }
         if row.session is not None:

@@ -93,6 +93,9 @@ class Shadow(SilentObserver):
     def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         self._guard(lambda: self._shadow(record, query, hints))
 
+    def moved(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
+        self._guard(lambda: self._policy.routed(replica_id, request))
+
     def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
         self._guard(lambda: self._policy.finished(request_id, hints))
 

@@ -50,11 +50,12 @@ class DebugRoute:
         )
 
     def _unknown(self) -> Response:
-        """Which Router said so is in a header: with several of them another one may know the request."""
+        """Which Router said so, of how many, is in headers: another one may know the request."""
         response = refusal(
             404, "This Router does not remember that request.", "request_not_found", "request_id"
         )
         response.headers["x-warmpath-router"] = self.insight.name
+        response.headers["x-warmpath-routers"] = str(self.insight.num_routers)
         return response
 
 

@@ -141,6 +141,8 @@ class Bookings:
         self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
         flight.policy.routed(replica_id, flight.request)
         self._index.expect(request_id, replica_id, hints, now)
+        for observer in self._observers:
+            observer.moved(replica_id, flight.request)
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica has computed the first token, with so much of the prompt from its cache."""

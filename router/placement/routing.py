@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 
+from cache.block_hash import hint_view as to_hints
 from cache.events import Digest, EventBatch, Load, Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
@@ -79,6 +80,7 @@ class Routing:
     ) -> None:
         """peers: this router's place among the routers of the same replicas, and their number."""
         self._clock = clock
+        self.peers = peers
         self._fleet = Fleet(config.fingerprint)
         context = PolicyContext(
             config.fingerprint.block_size, clock, rng or random.Random(config.seed), peers
@@ -191,6 +193,7 @@ class Routing:
             return self.book(self.weigh(query))
         except (AllBusy, NoReplica) as error:
             self.note_refused(error)
+            self.refused(query)
             raise
 
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
@@ -238,6 +241,12 @@ class Routing:
     def note_refused(self, error: AllBusy | NoReplica) -> None:
         """A request was refused for that."""
         self._counts.refused(error)
+
+    def refused(self, query: RouteQuery) -> None:
+        """That request is over and was never booked: instead of `finish`."""
+        hints = to_hints(query.block_hashes)
+        for observer in self._observers:
+            observer.refused(query, hints)
 
     def rerank(self, request_id: RequestId, candidates: Sequence[ReplicaId]) -> list[ReplicaId]:
         """Order these replicas for a request already chosen for, under the same reservation.

@@ -151,9 +151,14 @@ class RouterUnderTest:
         num_replicas: int = 2,
         tokenizer: Any = None,
         max_model_len: int = MAX_MODEL_LEN,
+        place: tuple[int, int] = (0, 1),
         **config: Any,
     ) -> None:
-        """tokenizer: a transformers one; None = `ByteTokenizer`. config: the Router's."""
+        """tokenizer: a transformers one; None = `ByteTokenizer`. place: among the Routers, and their number.
+
+        config: the Router's.
+        """
+        self._place = place
         self._info = a_replica_info(max_model_len=max_model_len)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.replicas = [ReplicaId(f"replica-{index}") for index in range(num_replicas)]
@@ -169,6 +174,7 @@ class RouterUnderTest:
             calls=self.calls,
             encoder=self.encoder,
             version="0",
+            peers=lambda: self._place,
         )
         self.parts.subscribers.update = lambda _replicas: None  # type: ignore[method-assign]  # no sockets
         self.parts.routing._membership_listeners.clear()

@@ -43,7 +43,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     @contextlib.asynccontextmanager
     async def make_app() -> AsyncIterator[ASGIApp]:
         async with contextlib.AsyncExitStack() as undo:
-            routers = [RouterUnderTest(expose_debug=True) for _ in range(NUM_ROUTERS)]
+            routers = [
+                RouterUnderTest(expose_debug=True, place=(index, NUM_ROUTERS)) for index in range(NUM_ROUTERS)
+            ]
             for router in routers:
                 await undo.enter_async_context(router)
             yield InTurn(routers)
@@ -107,4 +109,5 @@ def test_advice_is_on_what_all_of_them_have_answered(
         complete(server, router, name)
     status, out, err = run(server, capsys, "advise")
     assert status == 0, err
+    assert f"{NUM_ROUTERS} Routers answered." in out
     assert "2 requests, 32 prompt tokens" in out

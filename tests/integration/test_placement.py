@@ -124,6 +124,22 @@ def test_bad_input_is_named_and_no_table_is_made(
     assert not (tmp_path / "report").exists()
 
 
+def test_how_many_were_refused_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[dict[str, Any]] = [{"format": "warmpath-trace", "version": 2}]
+    for number in range(60):
+        came_of_it: dict[str, Any] = {"refused": True} if number % 3 else {"output": 4}
+        rows.append({"t": number / 9, "input": 9, **came_of_it, "blocks": [], "block_size": 16})
+    path = tmp_path / "r.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    told = "40 of 60 were refused when they were recorded"
+    arguments = ["plan", "--trace", str(path), "--ttft-p99", "10", "--cache-tokens", "400k", "--no-plots"]
+    assert main([*arguments, "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+    only = ("--requests", "50", "--replicas", "2", "--load", "0.6", "--seed", "0", "--workers", "1")
+    assert simulate(tmp_path, "--trace", str(path), *only, "--policy", "round_robin", "--no-plots") == 0
+    assert told in capsys.readouterr().out
+
+
 def test_a_plan_for_a_promise_and_for_one_that_cannot_be_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,11 @@ from cache.errors import (
 )
 from cache.events import FORMAT_VERSION, EventBatch, Load, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
-from cache.types import ReplicaId, RequestId
+from cache.types import HashHint, ReplicaId, RequestId
 from router.dispatch import Job
 from router.errors import AllBusy, NoReplica, ReplicaLost, TooManyDeaths
+from router.placement.observer import SilentObserver
+from router.placement.routing import RouteQuery
 from tests.fakes.generations import (
     EXPECTED,
     HASHER,
@@ -154,6 +156,48 @@ async def test_an_answer_that_lost_its_replica_waits_for_room_where_all_are_full
         assert len(router.calls.requests) == 2
         assert router.parts.dispatcher.placer.num_held == 0
         assert_nothing_in_flight(router)
+
+
+class Refusals(SilentObserver):
+    """Who was refused, and who was served."""
+
+    def __init__(self) -> None:
+        self.refused_tokens: list[int] = []
+        self.num_finished = 0
+
+    def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        assert len(hints) == query.num_prompt_tokens // BLOCK_SIZE
+        self.refused_tokens.append(query.num_prompt_tokens)
+
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+        self.num_finished += 1
+
+
+@pytest.mark.parametrize("binding", ["late", "at_once"])
+async def test_watchers_hear_of_who_was_refused(binding: str) -> None:
+    """Also of who gave up while it was held: all of them came, though nobody ever had them."""
+    refusals = Refusals()
+    async with RouterUnderTest(num_replicas=1, binding=binding, max_wait_s=1.0) as router:
+        routing = router.parts.routing
+        routing.watch(refusals)
+        routing.on_load(router.replicas[0], Load(num_waiting=10**6, free_blocks=1000, total_blocks=1000))
+        with pytest.raises(AllBusy if binding == "at_once" else DeadlineExceeded):
+            await run(a_generation(router, timeout_s=0.05))
+        routing.update_replicas({})
+        with pytest.raises(NoReplica):
+            await run(a_generation(router, request_id=RequestId("late")))
+    assert refusals.refused_tokens == [len(PROMPT)] * 2
+    assert refusals.num_finished == 0
+
+
+async def test_watchers_hear_of_who_was_served_once(router: RouterUnderTest) -> None:
+    refusals = Refusals()
+    router.parts.routing.watch(refusals)
+    generation = a_generation(router)
+    await run(generation)
+    generation.close()
+    a_generation(router, request_id=RequestId("never begun")).close()
+    assert (refusals.refused_tokens, refusals.num_finished) == ([], 1)
 
 
 @pytest.mark.parametrize("binding", ["late", "at_once"])

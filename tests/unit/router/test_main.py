@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
@@ -109,6 +109,49 @@ def test_a_forgotten_request_names_what_to_do(run: Any) -> None:
     assert status == 1
     assert "r is not remembered (1 Router asked)" in err
     assert "debug_requests" in err
+
+
+def turns(order: Iterable[str], num_routers: int) -> Handler:
+    """Routers behind one address, reached in this order; each says how many there are. None remembers any
+    request but the last's."""
+    reached = iter(order)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        router = next(reached)
+        about = msgspec.structs.replace(SUMMARY, router=router, num_routers=num_routers)
+        if "request_id" not in request.url.params:
+            return page(about=about)
+        if router == "last":
+            return page([REQUEST])
+        said = {"x-warmpath-router": router, "x-warmpath-routers": str(num_routers)}
+        return refusal(404, "request_not_found", **said)
+
+    return answer
+
+
+def test_a_router_that_is_reached_late_is_not_left_out(run: Any) -> None:
+    """Connections reach Routers by chance: one of eight is missed by 24 of them in one case of 25."""
+    order = [*"abc" * 9, "last", *"abc" * 30]
+    status, out, _ = run(turns(order, 4), "advise")
+    assert status == 0
+    assert "4 Routers answered." in out
+    assert "4,000 requests" in out
+    assert "expected_time sent it to A" in run(turns(order, 4), "explain", "r")[1]
+
+
+def test_routers_that_cannot_be_reached_are_told(run: Any) -> None:
+    status, out, _ = run(turns(itertools.cycle("abc"), 4), "advise")
+    assert status == 0
+    assert "3 of 4 Routers answered: the sums leave the others out." in out
+    assert "3,000 requests" in out
+    status, _, err = run(turns(itertools.cycle("abc"), 4), "explain", "r")
+    assert status == 1
+    assert "r is not remembered (3 of 4 Routers asked)" in err
+
+
+def test_routers_that_do_not_know_each_other_are_heard(run: Any) -> None:
+    """Two deployments behind one address."""
+    assert "2 Routers answered." in run(turns(itertools.cycle(["a", "a", "b"]), 1), "advise")[1]
 
 
 @pytest.mark.parametrize(
@@ -255,13 +298,13 @@ def test_advice_adds_several_routers_up(run: Any) -> None:
 def test_routers_are_merged_field_by_field() -> None:
     loop = msgspec.structs.replace(SUMMARY.loop, requests=3000, recent_share_within_one=0.59, doubts=2)
     other = msgspec.structs.replace(
-        summary(uncached={"cold": 5}), router="ef", loop=loop, recording=RecordingView(1, 2, 3)
+        summary(uncached={"cold": 5}), router="ef", loop=loop, recording=RecordingView(1, 2, 3, 0)
     )
     both = merged([msgspec.structs.replace(SUMMARY, totals=summary(uncached={"cold": 2}).totals), other])
     assert both.totals.uncached == {"cold": 7}
     assert (both.loop.requests, both.loop.doubts) == (4000, 2)
     assert both.loop.recent_share_within_one == pytest.approx(0.69)
-    assert both.recording == RecordingView(1, 2, 3)
+    assert both.recording == RecordingView(1, 2, 3, 0)
     assert both.shadow is None
     assert both.cache_tokens == SUMMARY.cache_tokens, "the fleet is one, however many Routers see it"
     assert merged([SUMMARY]) == SUMMARY

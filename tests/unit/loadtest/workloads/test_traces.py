@@ -12,11 +12,13 @@ import pytest
 from loadtest.placement.suites import EXCERPT
 from loadtest.workloads.errors import TraceError
 from loadtest.workloads.mooncake import read_mooncake
+from loadtest.workloads.trace_source import TraceSource
 from loadtest.workloads.traces import read_trace
 
 GOOD: dict[str, Any] = {"timestamp": 3000, "input_length": 1025, "output_length": 7, "hash_ids": [0, 4, 9]}
 HEADER = {"format": "warmpath-trace", "version": 1, "model": "tiny"}
 RECORD: dict[str, Any] = {"t": 5.5, "input": 35, "output": 3, "blocks": ["a1", "b2"], "block_size": 16}
+REFUSED = {**{name: value for name, value in RECORD.items() if name != "output"}, "refused": True}
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -116,10 +118,28 @@ class TestRecording:
         assert first.session == third.session != second.session
         assert trace.block_tokens == 16
 
+    def test_who_was_refused_would_have_had_an_answer_like_the_others(self, tmp_path: Path) -> None:
+        newer = {**HEADER, "version": 2}
+        short, long = changed(RECORD, output=10), changed(RECORD, output=21, t=8.5)
+        trace = read_trace(write(tmp_path / "r.jsonl", newer, short, REFUSED, HEADER, long))
+        assert sorted(request.output_tokens for request in trace.requests) == [10, 16, 21]
+        assert [request.output_tokens for request in trace.requests if request.was_refused] == [16]
+        assert trace.num_refused == 1
+        window = TraceSource(trace).window(1.0, 6, seed=0)
+        assert 1 <= window.num_refused < 6
+
+    def test_nobody_knows_how_long_answers_are_where_all_were_refused(self, tmp_path: Path) -> None:
+        [request] = read_trace(write(tmp_path / "r.jsonl", {**HEADER, "version": 2}, REFUSED)).requests
+        assert (request.output_tokens, request.was_refused) == (1, True)
+
     @pytest.mark.parametrize(
         ("bad", "field"),
         [
             ({k: v for k, v in RECORD.items() if k != "t"}, "t"),
+            ({k: v for k, v in RECORD.items() if k != "output"}, "output"),
+            (changed(REFUSED, output=3), "output"),
+            (changed(REFUSED, refused=False), "refused"),
+            (changed(REFUSED, refused=1), "refused"),
             (changed(RECORD, text="secret"), "text"),
             (changed(RECORD, t=-0.1), "t"),
             (changed(RECORD, input=0), "input"),
@@ -149,7 +169,7 @@ class TestRecording:
         [
             ({"format": "other", "version": 1}, "format"),
             ({"format": "warmpath-trace"}, "version"),
-            ({"format": "warmpath-trace", "version": 2}, "version"),
+            ({"format": "warmpath-trace", "version": 3}, "version"),
         ],
     )
     def test_refuses_other_headers(self, tmp_path: Path, header: dict[str, Any], field: str) -> None:

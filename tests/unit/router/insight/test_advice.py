@@ -23,6 +23,7 @@ TOTALS = TotalsView(
 )
 SUMMARY = SummaryView(
     router="abcd",
+    num_routers=1,
     uptime_s=60.0,
     model="tiny",
     policy="round_robin",

@@ -16,6 +16,7 @@ from cache.errors import ConfigError
 from cache.types import RequestId
 from loadtest.workloads.recording import read_recording
 from router.config import RecordConfig
+from router.errors import AllBusy, NoReplica
 from router.insight.recording import FILE_PATTERN, TrafficRecorder
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
@@ -90,7 +91,7 @@ def test_the_header_says_what_it_is_and_the_key_is_nowhere(tmp_path: Path) -> No
     bench.serve("one", 2, prompt=Session("customer 7"), token_ids=array("i", range(37)))
     bench.recorder.close()
     header, row = lines(tmp_path)
-    assert (header["format"], header["version"], header["block_size"]) == ("warmpath-trace", 1, SIZE)
+    assert (header["format"], header["version"], header["block_size"]) == ("warmpath-trace", 2, SIZE)
     assert set(row) == {"t", "input", "output", "blocks", "block_size", "session"}
     content = bench.recorder.path.read_text()
     for secret in ("a secret", "customer 7", "do not record", "one"):
@@ -148,6 +149,62 @@ def test_a_retry_is_one_request(tmp_path: Path) -> None:
     assert (row["t"], row["input"], row["output"], len(row["blocks"])) == (0.0, 40, 12, 2)
 
 
+def test_who_was_refused_came_all_the_same(tmp_path: Path) -> None:
+    """A plan made from those that were served is a plan for them, however many were sent away."""
+    bench = Bench(tmp_path)
+    bench.routing.update_replicas({replica_id(1): info(max_running=1, max_waiting=1)})
+    bench.recorder.start()
+    names = [RequestId(str(number)) for number in range(20)]
+    num_refused = 0
+    for name in names:
+        try:
+            bench.routing.choose(RouteQuery(name, chain("shared", 2), 2 * SIZE + 1, prompt=Session("s")))
+        except AllBusy:
+            num_refused += 1
+    bench.clock.advance(1.0)
+    for name in names:
+        bench.routing.finish(name, num_output_tokens=6)
+    bench.routing.update_replicas({})
+    came_at = bench.clock.now - 0.5
+    with pytest.raises(NoReplica):
+        bench.routing.choose(RouteQuery(RequestId("late"), chain("late", 2), 2 * SIZE, asked_at=came_at))
+    bench.recorder.close()
+    assert bench.recorder.totals.written == 21
+    refused = [row for row in lines(tmp_path) if row.get("refused")]
+    assert len(refused) == num_refused + 1 == 19
+    assert set(refused[0]) == {"t", "input", "refused", "blocks", "block_size", "session"}
+    assert (refused[-1]["t"], refused[-1]["input"], len(refused[-1]["blocks"])) == (0.5, 32, 2)
+    requests = read_recording(bench.recorder.path).requests
+    assert [request.output_tokens for request in requests] == [6] * 21
+    assert sum(request.was_refused for request in requests) == 19
+
+
+def test_prompts_that_are_scored_are_nobody_elses(tmp_path: Path) -> None:
+    """Nothing is looked up for them, so they have no hashes; one made the whole recording unreadable."""
+    bench = Bench(tmp_path, block_tokens=2 * SIZE)
+    bench.recorder.start()
+    for name in ("one", "two"):
+        bench.routing.choose(RouteQuery(RequestId(name), (), 5 * SIZE))
+        bench.routing.finish(RequestId(name), num_output_tokens=1)
+    bench.recorder.close()
+    one, two = read_recording(bench.recorder.path).requests
+    assert len(one.block_ids) == len(two.block_ids) == 3
+    assert not set(one.block_ids) & set(two.block_ids)
+
+
+def test_a_retry_that_is_refused_is_no_request_of_its_own(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    bench.routing.choose(RouteQuery(RequestId("r"), chain("r", 2), 40))
+    only = frozenset({replica_id(0)})
+    with pytest.raises(NoReplica):
+        bench.routing.choose(RouteQuery(RequestId("r"), chain("r", 2), 40, excluded=only))
+    bench.routing.finish(RequestId("r"), num_output_tokens=2)
+    bench.recorder.close()
+    _, row = lines(tmp_path)
+    assert row["output"] == 2
+
+
 def test_files_are_rotated_and_their_total_bounded(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_file_bytes=1 << 16, max_total_bytes=4 << 16)
     bench.recorder.start()
@@ -165,6 +222,69 @@ def test_files_are_rotated_and_their_total_bounded(tmp_path: Path) -> None:
     assert max(sizes) <= 1 << 16
     assert all(json.loads(path.read_text().split("\n", 1)[0])["format"] == "warmpath-trace" for path in paths)
     assert read_recording(paths[-1]).requests
+
+
+def test_what_another_router_writes_is_not_deleted(tmp_path: Path) -> None:
+    """Its file is the oldest by its last line, and only what nobody writes makes room."""
+    settings = {"max_file_bytes": 1 << 16, "max_total_bytes": 3 << 16}
+    quiet, busy, ended = (Bench(tmp_path, **settings) for _ in range(3))
+    for bench in (quiet, busy, ended):
+        bench.recorder.start()
+        bench.serve("one", 1)
+        _until(lambda bench=bench: bench.recorder.totals.written == 1)
+    ended.recorder.close()
+    for number in range(300):
+        busy.serve(str(number), 100)
+        if number % 50 == 49:
+            time.sleep(0.02)
+    busy.recorder.close()
+    quiet.serve("two", 1)
+    quiet.recorder.close()
+    assert (quiet.recorder.totals.written, quiet.recorder.totals.lost) == (2, 0)
+    assert len(quiet.recorder.path.read_text().splitlines()) == 3
+    assert not ended.recorder.path.exists()
+    assert sum(path.stat().st_size for path in tmp_path.glob(FILE_PATTERN)) <= 3 << 16
+
+
+def test_more_routers_than_there_is_room_for_go_on_and_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    benches = [Bench(tmp_path, max_file_bytes=1 << 16, max_total_bytes=1 << 16) for _ in range(2)]
+    for bench in benches:
+        bench.recorder.start()
+        bench.serve("one", 1)
+        _until(lambda bench=bench: bench.recorder.totals.written == 1)
+    for bench in benches:
+        bench.recorder.close()
+    assert len(lines(tmp_path)) == 4
+    assert [record.message for record in caplog.records] == ["recordings take more than max_total_bytes"]
+
+
+def test_a_deleted_file_is_noticed_and_another_begun(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was in it is counted as lost; what comes later is not written into nothing."""
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    for number in range(2):
+        bench.serve(str(number), 1)
+    _until(lambda: bench.recorder.totals.written == 2)
+    bench.recorder.path.unlink()
+    bench.serve("later", 1)
+    bench.recorder.close()
+    assert (bench.recorder.totals.written, bench.recorder.totals.lost) == (3, 2)
+    assert len(lines(tmp_path)) == 2
+    assert [record.message for record in caplog.records] == ["a recording was deleted while it was written"]
+
+
+def test_a_file_that_is_deleted_before_its_end_is_lost(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    bench.serve("one", 1)
+    _until(lambda: bench.recorder.totals.written == 1)
+    bench.recorder.path.unlink()
+    bench.recorder.close()
+    assert bench.recorder.totals.lost == 1
 
 
 def test_a_line_longer_than_a_file_gets_one_of_its_own(tmp_path: Path) -> None:

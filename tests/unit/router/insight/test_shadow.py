@@ -78,10 +78,24 @@ def test_live_decisions_are_the_same_with_and_without_it() -> None:
 def test_its_memory_follows_where_requests_really_went() -> None:
     routing, policy = fleet(2), Last()
     shadow_of(routing, policy)
-    placed = routing.choose(query("q"))
+    placed = routing.choose(query("q")).replica_id
+    [other] = {*REPLICAS[:2]} - {placed}
+    routing.routed(RequestId("q"), other)
+    routing.routed(RequestId("q"), other)
     routing.finish(RequestId("q"))
     routing.update_replicas({REPLICAS[0]: info()})
-    assert policy.told == ["+r0", "+r1", f"q to {placed.replica_id}", "q over", "-r1"]
+    assert policy.told == ["+r0", "+r1", f"q to {placed}", f"q to {other}", "q over", "-r1"]
+
+
+def test_where_requests_really_went_is_not_where_it_would_have_sent_them() -> None:
+    routing, policy = fleet(2), Last()
+    holder = routing.choose(query("warm", excluded=frozenset({REPLICAS[1]}))).replica_id
+    routing.first_token(RequestId("warm"), holder, 0)
+    routing.finish(RequestId("warm"))
+    _, verdicts = shadow_of(routing, policy)
+    routing.choose(query("twin", block_hashes=query("warm").block_hashes))
+    assert [verdict.replica_id for verdict in verdicts] == [REPLICAS[1]]
+    assert f"twin to {holder}" in policy.told
 
 
 def test_a_dearer_choice_is_priced_by_the_live_cost() -> None:

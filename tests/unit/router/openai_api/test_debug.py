@@ -75,6 +75,13 @@ async def test_an_unknown_request_is_a_404_that_says_who_does_not_know(router: R
     assert answer.headers["x-warmpath-router"] == (await page(router)).summary.router
 
 
+async def test_every_answer_says_how_many_routers_there_are() -> None:
+    async with RouterUnderTest(expose_debug=True, place=(1, 3)) as router:
+        assert (await page(router)).summary.num_routers == 3
+        answer = await router.client.get("/debug/route", params={"request_id": "never"})
+        assert answer.headers["x-warmpath-routers"] == "3"
+
+
 @pytest.mark.parametrize("last", ["-1", "x", "201", "", "²", "9" * 50])
 async def test_a_wrong_count_is_named(router: RouterUnderTest, last: str) -> None:
     answer = await router.client.get("/debug/route", params={"last": last})
