@@ -4,7 +4,8 @@ The prompt that was expected in vain needs no correction: by its first token the
 an engine that keeps delivering less than it has itself announced is doubted: a snapshot replaces what is
 indexed of it. Digests find an index that has drifted from the events; this finds events that have
 drifted from the engine. A wrong guess of the router's own is no reason for doubt: it ends by itself
-(`expectations.py`).
+(`expectations.py`). An imitated cache is measured and not corrected: made smaller by what was found
+evicted it is right more often, and in overload requests wait longer (`docs/design/005-index.md`).
 
 Blocks evicted between decision and admission look the same, so one miss says nothing, and a replica is
 doubted at most every `MIN_DOUBT_INTERVAL_S`, twice as long after every doubt that did not help: neither
