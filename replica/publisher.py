@@ -104,8 +104,8 @@ class Publisher:
         port: int,
         epoch: int,
         tells_blocks: bool = True,
-        order: SchedulingOrder = SchedulingOrder.FIRST_COME,
-        max_batched_tokens: int = 1,
+        order: SchedulingOrder,
+        max_batched_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """port: 0 for two free ones, else PUB listens on `port` and snapshots on `port + 1`.

@@ -163,8 +163,10 @@ class TraceFiles:
         self._part += 1
         # Not for other users of the machine: lengths and times are about somebody, too.
         self._file = open(self.path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
-        with suppress(OSError):  # a folder where nothing can be locked
+        try:
             fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, or this process ends
+        except OSError as error:  # another Router may delete it, which is noticed then
+            logger.warning("a recording cannot be locked", extra={"error": str(error)})
         self._num_bytes, self._num_lines, self._is_kept = 0, 0, False
         self._append(_line({**self._header, "part": self._part}))
 

@@ -41,6 +41,11 @@ IsThere = Callable[[ReplicaId, Sequence[HashHint], int], bool]
 Had = Callable[[str], float]
 
 
+def newcomers(tenant: str) -> float:
+    """Nobody has had more than another."""
+    return 0.0
+
+
 class _Sent(NamedTuple):
     replica_id: ReplicaId
     tenant: str
@@ -186,7 +191,7 @@ class ReplicaQueues:
         num_tokens: int,
         share: float,
         place: float = LAST,
-        had: Had = lambda tenant: 0.0,
+        had: Had = newcomers,
     ) -> float:
         """Of what was queued there when it was last heard of, the part that is computed before so many tokens
         of that tenant; 0 to 1.
@@ -194,11 +199,26 @@ class ReplicaQueues:
         place: as `place` has it. had: over all replicas; of tenants of which this one's engine has not told,
         it is taken to have served as much as the others. O(tenants there, and prompts of this one).
         """
+        own = self._lines.get(replica_id, {}).get(tenant)
+        tokens = own.before(place) if own is not None else 0
+        return self._part(replica_id, tenant, tokens, num_tokens, share, had)
+
+    def met(
+        self, replica_id: ReplicaId, tenant: str, num_tokens: int, share: float, place: float
+    ) -> tuple[float, int]:
+        """That part, and how many prompts of its tenant are behind it there."""
+        own = self._lines.get(replica_id, {}).get(tenant)
+        tokens, num_behind = own.split(place) if own is not None else (0, 0)
+        return self._part(replica_id, tenant, tokens, num_tokens, share, newcomers), num_behind
+
+    def _part(
+        self, replica_id: ReplicaId, tenant: str, before: int, num_tokens: int, share: float, had: Had
+    ) -> float:
+        """before: tokens of its own tenant that are."""
         lines = self._lines.get(replica_id)
         if lines is None:
             return 1.0
         own = lines.get(tenant)
-        before = own.before(place) if own is not None else 0
         if own is not None and len(lines) == 1:
             return before / own.tokens if own.tokens else 1.0
         own_had = own.had if own is not None and own.had is not None else had(tenant) / len(self._orders)
@@ -210,19 +230,6 @@ class ReplicaQueues:
                 begins_at = of.had if of.had is not None else had(name) / len(self._orders)
                 others += min(max(0.0, (done_at - begins_at) * of.share), of.tokens)
         return (before + others) / total if total else 1.0
-
-    def met(
-        self, replica_id: ReplicaId, tenant: str, num_tokens: int, share: float, place: float
-    ) -> tuple[float, int]:
-        """That part, and how many prompts of its tenant are behind it there."""
-        lines = self._lines.get(replica_id, {})
-        own = lines.get(tenant)
-        if own is None:
-            return self.before(replica_id, tenant, num_tokens, share, place), 0
-        tokens, num_behind = own.split(place)
-        if len(lines) == 1:
-            return tokens / own.tokens if own.tokens else 1.0, num_behind
-        return self.before(replica_id, tenant, num_tokens, share, place), num_behind
 
     def before_s(self, replica_id: ReplicaId, part: float, busy_until: float, now: float) -> float:
         """Seconds that this part of what was queued there takes from now on: what goes first is worked on

@@ -14,7 +14,8 @@ from cache.errors import ForwardFailed, QueueFull
 from cache.events import EventLog, Load
 from cache.fingerprint import Fingerprint
 from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo
-from replica.publisher import Publisher, new_epoch
+from replica.publisher import new_epoch
+from tests.fakes.publisher import a_publisher
 
 # Orders. "once" means on the first attempt only, so that the next one succeeds.
 DIE_BEFORE_FIRST = "die before the first token, once"
@@ -37,7 +38,7 @@ class OrderedReplica:
         """journal: a file all replicas append to: a handle of the test's own would need its event loop."""
         epoch = new_epoch()
         self._log = EventLog(epoch)
-        self._publisher = Publisher(host="127.0.0.1", port=0, epoch=epoch)
+        self._publisher = a_publisher(port=0, epoch=epoch)
         self._publisher.start()
         self._journal = journal
         self._info = ReplicaInfo(

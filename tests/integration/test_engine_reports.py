@@ -21,6 +21,7 @@ from replica.runners.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup
 from router.placement.routing import Routing
 from tests.fakes.engine import fingerprint, make_request, sim_config
+from tests.fakes.publisher import a_publisher
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import config, info, replica_id
 
@@ -30,7 +31,7 @@ FAST = SimConfig(base_s=0.0, per_token_s=0.0, per_attention_s=0.0, per_sequence_
 
 @pytest.fixture
 async def publisher() -> AsyncIterator[Publisher]:
-    publisher = Publisher(host="127.0.0.1", port=0, epoch=5)
+    publisher = a_publisher(port=0, epoch=5)
     publisher.start()
     yield publisher
     publisher.close()

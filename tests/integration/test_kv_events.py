@@ -31,11 +31,11 @@ from cache.types import BlockHash, HashHint, ReplicaId
 from deploy.ports import free_base
 from replica.config import SimConfig
 from replica.node import running_node
-from replica.publisher import Publisher
 from router.events.subscriber import SubscriberGroup, SubscriberSettings
 from router.index.snapshot_slices import SLICE_BLOCKS
 from router.placement.routing import Routing
 from tests.fakes.engine import sim_config
+from tests.fakes.publisher import a_publisher
 from tests.fakes.router import chain, config, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
@@ -52,7 +52,7 @@ class Engine:
         self.log = EventLog(epoch)
         self.tells_blocks = tells_blocks
         self.has = {"num_blocks": num_blocks, **has}
-        self.publisher = Publisher(host="127.0.0.1", port=port, epoch=epoch, tells_blocks=tells_blocks)
+        self.publisher = a_publisher(port=port, epoch=epoch, tells_blocks=tells_blocks)
         self.publisher.start()
 
     @property

@@ -34,6 +34,7 @@ from replica.engine.arrivals import Arrival
 from replica.errors import EventSocketError
 from replica.publisher import Publisher, new_epoch
 from tests.fakes.engine import fingerprint
+from tests.fakes.publisher import a_publisher
 
 EPOCH = 7
 HASHER = BlockHasher(fingerprint())
@@ -78,7 +79,7 @@ class Listener:
 @contextmanager
 def connected(*, tells_blocks: bool = True) -> Iterator[tuple[Publisher, EventLog, Listener]]:
     """A publisher with one batch out, and a listener whose subscription has arrived."""
-    publisher = Publisher(host="127.0.0.1", port=0, epoch=EPOCH, tells_blocks=tells_blocks)
+    publisher = a_publisher(port=0, epoch=EPOCH, tells_blocks=tells_blocks)
     log = EventLog(EPOCH)
     publisher.start()
     listener = Listener(publisher)
@@ -285,7 +286,7 @@ def test_a_subscriber_that_does_not_read_blocks_nobody() -> None:
 
 def test_ports_follow_from_the_base_port() -> None:
     port = free_base()
-    publisher = Publisher(host="127.0.0.1", port=port, epoch=EPOCH)
+    publisher = a_publisher(port=port, epoch=EPOCH)
     assert publisher.event_endpoint == f"tcp://127.0.0.1:{port}"
     assert publisher.snapshot_endpoint == f"tcp://127.0.0.1:{port + 1}"
     publisher.close()
@@ -297,19 +298,19 @@ def test_a_taken_port_is_named_and_nothing_stays_open() -> None:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         with pytest.raises(EventSocketError, match=f"event_port = {port}: cannot listen there"):
-            Publisher(host="127.0.0.1", port=port, epoch=EPOCH)
+            a_publisher(port=port, epoch=EPOCH)
         with pytest.raises(EventSocketError) as caught:
-            Publisher(host="127.0.0.1", port=port - 1, epoch=EPOCH)  # the snapshot socket's port
+            a_publisher(port=port - 1, epoch=EPOCH)  # the snapshot socket's port
         assert caught.value.port == port
-    Publisher(host="127.0.0.1", port=port, epoch=EPOCH).close()
+    a_publisher(port=port, epoch=EPOCH).close()
 
 
 def test_close_may_be_called_twice_and_before_start() -> None:
-    publisher = Publisher(host="127.0.0.1", port=0, epoch=EPOCH)
+    publisher = a_publisher(port=0, epoch=EPOCH)
     publisher.close()
     publisher.close()
     log = EventLog(EPOCH)
-    started = Publisher(host="127.0.0.1", port=0, epoch=EPOCH)
+    started = a_publisher(port=0, epoch=EPOCH)
     started.start()
     started.publish(log.flush(Load()))
     started.close()

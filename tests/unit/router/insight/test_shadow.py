@@ -66,6 +66,15 @@ def shadow_of(routing: Routing, policy: Last, *, share: float = 1.0) -> tuple[Sh
     return shadow, verdicts
 
 
+def warm_fleet() -> tuple[Routing, ReplicaId]:
+    """Of two, and the one that has computed a prompt."""
+    routing = fleet(2)
+    holder = routing.choose(query("warm", excluded=frozenset({REPLICAS[1]}))).replica_id
+    routing.first_token(RequestId("warm"), holder, 0)
+    routing.finish(RequestId("warm"))
+    return routing, holder
+
+
 def test_live_decisions_are_the_same_with_and_without_it() -> None:
     bare, watched = fleet(), fleet()
     context = PolicyContext(BLOCK_SIZE, FakeClock(), random.Random(3))
@@ -88,10 +97,7 @@ def test_its_memory_follows_where_requests_really_went() -> None:
 
 
 def test_where_requests_really_went_is_not_where_it_would_have_sent_them() -> None:
-    routing, policy = fleet(2), Last()
-    holder = routing.choose(query("warm", excluded=frozenset({REPLICAS[1]}))).replica_id
-    routing.first_token(RequestId("warm"), holder, 0)
-    routing.finish(RequestId("warm"))
+    (routing, holder), policy = warm_fleet(), Last()
     _, verdicts = shadow_of(routing, policy)
     routing.choose(query("twin", block_hashes=query("warm").block_hashes))
     assert [verdict.replica_id for verdict in verdicts] == [REPLICAS[1]]
@@ -100,10 +106,7 @@ def test_where_requests_really_went_is_not_where_it_would_have_sent_them() -> No
 
 def test_a_dearer_choice_is_priced_by_the_live_cost() -> None:
     """The live policy follows the prefix; the other replica would compute 128 tokens again."""
-    routing, policy = fleet(2), Last()
-    holder = routing.choose(query("warm", excluded=frozenset({REPLICAS[1]}))).replica_id
-    routing.first_token(RequestId("warm"), holder, 0)
-    routing.finish(RequestId("warm"))
+    (routing, holder), policy = warm_fleet(), Last()
     shadow, verdicts = shadow_of(routing, policy)
     twin = query("twin", block_hashes=query("warm").block_hashes)
     assert routing.choose(twin).replica_id == holder

@@ -33,6 +33,17 @@ def code_of(answer: httpx.Response) -> str:
 # --- who comes in -----------------------------------------------------------------------------------
 
 
+def tokenize_slowly(router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    encoder = router.parts.service._encoder
+    encode_text = encoder.encode_text
+
+    async def slowly(text: str, **options: Any) -> array[int]:
+        await asyncio.sleep(seconds)
+        return await encode_text(text, **options)
+
+    monkeypatch.setattr(encoder, "encode_text", slowly)
+
+
 async def test_every_route_but_health_and_live_is_closed(guarded: RouterUnderTest) -> None:
     routes = [route for route in guarded.api.routes if isinstance(route, Route)]
     assert {"/metrics", "/debug/route", "/version", "/openapi.json", "/tokenize"} <= {r.path for r in routes}
@@ -203,14 +214,7 @@ async def test_without_keys_any_priority_of_the_range_may_be_asked_for(router: R
 async def test_the_time_that_its_prompt_takes_to_tokenize_is_the_client_s_too(
     router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = router.parts.service._encoder
-    encode_text = encoder.encode_text
-
-    async def slowly(text: str, **options: Any) -> array[int]:
-        await asyncio.sleep(0.2)
-        return await encode_text(text, **options)
-
-    monkeypatch.setattr(encoder, "encode_text", slowly)
+    tokenize_slowly(router, monkeypatch, 0.2)
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
     answer = await router.client.post("/v1/completions", json=body, headers={"x-warmpath-timeout": "2.5"})
     assert answer.status_code == 200
@@ -362,14 +366,7 @@ async def test_a_batch_is_charged_where_a_replica_took_any_of_its_prompts(guarde
 async def test_a_prompt_that_no_replica_took_until_its_clients_deadline_is_not_charged(
     guarded: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = guarded.parts.service._encoder
-    encode_text = encoder.encode_text
-
-    async def slowly(text: str, **options: Any) -> array[int]:
-        await asyncio.sleep(0.03)
-        return await encode_text(text, **options)
-
-    monkeypatch.setattr(encoder, "encode_text", slowly)
+    tokenize_slowly(guarded, monkeypatch, 0.03)
     for _ in range(3):
         assert (await ask_in_a_hurry(guarded, "0.02")).status_code == 504
     assert guarded.calls.requests == []
