@@ -23,7 +23,6 @@ from cache.errors import (
 from cache.events import FORMAT_VERSION, EventBatch, Load, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
-from router.dispatch import Job
 from router.errors import AllBusy, NoReplica, ReplicaLost, TooManyDeaths
 from router.placement.observer import SilentObserver
 from router.placement.routing import RouteQuery
@@ -200,66 +199,6 @@ async def test_watchers_hear_of_who_was_served_once(router: RouterUnderTest) -> 
     assert (refusals.refused_tokens, refusals.num_finished) == ([], 1)
 
 
-@pytest.mark.parametrize("binding", ["late", "at_once"])
-async def test_who_waits_for_room_again_waits_no_longer_than_its_deadline(binding: str) -> None:
-    async with RouterUnderTest(num_replicas=2, binding=binding) as router:
-
-        async def lose_for_good(request: GenerateRequest, name: ReplicaId) -> AsyncGenerator[Delta, None]:
-            async for delta in counting(request, name):
-                yield delta
-                for other in router.parts.routing.replicas:
-                    router.parts.routing.on_load(other, Load(num_waiting=10**6))
-                raise ReplicaLost("gone")
-
-        _always(router, lose_for_good)
-        came_at = router.parts.dispatcher.clock() - 5.0
-        with pytest.raises(DeadlineExceeded) as caught:
-            await run(a_generation(router, timeout_s=5.1, came_at=came_at))
-        assert caught.value.deadline_s == pytest.approx(5.1)
-        assert caught.value.waited_s >= 5.1
-        assert router.parts.dispatcher.placer.num_held == 0
-        assert_nothing_in_flight(router)
-
-
-@pytest.mark.parametrize("binding", ["late", "at_once"])
-async def test_a_deadline_that_passed_before_placement_is_told_from_arrival(binding: str) -> None:
-    """It was told from when the prompt was tokenized, and could be negative."""
-    async with RouterUnderTest(binding=binding) as router:
-        came_at = router.parts.dispatcher.clock() - 5.0
-        with pytest.raises(DeadlineExceeded) as caught:
-            await run(a_generation(router, timeout_s=2.0, came_at=came_at))
-    assert caught.value.deadline_s == pytest.approx(2.0)
-    assert caught.value.waited_s >= 5.0
-
-
-@pytest.mark.parametrize("prefill_s", [None, 3.0])
-async def test_a_deadline_that_passed_at_a_replica_is_told_from_arrival(
-    router: RouterUnderTest, prefill_s: float | None
-) -> None:
-    """A replica counts from when it was asked, what was left then."""
-
-    async def late(request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
-        assert request.deadline_s is not None
-        raise DeadlineExceeded(request.deadline_s, request.deadline_s + 0.25, prefill_s)
-        yield
-
-    router.follow(late)
-    came_at = router.parts.dispatcher.clock() - 5.0
-    with pytest.raises(
-        DeadlineExceeded, match=r"60\.250 s after arrival, the deadline was 60\.000 s"
-    ) as caught:
-        await run(a_generation(router, timeout_s=60.0, came_at=came_at))
-    assert caught.value.prefill_s == prefill_s
-
-
-async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
-    async with RouterUnderTest(num_replicas=2, max_attempts=3) as router:
-        _always(router, failing(PiecesLost()))
-        with pytest.raises(PiecesLost):
-            await run(a_generation(router))
-        assert len(router.calls.requests) == 3
-
-
 async def test_a_replica_hears_how_long_a_request_has_waited(router: RouterUnderTest) -> None:
     """Of all its attempts: its age counts in the next replica's queue."""
 
@@ -305,76 +244,6 @@ async def test_a_stream_that_ends_without_finish_reason_is_a_lost_replica(router
 
     _first_only(router, short)
     assert await run(a_generation(router)) == EXPECTED
-
-
-async def test_a_request_under_which_too_many_replicas_die_is_refused(router: RouterUnderTest) -> None:
-    _always(router, failing(ReplicaLost("gone")))
-    with pytest.raises(TooManyDeaths):
-        await run(a_generation(router))
-    assert len(router.calls.requests) == 3
-
-
-@pytest.mark.parametrize("num_deltas", [1, 3])
-async def test_what_kills_at_a_certain_token_is_refused_where_it_gets_no_further(num_deltas: int) -> None:
-    """The first replica dies after some tokens; the one that goes on from there, before another."""
-
-    async def poison(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-        left = num_deltas if request.attempt == 0 else 0
-        async for delta in failing(ReplicaLost("gone"), left)(request, replica_id):
-            yield delta
-
-    async with RouterUnderTest(num_replicas=4, max_attempts=4, max_deaths=2) as fleet:
-        fleet.follow(poison)
-        with pytest.raises(TooManyDeaths, match="on 2 replicas"):
-            await run(a_generation(fleet))
-        assert len(fleet.calls.requests) == 2
-
-
-async def test_a_stream_that_goes_on_between_deaths_has_all_its_attempts() -> None:
-    """Who kills replica after replica has little to do with the streams that run there."""
-    async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
-
-        async def dies(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-            script = failing(ReplicaLost("gone"), 1) if request.attempt < 2 else counting
-            async for delta in script(request, replica_id):
-                yield delta
-
-        fleet.follow(dies)
-        assert await run(a_generation(fleet)) == EXPECTED
-        assert len(fleet.calls.requests) == 3
-
-
-async def test_a_stream_whose_attempts_have_all_died_is_told_of_the_deaths() -> None:
-    async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
-        _always(fleet, failing(ReplicaLost("gone"), 1))
-        with pytest.raises(TooManyDeaths, match="on 3 replicas"):
-            await run(a_generation(fleet))
-        assert len(fleet.calls.requests) == 3
-
-
-async def test_attempts_are_bounded(router: RouterUnderTest) -> None:
-    async with RouterUnderTest(num_replicas=5, max_attempts=2, max_deaths=5) as small:
-        _always(small, failing(ReplicaLost("gone")))
-        with pytest.raises(NoReplica):
-            await run(a_generation(small))
-        assert len(small.calls.requests) == 2
-
-
-async def test_a_stream_outlives_more_replicas_that_leave_than_it_has_attempts() -> None:
-    """A rolling update takes one replica after the other, and a long stream may meet all of them."""
-    async with RouterUnderTest(num_replicas=6, max_attempts=2, max_deaths=2) as fleet:
-
-        async def leave(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
-            script = failing(HandedOver(), 1) if request.attempt < 5 else counting
-            async for delta in script(request, replica_id):
-                yield delta
-
-        fleet.follow(leave)
-        job = Job(RequestId("r"), PROMPT, (), SamplingParams(max_tokens=20), seed=1)
-        generation = fleet.parts.service._dispatcher.start(job)
-        assert await run(generation) == "".join(map(text_of, range(20)))
-        assert len({replica_id for replica_id, _ in fleet.calls.requests}) == 6
-        assert fleet.metric("warmpath_retries_total", why="handed_over", phase="mid_stream") == 5
 
 
 async def test_when_all_are_busy_the_client_hears_busy(router: RouterUnderTest) -> None:
