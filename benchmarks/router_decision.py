@@ -51,6 +51,7 @@ class Decider:
         self._rng = random.Random(1)
         self._num_requests = 0
         self._num_batches = 0
+        self._in_flight: RequestId | None = None  # of the prompts that are timed
 
     def fill(self) -> None:
         for replica, tokens in self.fleet.conversations():
@@ -80,8 +81,11 @@ class Decider:
         hashes = self.chains.chain(self.root, prompt)
         return RouteQuery(RequestId(f"request-{self._num_requests}"), hashes, len(prompt), max_tokens=100)
 
-    def decide(self, prompt: array[int]) -> RequestId:
-        return self.routing.choose(self.hash(prompt)).request_id
+    def choose(self, query: RouteQuery) -> None:
+        self._in_flight = self.routing.choose(query).request_id
+
+    def decide(self, prompt: array[int]) -> None:
+        self.choose(self.hash(prompt))
 
     def queue_everywhere(self, num_tokens: int) -> list[RequestId]:
         """Each replica gets a prompt of so many tokens that has no token yet."""
@@ -100,12 +104,14 @@ class Decider:
     ) -> Iterator[Callable[[], object]]:
         for prompt in prompts:
             yield partial(step, prompt)
-            self.end_last()
+            self._end()
 
-    def end_last(self) -> None:
-        request_id = RequestId(f"request-{self._num_requests}")
-        self.routing.first_token(request_id, replica_name(0), 0)
-        self.routing.finish(request_id)
+    def _end(self) -> None:
+        """Of the request that was booked last; nothing where none was."""
+        if self._in_flight is not None:
+            self.routing.first_token(self._in_flight, replica_name(0), 0)
+            self.routing.finish(self._in_flight)
+            self._in_flight = None
 
 
 def rows(fleet: Fleet, sizes: Sequence[int], share: float, advance: Advance) -> Iterator[Row]:
@@ -128,9 +134,7 @@ def _sized(decider: Decider, section: str, tokens: str, num_blocks: int, samples
     yield Row(section, f"hash {tokens}", decider.spread(cold, decider.hash))
     decider.chains = ChainCache(decider.hasher)
     queries = {id(prompt): decider.hash(prompt) for prompt in half}
-    choose = decider.spread(half, lambda prompt: decider.routing.choose(queries[id(prompt)]))
-    for query in queries.values():
-        decider.routing.finish(query.request_id)
+    choose = decider.spread(half, lambda prompt: decider.choose(queries[id(prompt)]))
     yield Row(section, f"choose {tokens}, half", choose)
     for hit, prompts in ((Hit.NONE, cold), (Hit.HALF, half), (Hit.ALL, held)):
         decider.chains = ChainCache(decider.hasher)

@@ -47,7 +47,7 @@ from router.placement.entrance import Entrance
 from router.placement.held_queue import HeldQueue
 from router.placement.held_request import Departure, HeldRequest
 from router.placement.hold_options import AGED, HoldOptions
-from router.placement.replica_queues import LAST
+from router.placement.replica_queue import LAST
 from router.placement.tenant_demand import TenantDemand
 from router.placement.weighing import NOBODY, Ahead
 from router.pricing.replica_state import ReplicaState

@@ -13,7 +13,6 @@ Knows states and who waits where; books nothing. Owner: the router's event loop.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from cache.events import StepTimeModel
@@ -42,31 +41,37 @@ class Passing:
 
         O(replicas, and prompts there that go before it); O(1) while nobody waits.
         """
-        total, queues = query.num_prompt_tokens, self._queues
-        if queues.is_empty:
+        passable, total = self._queues.passable, query.num_prompt_tokens
+        if not passable:
             return states
         found = []
         # Mostly all are of one speed, hold the same, and order alike.
         alike: tuple[StepTimeModel, int, int, SchedulingOrder] | None = None
         own_s = own_place = 0.0
         for state, held in zip(states, cached, strict=True):
-            price, queue_s, info = state.price, state.busy_until - now, state.info
-            last = queues.last_place(state.replica_id, query.tenant) if queue_s > 0.0 else -math.inf
+            queue, price, queue_s = passable.get(state.replica_id), state.price, state.busy_until - now
             # Without a place there it would wait for one, which nobody gives up.
-            if price is None or last == -math.inf or state.num_requests >= info.max_running:
+            if (
+                queue is None
+                or price is None
+                or queue_s <= 0.0
+                or state.num_requests >= state.info.max_running
+            ):
                 found.append(state)
                 continue
-            if (price.step_time, price.room, held, info.scheduling_order) != alike:
-                alike = price.step_time, price.room, held, info.scheduling_order
+            num_chunks = -(-(total - held) // price.room)
+            if (price.step_time, num_chunks, held, queue.order) != alike:
+                alike = price.step_time, num_chunks, held, queue.order
                 own_s = prefill_s(price, total, held)
-                own_place = queues.place(state.replica_id, query, own_s, now)
-            place = max(own_place, queues.promised_place(state.replica_id, query, hints, held))
-            if place >= last:
+                own_place = queue.place(query, own_s, now)
+            place = own_place
+            if queue.sent:
+                place = max(place, self._queues.promised_place(state.replica_id, query, hints, held))
+            if place >= queue.last_place(query.tenant):
                 found.append(state)
                 continue
-            part, num_passed = queues.met(state.replica_id, query.tenant, total - held, query.share, place)
-            step_s = queue_s * min(1.0, price.room / max(1, state.queued_tokens))
-            part_s = queues.before_s(state.replica_id, part, state.busy_until, now)
-            before_s = max(part_s, step_s / 2.0, state.first_at - now)
+            part, num_passed = queue.met(query.tenant, total - held, query.share, place)
+            step_s = queue_s * price.room / max(price.room, state.queued_tokens)
+            before_s = max(queue.before_s(part, state.busy_until, now), step_s / 2.0, state.first_at - now)
             found.append(state.letting_by(price, min(queue_s, before_s), num_passed * own_s, now))
         return found

@@ -168,12 +168,14 @@ class RoutingMachine(RuleBasedStateMachine):
             assert sent.replica_id in self.running
             assert self.routing._loads.placed(request_id) == sent.replica_id
         unnamed = Counter(sent.replica_id for sent in waiting.values() if sent.named_by is None)
-        lines = self.routing.queues._lines
-        assert {name: sum(len(line._sizes) for line in of.values()) for name, of in lines.items()} == {
+        queues = self.routing.queues._queues
+        assert queues.keys() == self.running
+        lines = {name: list(queue.lines.values()) for name, queue in queues.items()}
+        assert {name: sum(len(line._sizes) for line in of) for name, of in lines.items()} == {
             name: unnamed[name] for name in lines
         }
-        assert unnamed.keys() <= lines.keys() <= self.running
-        assert all(line.num_prompts > 0 for of in lines.values() for line in of.values())
+        assert all(line.num_prompts > 0 for of in lines.values() for line in of)
+        assert self.routing.queues._waiting == {name: queues[name] for name, of in lines.items() if of}
 
     def teardown(self) -> None:
         for request_id in self.open:

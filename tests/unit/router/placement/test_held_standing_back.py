@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache.priority import LEVEL_S
 from cache.scheduling_order import AGING, SchedulingOrder
 from cache.types import RequestId
-from router.placement.replica_queues import LAST
+from router.placement.replica_queue import LAST
 from tests.fakes.held import TOKEN_S, A, B, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, query, told
 

@@ -7,7 +7,7 @@ import pytest
 from cache.events import QueuedPrompts
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId, RequestId
-from router.placement.replica_queues import LAST
+from router.placement.replica_queue import LAST
 from tests.fakes.held import TOKEN_S, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, query, replica_id, told
 
@@ -27,8 +27,7 @@ def router() -> HoldingRouter:
 
 def waiting(router: HoldingRouter) -> set[ReplicaId]:
     """Where something is taken to wait."""
-    queues = router.routing.queues
-    return {name for name in router.infos if queues.last_place(name, "") > float("-inf")}
+    return set(router.routing.queues.passable)
 
 
 def passed(router: HoldingRouter, replica: ReplicaId) -> float:
@@ -112,11 +111,11 @@ def test_what_is_behind_all_places_that_are_told_may_be_before_whoever_comes(rou
     router.routing.release(NAME)
     told_of = QueuedPrompts("", 1.0, 0.0, (0.5, 2.0), (1000, 4000), num_more=3, more_tokens=15_000)
     router.report(A, queued=(told_of,))
-    queues = router.routing.queues
+    queue = router.routing.queues.passable[A]
     at = 0.1 * router.clock()
     for place, part, num_behind in ((0.1, 0.0, 5), (1.0, 0.05, 4), (2.5, 1.0, 0)):
-        assert queues.met(A, "", 100, 1.0, at + place) == pytest.approx((part, num_behind))
-    assert queues.last_place(A, "") == pytest.approx(at + 2.0)
+        assert queue.met("", 100, 1.0, at + place) == pytest.approx((part, num_behind))
+    assert queue.last_place("") == pytest.approx(at + 2.0)
 
 
 def test_an_account_of_other_tenants_is_taken_by_their_turns(router: HoldingRouter) -> None:
@@ -124,7 +123,7 @@ def test_an_account_of_other_tenants_is_taken_by_their_turns(router: HoldingRout
     others = QueuedPrompts("other", 3.0, 20.0, (), (), num_more=2, more_tokens=900)
     router.report(A, queued=(told(10), others))
     queues, own = router.routing.queues, 10 * BLOCK_SIZE + 1
-    assert queues.last_place(A, "") == LAST
+    assert queues.passable[A].last_place("") == LAST
     part = queues.before(A, "", 50, 1.0, LAST)
     turn = own + 50 - 20
     assert part == pytest.approx((own + 3 * turn) / (own + 900)), "three times the share, three times as much"
