@@ -32,6 +32,7 @@ examples
   python -m loadtest compare --policy expected_time,round_robin --replicas 4 --rate 4
   python -m loadtest compare a.yaml b.yaml --workload agent_loops:tools_tokens=800 --rate 2,4,8 --ttft 0.5
   python -m loadtest compare --simulated --replicas 16 --policy expected_time,power_of_two --rate 60
+  python -m loadtest compare --simulated --replicas 4 --routers 2,1 --rate 20
 """
 
 

@@ -12,7 +12,14 @@ from rich.console import Console
 from loadtest.client.errors import ClientError
 from loadtest.commands.options import trace_of
 from loadtest.comparison.conditions import conditions
-from loadtest.comparison.contender import RAY_ROUTER, Changes, Contender, of_policies, read_contender
+from loadtest.comparison.contender import (
+    RAY_ROUTER,
+    Changes,
+    Contender,
+    of_policies,
+    of_routers,
+    read_contender,
+)
 from loadtest.comparison.deployment import Deployment, check
 from loadtest.comparison.errors import ComparisonError
 from loadtest.comparison.experiment import Experiment, check_windows
@@ -47,6 +54,12 @@ def add_contenders(parser: argparse.ArgumentParser) -> None:
         help="instead: one file with each of these policies; names as in `simulate`, and "
         f"{RAY_ROUTER}, Ray Serve's own PrefixCacheAffinityRouter",
     )
+    add(
+        "--routers",
+        type=read.different(read.count),
+        metavar="N,...",
+        help="instead: one file with so many Routers, each in a process of its own",
+    )
     add("--replicas", type=read.count, metavar="N", help="of every contender (default: as its file says)")
     add(
         "--simulated",
@@ -58,16 +71,24 @@ def add_contenders(parser: argparse.ArgumentParser) -> None:
 def contenders_of(options: argparse.Namespace) -> tuple[Contender, ...]:
     """Raises BadRequest, BadDeployment."""
     changes = Changes(num_replicas=options.replicas, simulated=options.simulated)
+    if options.policy is not None and options.routers is not None:
+        raise BadRequest("--policy and --routers are instead of each other")
     if options.policy is not None:
-        if len(options.files) > 1:
-            raise BadRequest("--policy changes one file: name none (deploy.yaml) or one")
-        file = options.files[0] if options.files else Path("deploy.yaml")
-        found = of_policies(file, policy_names(options.policy), changes)
+        found = of_policies(_single_file(options, "--policy"), policy_names(options.policy), changes)
+    elif options.routers is not None:
+        found = of_routers(_single_file(options, "--routers"), options.routers, changes)
     else:
         found = [read_contender(path, changes) for path in options.files]
     if not found:
-        raise BadRequest("name deploy.yaml files to compare, or --policy A,B,C")
+        raise BadRequest("name deploy.yaml files to compare, or --policy A,B,C, or --routers 2,1")
     return different(found)
+
+
+def _single_file(options: argparse.Namespace, changed_by: str) -> Path:
+    """Raises BadRequest."""
+    if len(options.files) > 1:
+        raise BadRequest(f"{changed_by} changes one file: name none (deploy.yaml) or one")
+    return options.files[0] if options.files else Path("deploy.yaml")
 
 
 def different(contenders: Sequence[Contender]) -> tuple[Contender, ...]:

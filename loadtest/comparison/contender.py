@@ -77,6 +77,24 @@ def of_policies(path: Path, policies: Sequence[str], changes: Changes) -> list[C
     return [_changed(text, _with_policy(content, text), changes) for text in policies]
 
 
+def of_routers(path: Path, numbers: Sequence[int], changes: Changes) -> list[Contender]:
+    """One file with each number of Routers in turn. Raises BadDeployment."""
+    content = _read(path)
+    return [_changed(_routers(number), _with_routers(content, number), changes) for number in numbers]
+
+
+def _routers(number: int) -> str:
+    return f"{number} Router{'s' if number > 1 else ''}"
+
+
+def _with_routers(content: Mapping[str, Any], number: int) -> dict[str, Any]:
+    changed: dict[str, Any] = copy.deepcopy(dict(content))
+    router = _deployment(_application(changed), "Router")
+    router.pop("autoscaling_config", None)
+    router["num_replicas"] = number
+    return changed
+
+
 def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     application = _application(changed)

@@ -9,7 +9,14 @@ import pytest
 import yaml
 
 from loadtest.commands.serving import policy_names
-from loadtest.comparison.contender import RAY_ROUTER, RAY_ROUTER_CLASS, Changes, of_policies, read_contender
+from loadtest.comparison.contender import (
+    RAY_ROUTER,
+    RAY_ROUTER_CLASS,
+    Changes,
+    of_policies,
+    of_routers,
+    read_contender,
+)
 from loadtest.comparison.deployment import check
 from loadtest.comparison.errors import BadDeployment
 
@@ -36,6 +43,31 @@ def test_what_ships_keeps_its_binding_and_rivals_dispatch_at_once() -> None:
         "chwbl",
     ]
     assert routers[3]["policy_options"] == {"replication": 64}
+
+
+def test_numbers_of_routers_change_nothing_else() -> None:
+    found = of_routers(DEPLOY, (2, 1), Changes())
+    assert [contender.label for contender in found] == ["2 Routers", "1 Router"]
+    as_is = read_contender(DEPLOY, Changes())
+    for contender, number in zip(found, (2, 1), strict=True):
+        content = yaml.safe_load(yaml.safe_dump(contender.content))
+        router = next(each for each in content["applications"][0]["deployments"] if each["name"] == "Router")
+        assert router["num_replicas"] == number
+        router["num_replicas"] = 1
+        assert parts(content) == parts(as_is.content)
+
+
+def test_a_number_of_routers_takes_the_place_of_autoscaling(tmp_path: Path) -> None:
+    content = yaml.safe_load(DEPLOY.read_text())
+    router = next(each for each in content["applications"][0]["deployments"] if each["name"] == "Router")
+    del router["num_replicas"]
+    router["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 4}
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(content))
+    (found,) = of_routers(file, [2], Changes())
+    (router,) = [each for each in found.content["applications"][0]["deployments"] if each["name"] == "Router"]
+    assert router["num_replicas"] == 2
+    assert "autoscaling_config" not in router
 
 
 @pytest.mark.parametrize(
