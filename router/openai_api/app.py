@@ -22,6 +22,7 @@ from router.config import RouterConfig
 from router.errors import InvalidField
 from router.fleet.exposition import CONTENT_TYPE
 from router.openai_api.answer import Answer
+from router.openai_api.asked import Asked
 from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
@@ -143,30 +144,16 @@ class _Routes:
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: Received) -> Answer:
             arrived_at = self._service.clock()
-            return await self._service.chat(
-                await self._handling.checked(request, body, parse_chat),
-                id_of(request),
-                self._policy_of(request),
-                _session_of(request),
-                visit_of(request),
-                _timeout_of(request, self._service.config),
-                arrived_at,
-            )
+            checked = await self._handling.checked(request, body, parse_chat)
+            return await self._service.chat(checked, self._asked(request, arrived_at))
 
         return await self._answer(request, Endpoint.CHAT, start)
 
     async def completions(self, request: Request) -> Response:
         async def start(body: Received) -> Answer:
             arrived_at = self._service.clock()
-            return await self._service.complete(
-                await self._handling.checked(request, body, parse_completion),
-                id_of(request),
-                self._policy_of(request),
-                _session_of(request),
-                visit_of(request),
-                _timeout_of(request, self._service.config),
-                arrived_at,
-            )
+            checked = await self._handling.checked(request, body, parse_completion)
+            return await self._service.complete(checked, self._asked(request, arrived_at))
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
 
@@ -214,8 +201,17 @@ class _Routes:
     async def version(self, _request: Request) -> Response:
         return JSONResponse(self._service.about.version())
 
-    def _policy_of(self, request: Request) -> str | None:
-        return request.headers.get(POLICY_HEADER) if self._service.config.expose_routing else None
+    def _asked(self, request: Request, arrived_at: float) -> Asked:
+        """Raises InvalidField."""
+        config = self._service.config
+        return Asked(
+            id_of(request),
+            visit_of(request),
+            arrived_at,
+            policy=request.headers.get(POLICY_HEADER) if config.expose_routing else None,
+            session=_session_of(request),
+            timeout_s=_timeout_of(request, config),
+        )
 
     async def _answer(
         self,

@@ -28,6 +28,7 @@ from router.metrics import DecisionPart, RouterMetrics
 from router.openai_api.about import About, Readiness
 from router.openai_api.answer import Answer, choices_of, is_deadline_clients
 from router.openai_api.answer_form import AnswerForm, AnswerForms
+from router.openai_api.asked import Asked
 from router.openai_api.codec import ChatCodec, Choice, Codec, CompletionCodec, Head
 from router.openai_api.fields import Endpoint
 from router.openai_api.logprobs import (
@@ -117,44 +118,24 @@ class Service:
 
     # --- generating ---------------------------------------------------------------------------
 
-    async def chat(
-        self,
-        body: ChatBody,
-        request_id: str,
-        policy: str | None,
-        session: str | None = None,
-        visit: Visit = OPEN_VISIT,
-        timeout_s: float | None = None,
-        arrived_at: float | None = None,
-    ) -> Answer:
-        """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged.
-
-        session: what the client says its requests have in common, for policies that keep sessions together.
-        visit: whose request it is. timeout_s: seconds after which its client wants it no more.
-        arrived_at: when it was read, by this service's clock; None = now.
-        """
-        arrived_at = self.clock() if arrived_at is None else arrived_at
-        self._check(body, policy)
-        form = await self.forms.of_chat(body, visit.tenant)
+    async def chat(self, body: ChatBody, asked: Asked) -> Answer:
+        """Raises ApiError for what is wrong with the request, NoReplica if its length cannot be judged."""
+        self._check(body, asked.policy)
+        tenant = asked.visit.tenant
+        form = await self.forms.of_chat(body, tenant)
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
-        salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
-        prompt = await self._timed(
-            self._encoder.encode_chat(Chat(messages, tools), salt=salt, tenant=visit.tenant)
-        )
-        text = ChatText(body.messages, session or body.prompt_cache_key)
-        unique = self._unique(request_id)
-        job = await self._job(
-            body, form, prompt, text, salt, visit, arrived_at, timeout_s, unique, policy, "messages"
-        )
+        salt = self.tenancy.salts.salt(tenant, body.cache_salt)
+        prompt = await self._timed(self._encoder.encode_chat(Chat(messages, tools), salt=salt, tenant=tenant))
+        text = ChatText(body.messages, asked.session or body.prompt_cache_key)
+        job = await self._job(body, form, prompt, text, salt, asked, self._unique(asked), "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(
             Endpoint.CHAT,
             body,
             codec,
             [job],
-            arrived_at,
-            visit,
+            asked,
             lambda _index: Choice(
                 prompt_tokens=len(prompt),
                 reader=form.reader(),
@@ -162,35 +143,21 @@ class Service:
             ),
         )
 
-    async def complete(
-        self,
-        body: CompletionBody,
-        request_id: str,
-        policy: str | None,
-        session: str | None = None,
-        visit: Visit = OPEN_VISIT,
-        timeout_s: float | None = None,
-        arrived_at: float | None = None,
-    ) -> Answer:
+    async def complete(self, body: CompletionBody, asked: Asked) -> Answer:
         """Raises what `chat` raises. Prompts of one body are requests of their own, numbered in order."""
-        arrived_at = self.clock() if arrived_at is None else arrived_at
-        self._check(body, policy)
-        form = await self.forms.of_completion(body, visit.tenant)
-        unique = self._unique(request_id)
-        session_hint = session or body.prompt_cache_key
-        salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
+        self._check(body, asked.policy)
+        tenant, unique = asked.visit.tenant, self._unique(asked)
+        form = await self.forms.of_completion(body, tenant)
+        session_hint = asked.session or body.prompt_cache_key
+        salt = self.tenancy.salts.salt(tenant, body.cache_salt)
         jobs, echoes = [], []
         for index, prompt in enumerate(body.prompt):
             await asyncio.sleep(0)  # each may take milliseconds: others run in between
             param = f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
-            token_ids = await self._encode(prompt, param, salt, visit.tenant, body.add_special_tokens)
+            token_ids = await self._encode(prompt, param, salt, tenant, body.add_special_tokens)
             job_id = RequestId(f"{unique}-{index}") if index else unique
             text = PlainText(prompt.text if isinstance(prompt, TextPrompt) else "", session_hint)
-            jobs.append(
-                await self._job(
-                    body, form, token_ids, text, salt, visit, arrived_at, timeout_s, job_id, policy, param
-                )
-            )
+            jobs.append(await self._job(body, form, token_ids, text, salt, asked, job_id, param))
             echoes.append(await self._echo(prompt, token_ids) if body.echo else "")
         codec = CompletionCodec(Head(f"cmpl-{unique}", int(self._wall_clock()), body.model))
         return self._answer(
@@ -198,8 +165,7 @@ class Service:
             body,
             codec,
             jobs,
-            arrived_at,
-            visit,
+            asked,
             lambda index: Choice(
                 prompt_tokens=len(jobs[index].prompt),
                 logprobs=self._completion_logprobs(body, jobs[index].prompt, echoes[index]),
@@ -231,12 +197,11 @@ class Service:
         body: RequestBody,
         codec: Codec,
         jobs: Sequence[Job],
-        arrived_at: float,
-        visit: Visit,
+        asked: Asked,
         begin: Callable[[int], Choice],
     ) -> Answer:
         """begin: a new choice of the job at this index. Raises what `Visit.charge` raises."""
-        visit.charge(len(jobs), sum(len(job.prompt) for job in jobs))
+        asked.visit.charge(len(jobs), sum(len(job.prompt) for job in jobs))
         first_token_s = self.metrics.first_token_s.labels(endpoint.value)
         return Answer(
             endpoint,
@@ -244,8 +209,8 @@ class Service:
             codec,
             choices=[choice for index in range(len(jobs)) for choice in choices_of(body.n, index, begin)],
             generations=[self._dispatcher.start(job) for job in jobs],
-            on_first_token=lambda: first_token_s.observe(self.clock() - arrived_at),
-            visit=visit,
+            on_first_token=lambda: first_token_s.observe(self.clock() - asked.arrived_at),
+            visit=asked.visit,
             is_deadline_clients=is_deadline_clients(jobs[0].timeout_s, self.config.request_timeout_s),
         )
 
@@ -299,14 +264,11 @@ class Service:
         prompt: array[int],
         text: PromptView,
         salt: str,
-        visit: Visit,
-        arrived_at: float,
-        timeout_s: float | None,
+        asked: Asked,
         request_id: RequestId,
-        policy: str | None,
         param: str,
     ) -> Job:
-        started_at = self.clock()
+        started_at, visit = self.clock(), asked.visit
         max_tokens = self._max_tokens(len(prompt), body.token_limit, param)
         if body.min_tokens > max_tokens:
             raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
@@ -341,9 +303,9 @@ class Service:
             share=visit.key.share,
             priority=visit.priority(body.priority),
             part=1.0 / len(body.prompt) if isinstance(body, CompletionBody) else 1.0,
-            timeout_s=timeout_s,
-            came_at=arrived_at,
-            policy=policy,
+            timeout_s=asked.timeout_s,
+            came_at=asked.arrived_at,
+            policy=asked.policy,
             text=SaltedText(text, salt) if salt else text,
             traceparent=TRACEPARENT.get(),
             structure=form.structure,
@@ -369,9 +331,9 @@ class Service:
             raise PromptTooLong(prompt_tokens, asked or 1, limit, param=param)
         return asked or limit - prompt_tokens
 
-    def _unique(self, request_id: str) -> RequestId:
+    def _unique(self, asked: Asked) -> RequestId:
         """The client may reuse its id, even at once; reservations and replicas need one of their own."""
-        return RequestId(f"{request_id}-{secrets.token_hex(4)}")
+        return RequestId(f"{asked.request_id}-{secrets.token_hex(4)}")
 
     async def tokenize(self, body: TokenizeBody, visit: Visit = OPEN_VISIT) -> bytes:
         """The answer, as JSON. Raises ApiError."""

@@ -56,10 +56,6 @@ def _first_only(router: RouterUnderTest, script: Any) -> None:
     router.follow(once)
 
 
-def _always(router: RouterUnderTest, script: Any) -> None:
-    router.follow(script)
-
-
 @pytest.mark.parametrize(
     ("error", "why"),
     [
@@ -247,14 +243,14 @@ async def test_a_stream_that_ends_without_finish_reason_is_a_lost_replica(router
 
 
 async def test_when_all_are_busy_the_client_hears_busy(router: RouterUnderTest) -> None:
-    _always(router, failing(QueueFull(1, 1)))
+    router.follow(failing(QueueFull(1, 1)))
     with pytest.raises(QueueFull):
         await run(a_generation(router))
     assert len({replica_id for replica_id, _ in router.calls.requests}) == 3
 
 
 async def test_a_failing_forward_is_tried_once_more(router: RouterUnderTest) -> None:
-    _always(router, failing(ForwardFailed("x")))
+    router.follow(failing(ForwardFailed("x")))
     with pytest.raises(ForwardFailed):
         await run(a_generation(router))
     assert len(router.calls.requests) == 2
@@ -264,7 +260,7 @@ async def test_a_failing_forward_is_tried_once_more(router: RouterUnderTest) -> 
 async def test_what_no_replica_would_do_better_is_not_retried(
     router: RouterUnderTest, error: RequestRefused
 ) -> None:
-    _always(router, failing(error))
+    router.follow(failing(error))
     with pytest.raises(type(error)):
         await run(a_generation(router))
     assert len(router.calls.requests) == 1
@@ -272,7 +268,7 @@ async def test_what_no_replica_would_do_better_is_not_retried(
 
 async def test_without_another_replica_a_lost_one_means_no_replica() -> None:
     async with RouterUnderTest(num_replicas=1) as alone:
-        _always(alone, failing(ReplicaLost("gone")))
+        alone.follow(failing(ReplicaLost("gone")))
         with pytest.raises(NoReplica):
             await run(a_generation(alone))
 
@@ -315,7 +311,7 @@ async def test_closing_it_cancels_the_call_and_releases_the_booking(
 async def test_whatever_happens_nothing_stays_booked(
     router: RouterUnderTest, error: Exception, seen: type[Exception]
 ) -> None:
-    _always(router, failing(error, 1))
+    router.follow(failing(error, 1))
     with pytest.raises(seen):
         await run(a_generation(router))
     assert_nothing_in_flight(router)
@@ -326,7 +322,7 @@ async def test_expected_and_actual_hits_are_counted(router: RouterUnderTest) -> 
         async for delta in counting(request, replica_id):
             yield Delta(delta.text, delta.token_ids, 8, delta.finish_reason)
 
-    _always(router, cached)
+    router.follow(cached)
     first, second = a_generation(router), a_generation(router)
     await run(first)
     await run(second)

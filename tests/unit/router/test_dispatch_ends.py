@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -34,10 +33,6 @@ async def router() -> AsyncIterator[RouterUnderTest]:
         yield under_test
 
 
-def _always(router: RouterUnderTest, script: Any) -> None:
-    router.follow(script)
-
-
 @pytest.mark.parametrize("binding", ["late", "at_once"])
 async def test_who_waits_for_room_again_waits_no_longer_than_its_deadline(binding: str) -> None:
     async with RouterUnderTest(num_replicas=2, binding=binding) as router:
@@ -49,7 +44,7 @@ async def test_who_waits_for_room_again_waits_no_longer_than_its_deadline(bindin
                     router.parts.routing.on_load(other, Load(num_waiting=10**6))
                 raise ReplicaLost("gone")
 
-        _always(router, lose_for_good)
+        router.follow(lose_for_good)
         came_at = router.parts.dispatcher.clock() - 5.0
         with pytest.raises(DeadlineExceeded) as caught:
             await run(a_generation(router, timeout_s=5.1, came_at=came_at))
@@ -92,14 +87,14 @@ async def test_a_deadline_that_passed_at_a_replica_is_told_from_arrival(
 
 async def test_deltas_that_are_always_lost_end_in_an_error() -> None:
     async with RouterUnderTest(num_replicas=2, max_attempts=3) as router:
-        _always(router, failing(PiecesLost()))
+        router.follow(failing(PiecesLost()))
         with pytest.raises(PiecesLost):
             await run(a_generation(router))
         assert len(router.calls.requests) == 3
 
 
 async def test_a_request_under_which_too_many_replicas_die_is_refused(router: RouterUnderTest) -> None:
-    _always(router, failing(ReplicaLost("gone")))
+    router.follow(failing(ReplicaLost("gone")))
     with pytest.raises(TooManyDeaths):
         await run(a_generation(router))
     assert len(router.calls.requests) == 3
@@ -137,7 +132,7 @@ async def test_a_stream_that_goes_on_between_deaths_has_all_its_attempts() -> No
 
 async def test_a_stream_whose_attempts_have_all_died_is_told_of_the_deaths() -> None:
     async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
-        _always(fleet, failing(ReplicaLost("gone"), 1))
+        fleet.follow(failing(ReplicaLost("gone"), 1))
         with pytest.raises(TooManyDeaths, match="on 3 replicas"):
             await run(a_generation(fleet))
         assert len(fleet.calls.requests) == 3
@@ -145,7 +140,7 @@ async def test_a_stream_whose_attempts_have_all_died_is_told_of_the_deaths() -> 
 
 async def test_attempts_are_bounded(router: RouterUnderTest) -> None:
     async with RouterUnderTest(num_replicas=5, max_attempts=2, max_deaths=5) as small:
-        _always(small, failing(ReplicaLost("gone")))
+        small.follow(failing(ReplicaLost("gone")))
         with pytest.raises(NoReplica):
             await run(a_generation(small))
         assert len(small.calls.requests) == 2
