@@ -44,10 +44,11 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
     """
     asked = _gpus_asked(file, num_gpus)
     if asked.is_more_than(num_gpus):
-        fitting = max(0, int((num_gpus - asked.by_routers) // asked.each))
+        fitting = asked.fitting(num_gpus)
         is_scaled = file.options("Replica").get("autoscaling_config")
         key = "autoscaling_config.max_replicas" if is_scaled else "num_replicas"
-        accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and there are {num_gpus:g}"
+        there_are = f"there are {num_gpus:g}{asked.per_card(num_gpus)}"
+        accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and {there_are}"
         where = f"applications.{file.app_name}.deployments.Replica.{key}"
         raise ConfigError(where, asked.num_replicas, accepted)
 
@@ -61,8 +62,27 @@ class _GpusAsked(NamedTuple):
     def in_all(self) -> float:
         return self.num_replicas * self.each + self.by_routers
 
+    def fitting(self, num_gpus: float) -> int:
+        """Replicas that there is room for. Ray gives a part of a GPU from one GPU alone: of two, 0.6 are
+        there twice, and not three times."""
+        fitting = _times(num_gpus - self.by_routers, self.each)
+        if self.each < 1:
+            fitting = min(fitting, int(num_gpus) * _times(1, self.each) + _times(num_gpus % 1, self.each))
+        return max(0, fitting)
+
     def is_more_than(self, num_gpus: float) -> bool:
-        return self.each > 0 and self.in_all > num_gpus
+        return self.each > 0 and self.num_replicas > self.fitting(num_gpus)
+
+    def per_card(self, num_gpus: float) -> str:
+        """What else has to be said where the sum would fit."""
+        if self.in_all > num_gpus:
+            return ""
+        return f", each with room for {_times(1, self.each)}"
+
+
+def _times(whole: float, part: float) -> int:
+    """How many parts are in it: ten tenths, which `//` takes for nine."""
+    return int(whole / part + 1e-9)
 
 
 def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
@@ -97,7 +117,7 @@ def _missing_cards(asked: _GpusAsked, cards: int) -> list[str]:
         return []
     lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
     takes = f"{asked.num_replicas} replicas take {asked.each:g} GPUs each, {asked.in_all:g} in all"
-    return [f"{lacking}: {takes}, and there are {cards}"]
+    return [f"{lacking}: {takes}, and there are {cards}{asked.per_card(cards)}"]
 
 
 def _missing_packages(attention_backend: str) -> list[str]:

@@ -11,7 +11,8 @@ import yaml
 from cache.errors import ConfigError
 from deploy import preflight
 from deploy.__main__ import main
-from deploy.preflight import check_gpus, check_keys
+from deploy.errors import MachineLacks
+from deploy.preflight import check_gpus, check_here, check_keys
 from deploy.serve_file import ServeFile
 from router.ingress import ONE_LOOP_VARIABLE
 from tests.fakes.keys import entry, key_file
@@ -82,6 +83,12 @@ def with_gpus(
         ),
         ("cuda", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0.5}}, 1, None, 0),
         ("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.5}}, 1, "num_replicas", 2),
+        # Ray gives a part of a GPU from one alone.
+        ("cuda", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0.6}}, 2, None, 0),
+        ("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.6}}, 2, "num_replicas", 2),
+        ("cuda", {"num_replicas": 5, "ray_actor_options": {"num_gpus": 0.4}}, 2, "num_replicas", 4),
+        ("cuda", {"num_replicas": 10, "ray_actor_options": {"num_gpus": 0.1}}, 1, None, 0),
+        ("cuda", {"num_replicas": 11, "ray_actor_options": {"num_gpus": 0.1}}, 1, "num_replicas", 10),
         ("auto", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 1}}, 0, "num_replicas", 0),
         ("auto", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}, 0, None, 0),
     ],
@@ -99,6 +106,14 @@ def test_more_gpus_than_there_are(
     assert caught.value.field == f"applications.warmpath.deployments.Replica.{key}"
     assert f"must be at most {at_most}:" in caught.value.accepted
     assert f"there are {num_gpus}" in caught.value.accepted
+
+
+def test_it_says_why_parts_whose_sum_there_is_do_not_fit() -> None:
+    file = with_gpus("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.6}})
+    with pytest.raises(ConfigError, match=r"each takes 0\.6 GPUs, and there are 2, each with room for 1$"):
+        check_gpus(file, 2)
+    with pytest.raises(MachineLacks, match=r"1\.8 in all, and there are 2, each with room for 1"):
+        check_here(file, cards=2)
 
 
 def test_gpus_of_routers_are_gone_for_replicas() -> None:
