@@ -38,7 +38,8 @@ def check_models(file: ServeFile) -> str:
 
 
 def check_gpus(file: ServeFile, num_gpus: float) -> None:
-    """num_gpus: what the cluster has, or will at most. Raises ConfigError when replicas ask for more.
+    """num_gpus: what the cluster has, or will at most. Raises ConfigError when replicas ask for more, and
+    when they would take some and ask for none.
 
     Serve itself would leave those without a GPU pending for ever, and say nothing.
     """
@@ -86,7 +87,10 @@ def _times(whole: float, part: float) -> int:
 
 
 def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
-    """num_gpus: what there is; where device is auto and there is none, nobody asks for any."""
+    """num_gpus: what there is; where device is auto and there is none, nobody asks for any.
+
+    Raises ConfigError for replicas that would compute on GPUs and ask for none.
+    """
     config, options = file.app.replica, file.options("Replica")
     actor = options.get("ray_actor_options")
     if actor is None:  # `deploy/app.py` asks for one a rank where there are any
@@ -94,13 +98,19 @@ def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
         each = 0.0 if is_for_cpus else float(config.tensor_parallel)
     else:
         each = float(actor.get("num_gpus") or 0)
+        if not each and num_gpus and config.device == "auto" and config.runner != "simulated":
+            # Ray hides no GPU from who asks for none: all replicas would compute on the first one.
+            where = f"applications.{file.app_name}.deployments.Replica.ray_actor_options.num_gpus"
+            accepted = "must be above 0 where there are GPUs and device is auto; for CPUs, set device: cpu"
+            raise ConfigError(where, actor.get("num_gpus"), accepted)
     by_router = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
     num_routers = replica_bounds(file.options("Router"))[1]
     return _GpusAsked(each, replica_bounds(options)[1], by_router * num_routers)
 
 
 def check_here(file: ServeFile, cards: int | None = None) -> None:
-    """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs.
+    """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs, and
+    ConfigError where they would take GPUs and ask for none.
 
     cards: NVIDIA cards here; None = as many as its driver tells of.
     """

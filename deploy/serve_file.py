@@ -314,7 +314,7 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
 
 
 def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -> None:
-    """Likewise the GPU that `deploy/app.py` asks Ray for: without it a replica sees none, on any machine."""
+    """Likewise the GPU that `deploy/app.py` asks Ray for: without it Ray gives none, and hides none."""
     for deployment in application.get("deployments", []):
         options = deployment.get("ray_actor_options")
         if deployment.get("name") != "Replica" or options is None or device == "cpu":

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cache.errors import ConfigError
 from deploy import app, preflight
 from deploy.__main__ import main
 from deploy.errors import MachineLacks
@@ -77,12 +78,28 @@ def test_who_asks_for_no_card_lacks_none() -> None:
     check_here(ServeFile.read(FILE.parents[1] / "deploy.yaml"), cards=0)
 
 
-@pytest.mark.parametrize(("assigned", "share"), [({"GPU": 0.5}, 0.5), ({"GPU": 2.0}, 1.0), ({}, 1.0)])
+def given(patch: pytest.MonkeyPatch, assigned: dict[str, float]) -> None:
+    """A node whose Ray has given a replica this."""
+    patch.setattr(app.ray, "nodes", lambda: [{"Alive": True}])
+    patch.setattr(app.serve, "get_replica_context", lambda: SimpleNamespace(world_size=2))
+    context = SimpleNamespace(get_assigned_resources=lambda: assigned)
+    patch.setattr(app.ray, "get_runtime_context", lambda: context)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "share"), [({"GPU": 0.5}, 0.5), ({"GPU": 1.0}, 1.0), ({"GPU": 2.0}, 1.0)]
+)
 def test_a_replica_may_have_its_part_of_the_card(
     assigned: dict[str, float], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.ray, "nodes", lambda: [{"Alive": True}])
-    monkeypatch.setattr(app.serve, "get_replica_context", lambda: SimpleNamespace(world_size=2))
-    context = SimpleNamespace(get_assigned_resources=lambda: assigned)
-    monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
+    given(monkeypatch, assigned)
     assert app._on_node(ReplicaConfig(device="cuda")).device_share == share
+
+
+def test_a_replica_takes_no_card_that_it_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hides none from it: all replicas would compute on the first card, each with all of its memory."""
+    given(monkeypatch, {"CPU": 0.4})
+    with pytest.raises(ConfigError, match=r"num_gpus = 0\.0: must be above 0 where device is cuda"):
+        app._on_node(ReplicaConfig(device="cuda"))
+    for config in (ReplicaConfig(device="cpu"), ReplicaConfig(device="cuda", runner="simulated")):
+        assert app._on_node(config).device_share == 1

@@ -116,6 +116,19 @@ def test_it_says_why_parts_whose_sum_there_is_do_not_fit() -> None:
         check_here(file, cards=2)
 
 
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_replicas_that_ask_for_no_gpu_take_none(num_gpus: int) -> None:
+    """`auto` is CUDA where there are GPUs, and Ray hides none from who asks for none."""
+    none_asked = {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}
+    file = with_gpus("auto", none_asked)
+    for check in (check_gpus, check_here):
+        with pytest.raises(ConfigError) as caught:
+            check(file, num_gpus)
+        assert caught.value.field.endswith("Replica.ray_actor_options.num_gpus")
+        assert "set device: cpu" in caught.value.accepted
+        check(with_gpus("cpu", none_asked), num_gpus)
+
+
 def test_gpus_of_routers_are_gone_for_replicas() -> None:
     router = {"ray_actor_options": {"num_gpus": 1, "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}}}}
     with pytest.raises(ConfigError, match="at most 1:"):
