@@ -178,6 +178,8 @@ def check_memory(file: ServeFile) -> None:
     config = file.app.replica
     if config.runner == "simulated" or config.device == "cuda":
         return
+    if config.device == "auto" and num_cards():  # then `auto` is CUDA
+        return
     model = resolve(config.model, config.revision)
     if model.hub_id is not None:  # not fetched yet: the replica knows its size when it has been
         return

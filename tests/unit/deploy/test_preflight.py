@@ -12,8 +12,9 @@ from cache.errors import ConfigError
 from deploy import preflight
 from deploy.__main__ import main
 from deploy.errors import MachineLacks
-from deploy.preflight import check_gpus, check_here, check_keys
+from deploy.preflight import check_gpus, check_here, check_keys, check_memory
 from deploy.serve_file import ServeFile
+from replica.models.model_source import NotEnoughMemory
 from router.ingress import ONE_LOOP_VARIABLE
 from tests.fakes.keys import entry, key_file
 
@@ -189,3 +190,23 @@ def test_a_replica_of_two_ranks_asks_for_two_gpus() -> None:
     check_gpus(file, 4)
     with pytest.raises(ConfigError, match="each takes 2 GPUs, and there are 3"):
         check_gpus(file, 3)
+
+
+@pytest.mark.parametrize(
+    ("device", "cards", "is_refused"),
+    [("cpu", 0, True), ("cpu", 1, True), ("auto", 0, True), ("auto", 1, False), ("cuda", 0, False)],
+)
+def test_weights_that_go_to_cards_need_no_room_beside_each_other_here(
+    device: str, cards: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a card has no room for, its replica says."""
+    for number in range(cards):
+        (tmp_path / f"0000:{number}").mkdir()
+    monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path)
+    monkeypatch.setattr(preflight, "free_host_bytes", lambda: 1024)
+    file = with_gpus(device, {"num_replicas": 2})
+    if not is_refused:
+        check_memory(file)
+        return
+    with pytest.raises(NotEnoughMemory, match=r"for the weights of 2 replicas, 1\.0 KiB are free"):
+        check_memory(file)
