@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from cache.errors import ConfigError
+from replica.attention import kv_pages
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
 from replica.models import model_probe
+from replica.models.model_source import NotEnoughMemory, ResolvedModel, resolve
 from replica.runners import load_choices
 from tests.layer_models import model_of
 
 SHAPES = [LayerShape(2, 16, 16)] * 2
+CUDA = torch.device("cuda", 0)
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -52,3 +61,41 @@ def test_a_step_that_does_not_fit_at_all_is_refused_by_its_setting(monkeypatch: 
     config = ReplicaConfig(max_batched_tokens=100_000)
     with pytest.raises(ConfigError, match=r"max_batched_tokens.*100064 tokens in a step do not fit"):
         load_choices.choose_num_blocks(config, "made up", model_of("llama"), SHAPES, 1 << 17)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> ResolvedModel:
+    """A million weights in float32."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float32"}))
+    save_file({"weight": np.zeros((1024, 1024), dtype=np.float32)}, tmp_path / "model.safetensors")
+    return resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_refused"),
+    [(torch.bfloat16, True), (torch.float32, False)],  # mapped from its file, and copied from there
+)
+def test_what_is_converted_on_its_way_to_a_card_needs_room_on_the_host(
+    stored: ResolvedModel, dtype: torch.dtype, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the system ends the process in the middle of loading, and nobody says why."""
+    monkeypatch.setattr(kv_pages, "free_bytes", lambda _device: 100 * MIB)
+    monkeypatch.setattr(load_choices, "free_host_bytes", lambda: MIB)
+    if not is_refused:
+        load_choices.check_memory_for_weights(ReplicaConfig(), stored, CUDA, dtype)
+        return
+    told = r"needs 2\.0 MiB of memory on the host for its weights as bfloat16, .* cuda:0, 1\.0 MiB are free"
+    with pytest.raises(NotEnoughMemory, match=told):
+        load_choices.check_memory_for_weights(ReplicaConfig(), stored, CUDA, dtype)
+
+
+def test_who_has_a_part_of_a_card_is_told_that_it_is_a_part(
+    stored: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an empty card is less than what is free on it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (6 * MIB, 6 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
+    load_choices.check_memory_for_weights(ReplicaConfig(), stored, CUDA, torch.float32)
+    told = r"needs 4\.0 MiB of memory on cuda:0 \(device_share is 0\.5\) for its weights, 3\.0 MiB are free"
+    with pytest.raises(NotEnoughMemory, match=told):
+        load_choices.check_memory_for_weights(ReplicaConfig(device_share=0.5), stored, CUDA, torch.float32)
