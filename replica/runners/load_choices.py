@@ -93,6 +93,9 @@ def head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
         and model._supports_logits_to_keep()
         and keeps_order(head.out_features, lambda logits: model_probe.replay_logits(model, logits))
     )
+    if config.greedy_screen == "on" and not can_be:
+        reason = "needs float32 on a CPU, and an output layer whose logits keep their order"
+        logger.warning("greedy tokens are not screened", extra={"reason": reason})
     return head if can_be else None
 
 
