@@ -43,13 +43,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def choose_dtype(name: str, device: torch.device, model_config: Any) -> torch.dtype:
-    if name != "auto":
-        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
-    if device.type == "cpu":
-        return torch.float32
-    stored = getattr(model_config, "dtype", None)
-    return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
+def choose_dtype(name: str, device: torch.device, resolved: ResolvedModel) -> torch.dtype:
+    """auto: as `deploy/app.py` settles it for Routers and replicas."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else stored_dtype(resolved)
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
 
 
 def choose_length(config: ReplicaConfig, resolved: ResolvedModel, model_config: Any) -> int:

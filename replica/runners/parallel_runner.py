@@ -150,7 +150,7 @@ class _Loading:
         self._resolved = resolved
         self._model_config = load_config(resolved)
         self.device = load_choices.choose_device(config.device)
-        self.dtype = load_choices.choose_dtype(config.dtype, self.device, self._model_config)
+        self.dtype = load_choices.choose_dtype(config.dtype, self.device, resolved)
         self.max_model_len = load_choices.choose_length(config, resolved, self._model_config)
         self.config = _of_one_rank(config, self.device)
 

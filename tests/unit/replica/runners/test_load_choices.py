@@ -15,7 +15,7 @@ from replica.attention import kv_pages
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
 from replica.models import model_probe
-from replica.models.model_source import NotEnoughMemory, ResolvedModel, resolve
+from replica.models.model_source import NotEnoughMemory, ResolvedModel, resolve, stored_dtype
 from replica.runners import load_choices
 from tests.layer_models import model_of
 
@@ -61,6 +61,15 @@ def test_a_step_that_does_not_fit_at_all_is_refused_by_its_setting(monkeypatch: 
     config = ReplicaConfig(max_batched_tokens=100_000)
     with pytest.raises(ConfigError, match=r"max_batched_tokens.*100064 tokens in a step do not fit"):
         load_choices.choose_num_blocks(config, "made up", model_of("llama"), SHAPES, 1 << 17)
+
+
+@pytest.mark.parametrize("said", [{}, {"dtype": "float16"}, {"torch_dtype": "float32"}, {"dtype": "float64"}])
+def test_auto_is_the_type_that_routers_are_told_of(said: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **said}))
+    save_file({"weight": np.zeros((2, 2), dtype=np.float32)}, tmp_path / "model.safetensors")
+    model = resolve(str(tmp_path))
+    assert load_choices.choose_dtype("auto", CUDA, model) == getattr(torch, stored_dtype(model))
+    assert load_choices.choose_dtype("auto", torch.device("cpu"), model) == torch.float32
 
 
 @pytest.fixture
