@@ -19,6 +19,7 @@ from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
+FOR_CARDS = ("triton", "flash_attn")  # attention backends that compute on nothing else
 
 
 def check_models(file: ServeFile) -> str:
@@ -110,14 +111,21 @@ def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
 
 def check_here(file: ServeFile, cards: int | None = None) -> None:
     """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs, and
-    ConfigError where they would take GPUs and ask for none.
+    ConfigError where they would take GPUs and ask for none, or compute on CPUs by what is for cards.
 
     cards: NVIDIA cards here; None = as many as its driver tells of.
     """
     cards = num_cards() if cards is None else cards
     missing = _missing_cards(_gpus_asked(file, cards), cards)
-    if file.app.replica.runner != "simulated" and file.app.replica.device == "cuda":
-        missing += _missing_packages(file.app.replica.attention_backend)
+    config = file.app.replica
+    if config.runner != "simulated":
+        if config.device == "cuda" or (config.device == "auto" and cards):
+            missing += _missing_packages(config.attention_backend)
+        elif config.attention_backend in FOR_CARDS:
+            if config.device == "cpu":
+                accepted = "must be auto or gather_sdpa where device is cpu"
+                raise ConfigError("args.replica.attention_backend", config.attention_backend, accepted)
+            missing.append(f"an NVIDIA card, for attention_backend: {config.attention_backend}")
     if missing:
         raise MachineLacks(missing)
 

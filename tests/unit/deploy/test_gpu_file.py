@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from cache.errors import ConfigError
 from deploy import app, preflight
@@ -66,6 +67,38 @@ def test_one_card_is_enough_and_none_is_not(tmp_path: Path, monkeypatch: pytest.
     check_here(file, cards=1)
     with pytest.raises(MachineLacks, match=r"2 replicas take 0\.5 GPUs each, 1 in all, and there are 0"):
         check_here(file, cards=0)
+
+
+def with_backend(device: str, backend: str) -> ServeFile:
+    """deploy.yaml, which asks Ray for no GPU by itself."""
+    content = yaml.safe_load((FILE.parents[1] / "deploy.yaml").read_text())
+    content["applications"][0]["args"]["replica"] |= {
+        "device": device,
+        "attention_backend": backend,
+        "block_size": 256,
+    }
+    return ServeFile.checked(Path("deploy.yaml"), content)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flash_attn"])
+def test_attention_for_cards_needs_one(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As replicas find at their start, each a Ray cluster later."""
+    machine(monkeypatch, tmp_path, cards=2, torch="2.13.0+cpu", packages=())
+    with pytest.raises(MachineLacks) as caught:
+        check_here(with_backend("auto", backend), cards=0)
+    assert caught.value.missing == (f"an NVIDIA card, for attention_backend: {backend}",)
+    with pytest.raises(MachineLacks) as caught:
+        check_here(with_backend("auto", backend), cards=2)
+    assert [each.split(",")[0].split(":")[0] for each in caught.value.missing] == [
+        "a torch that computes on cards",
+        f"the package {backend.replace('_', '-')}",
+    ]
+    for cards in (0, 2):
+        with pytest.raises(
+            ConfigError, match=r"attention_backend.*must be auto or gather_sdpa where device is cpu"
+        ):
+            check_here(with_backend("cpu", backend), cards=cards)
+    check_here(with_backend("cpu", "gather_sdpa"), cards=0)
 
 
 def test_replicas_compute_in_half_precision_over_the_kernels() -> None:

@@ -153,6 +153,7 @@ def test_without_a_number_this_machine_is_meant(
     for number in range(cards):
         (tmp_path / "driver" / f"0000:{number}").mkdir()
     monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "driver")
+    monkeypatch.setattr(preflight.metadata, "version", lambda _name: "2.13.0")  # torch for CUDA
     file = tmp_path / "deploy.yaml"
     replica = "      - name: Replica\n        ray_actor_options: {num_cpus: 1, num_gpus: 1}\n"
     file.write_text((ROOT / "deploy.yaml").read_text().replace("      - name: Replica\n", replica))
