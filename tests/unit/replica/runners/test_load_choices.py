@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,31 @@ def test_a_full_step_is_measured_whoever_it_is_of(
     config = ReplicaConfig(num_blocks=4, **settings)  # type: ignore[arg-type]
     assert load_choices.choose_num_blocks(config, "made up", model_of("llama"), SHAPES, max_model_len) == 4
     assert measured == [step]
+
+
+def test_on_a_card_blocks_get_their_part_of_what_weights_and_a_full_step_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 64 MiB with 10 of weights: a step that takes 4 more at its peak is to have 6."""
+    taken = {"now": 10 * MIB, "peak": 50 * MIB}  # of whatever was computed before
+
+    def run_without_pages(*step: object) -> None:
+        assert step[1:] == (72, 8, 1000)
+        taken["peak"] = max(taken["peak"], 14 * MIB)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: taken["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: taken["peak"])
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda _device: taken.update(peak=taken["now"])
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (54 * MIB, 64 * MIB))
+    monkeypatch.setattr(model_probe, "run_without_pages", run_without_pages)
+    model = SimpleNamespace(device=CUDA, dtype=torch.bfloat16)
+    config = ReplicaConfig(max_batched_tokens=64, max_running=8, kv_memory_fraction=0.5)
+    # A block: 16 tokens, 2 layers, keys and values, 2 heads of 16, 2 bytes = 4 KiB.
+    num_blocks = load_choices.choose_num_blocks(config, "made up", model, SHAPES, 1000)
+    assert num_blocks == (54 - 6) * MIB // 2 // 4096
 
 
 @pytest.mark.parametrize("model_type", ["llama", "opt"])
