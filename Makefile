@@ -51,8 +51,8 @@ test-gpu: .venv/dev.installed ## every check that needs a card; elsewhere: pytho
 	$(BIN)/python -m tests.gpu $(ARGS)
 
 # What needs neither Ray nor sockets nor structured output. Triton 3.6's interpreter reads numbers as numpy warns.
-LOWEST := async_scheduling bench_gpu exactness gpu_checks greedy_screen logprobs model_runner refusals runner_contract sampled_output tensor_parallel triton_engine
-LOWEST_LAWS := async_scheduling decode_graphs flash_attention out_of_memory paged_attention sampling several_answers triton_rows
+LOWEST := async_scheduling bench_gpu exactness failed_forward gpu_checks greedy_screen layered_parts logprobs model_runner refusals runner_contract sampled_output tensor_parallel triton_engine
+LOWEST_LAWS := async_scheduling decode_graphs flash_attention greedy_screen out_of_memory paged_attention sampling several_answers triton_attention triton_rows
 INTERPRETED := -W "ignore:Conversion of an array with ndim:DeprecationWarning"
 
 test-lowest: .venv-lowest/installed ## the engine's tests on the oldest torch and transformers, without Ray or sockets

@@ -15,6 +15,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from cache.errors import ConfigError
 from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING
 from deploy.config import AppConfig, router_config
 from deploy.traces import open_tracing
@@ -126,6 +127,8 @@ def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float
 def _on_node(config: ReplicaConfig) -> ReplicaConfig:
     """This node's cores and free memory, divided by the replicas on it. `event_host: node`: its address.
 
+    Raises ConfigError where it would compute on a card that Ray has not given it.
+
     Where replicas scale Serve says 0 of them, and how many will come here is unknown: it is as for one.
     """
     num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
@@ -135,14 +138,22 @@ def _on_node(config: ReplicaConfig) -> ReplicaConfig:
     if config.num_blocks is None and config.device == "cpu":
         # Replicas that start together all see the same free memory. On GPUs each sees its own card.
         config = replace(config, kv_memory_fraction=max(0.01, config.kv_memory_fraction / replicas_here))
-    if config.device == "cuda" and (part := _part_of_card()) is not None:
-        config = replace(config, device_share=min(config.device_share, part))
+    if config.device == "cuda" and config.runner != "simulated":
+        config = replace(config, device_share=min(config.device_share, _part_of_card()))
     if config.event_host == "node":
         config = replace(config, event_host=ray.util.get_node_ip_address())
     return config
 
 
-def _part_of_card() -> float | None:
-    """What of its card this replica has, where Ray gives others the rest; None where it has all of it."""
-    num_gpus = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0))
-    return num_gpus if 0 < num_gpus < 1 else None
+def _part_of_card() -> float:
+    """What of its card this replica has, where Ray gives others the rest; 1 where it has all of it.
+
+    Raises ConfigError where Ray has given it none: all are seen then, and all such replicas take the first.
+    """
+    num_gpus = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
+    if not num_gpus:
+        accepted = (
+            "must be above 0 where device is cuda, or auto in a cluster with GPUs; for CPUs, device: cpu"
+        )
+        raise ConfigError("ray_actor_options.num_gpus", num_gpus, accepted)
+    return min(1.0, num_gpus)

@@ -19,6 +19,7 @@ from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
+FOR_CARDS = ("triton", "flash_attn")  # attention backends that compute on nothing else
 
 
 def check_models(file: ServeFile) -> str:
@@ -38,16 +39,18 @@ def check_models(file: ServeFile) -> str:
 
 
 def check_gpus(file: ServeFile, num_gpus: float) -> None:
-    """num_gpus: what the cluster has, or will at most. Raises ConfigError when replicas ask for more.
+    """num_gpus: what the cluster has, or will at most. Raises ConfigError when replicas ask for more, and
+    when they would take some and ask for none.
 
     Serve itself would leave those without a GPU pending for ever, and say nothing.
     """
     asked = _gpus_asked(file, num_gpus)
     if asked.is_more_than(num_gpus):
-        fitting = max(0, int((num_gpus - asked.by_routers) // asked.each))
+        fitting = asked.fitting(num_gpus)
         is_scaled = file.options("Replica").get("autoscaling_config")
         key = "autoscaling_config.max_replicas" if is_scaled else "num_replicas"
-        accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and there are {num_gpus:g}"
+        there_are = f"there are {num_gpus:g}{asked.per_card(num_gpus)}"
+        accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and {there_are}"
         where = f"applications.{file.app_name}.deployments.Replica.{key}"
         raise ConfigError(where, asked.num_replicas, accepted)
 
@@ -61,12 +64,34 @@ class _GpusAsked(NamedTuple):
     def in_all(self) -> float:
         return self.num_replicas * self.each + self.by_routers
 
+    def fitting(self, num_gpus: float) -> int:
+        """Replicas that there is room for. Ray gives a part of a GPU from one GPU alone: of two, 0.6 are
+        there twice, and not three times."""
+        fitting = _times(num_gpus - self.by_routers, self.each)
+        if self.each < 1:
+            fitting = min(fitting, int(num_gpus) * _times(1, self.each) + _times(num_gpus % 1, self.each))
+        return max(0, fitting)
+
     def is_more_than(self, num_gpus: float) -> bool:
-        return self.each > 0 and self.in_all > num_gpus
+        return self.each > 0 and self.num_replicas > self.fitting(num_gpus)
+
+    def per_card(self, num_gpus: float) -> str:
+        """What else has to be said where the sum would fit."""
+        if self.in_all > num_gpus:
+            return ""
+        return f", each with room for {_times(1, self.each)}"
+
+
+def _times(whole: float, part: float) -> int:
+    """How many parts are in it: ten tenths, which `//` takes for nine."""
+    return int(whole / part + 1e-9)
 
 
 def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
-    """num_gpus: what there is; where device is auto and there is none, nobody asks for any."""
+    """num_gpus: what there is; where device is auto and there is none, nobody asks for any.
+
+    Raises ConfigError for replicas that would compute on GPUs and ask for none.
+    """
     config, options = file.app.replica, file.options("Replica")
     actor = options.get("ray_actor_options")
     if actor is None:  # `deploy/app.py` asks for one a rank where there are any
@@ -74,20 +99,33 @@ def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
         each = 0.0 if is_for_cpus else float(config.tensor_parallel)
     else:
         each = float(actor.get("num_gpus") or 0)
+        if not each and num_gpus and config.device == "auto" and config.runner != "simulated":
+            # Ray hides no GPU from who asks for none: all replicas would compute on the first one.
+            where = f"applications.{file.app_name}.deployments.Replica.ray_actor_options.num_gpus"
+            accepted = "must be above 0 where there are GPUs and device is auto; for CPUs, set device: cpu"
+            raise ConfigError(where, actor.get("num_gpus"), accepted)
     by_router = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
     num_routers = replica_bounds(file.options("Router"))[1]
     return _GpusAsked(each, replica_bounds(options)[1], by_router * num_routers)
 
 
 def check_here(file: ServeFile, cards: int | None = None) -> None:
-    """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs.
+    """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs, and
+    ConfigError where they would take GPUs and ask for none, or compute on CPUs by what is for cards.
 
     cards: NVIDIA cards here; None = as many as its driver tells of.
     """
     cards = num_cards() if cards is None else cards
     missing = _missing_cards(_gpus_asked(file, cards), cards)
-    if file.app.replica.runner != "simulated" and file.app.replica.device == "cuda":
-        missing += _missing_packages(file.app.replica.attention_backend)
+    config = file.app.replica
+    if config.runner != "simulated":
+        if config.device == "cuda" or (config.device == "auto" and cards):
+            missing += _missing_packages(config.attention_backend)
+        elif config.attention_backend in FOR_CARDS:
+            if config.device == "cpu":
+                accepted = "must be auto or gather_sdpa where device is cpu"
+                raise ConfigError("args.replica.attention_backend", config.attention_backend, accepted)
+            missing.append(f"an NVIDIA card, for attention_backend: {config.attention_backend}")
     if missing:
         raise MachineLacks(missing)
 
@@ -97,7 +135,7 @@ def _missing_cards(asked: _GpusAsked, cards: int) -> list[str]:
         return []
     lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
     takes = f"{asked.num_replicas} replicas take {asked.each:g} GPUs each, {asked.in_all:g} in all"
-    return [f"{lacking}: {takes}, and there are {cards}"]
+    return [f"{lacking}: {takes}, and there are {cards}{asked.per_card(cards)}"]
 
 
 def _missing_packages(attention_backend: str) -> list[str]:
@@ -147,6 +185,8 @@ def check_memory(file: ServeFile) -> None:
     """
     config = file.app.replica
     if config.runner == "simulated" or config.device == "cuda":
+        return
+    if config.device == "auto" and num_cards():  # then `auto` is CUDA
         return
     model = resolve(config.model, config.revision)
     if model.hub_id is not None:  # not fetched yet: the replica knows its size when it has been

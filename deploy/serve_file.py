@@ -314,16 +314,16 @@ def _require_one_loop(application: Mapping[str, Any]) -> None:
 
 
 def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -> None:
-    """Likewise the GPU that `deploy/app.py` asks Ray for: without it a replica sees none, on any machine."""
+    """Likewise the GPU that `deploy/app.py` asks Ray for: without it Ray gives none, and hides none."""
     for deployment in application.get("deployments", []):
         options = deployment.get("ray_actor_options")
         if deployment.get("name") != "Replica" or options is None or device == "cpu":
             continue
         where = f"{_place_of(application)}.deployments.Replica.ray_actor_options.num_gpus"
         if options.get("num_gpus") is None or (device == "cuda" and not options["num_gpus"]):
-            needed = (
-                "must be set where ray_actor_options is and device is not cpu: 1, or 0 on a machine without"
-            )
+            accepted = str(num_ranks) if num_ranks > 1 else "above 0 and at most 1"
+            without = "" if device == "cuda" else ", or 0 where there are no GPUs"
+            needed = f"must be {accepted} where ray_actor_options is set and device is {device}{without}"
             raise ConfigError(where, options.get("num_gpus"), needed)
         num_gpus = float(options["num_gpus"])
         if num_gpus and num_gpus != num_ranks and max(num_gpus, num_ranks) > 1:

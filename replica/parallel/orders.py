@@ -31,6 +31,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     store: str  # a file's path, for `RankGroup`
     max_model_len: int
     dtype: str
+    part_bytes: int  # of weights that a rank holds, at most
 
 
 class AllocatePages(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """The processes that compute one model together, and what they tell each other inside a forward.
 
 One group a process, torch.distributed's default one: NCCL between cards, gloo between CPUs, on this host
-alone (they find each other through a file; gloo listens on the loopback interface). Knows tensors and ranks;
+alone (they find each other through a file; both listen on the loopback interface). Knows tensors and ranks;
 knows neither models nor steps.
 """
 
@@ -48,6 +48,8 @@ class RankGroup:
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            # NCCL takes any other interface first, and asks at the first collective: this stays.
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK}")
         with _on_loopback():
             dist.init_process_group(
                 backend,

@@ -78,6 +78,8 @@ class Follower:
         device = torch.device("cuda", order.rank) if config.device == "cuda" else torch.device("cpu")
         dtype: torch.dtype = getattr(torch, order.dtype)
         resolved = resolve(config.model, config.revision)
+        if device.type == "cuda":  # before rank 0 waits for this one in a collective
+            rank_model.check_device(resolved, order.part_bytes, device, config.tensor_parallel)
         model = rank_model.load_whole(resolved, dtype)
         self._answer(Loaded())
         group = RankGroup(

@@ -22,7 +22,7 @@ from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
 from replica.memory import free_host_bytes
 from replica.models import model_probe
-from replica.models.model_source import NotEnoughMemory, ResolvedModel, weight_bytes
+from replica.models.model_source import NotEnoughMemory, ResolvedModel, stored_dtype, weight_bytes
 from replica.runners.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def choose_dtype(name: str, device: torch.device, model_config: Any) -> torch.dtype:
-    if name != "auto":
-        return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
-    if device.type == "cpu":
-        return torch.float32
-    stored = getattr(model_config, "dtype", None)
-    return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
+def choose_dtype(name: str, device: torch.device, resolved: ResolvedModel) -> torch.dtype:
+    """auto: as `deploy/app.py` settles it for Routers and replicas."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else stored_dtype(resolved)
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
 
 
 def choose_length(config: ReplicaConfig, resolved: ResolvedModel, model_config: Any) -> int:
@@ -67,11 +65,19 @@ def choose_length(config: ReplicaConfig, resolved: ResolvedModel, model_config: 
 def check_memory_for_weights(
     config: ReplicaConfig, resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Before loading: the weights must fit. What is left for pages is checked when their shape is known."""
-    needed = weight_bytes(resolved, str(dtype).removeprefix("torch."))
+    """Before loading: the weights must fit. What is left for pages is checked when their shape is known.
+
+    On their way to a card they pass through the host. Stored as they are served they are mapped there from
+    their files; converted, they take memory. Raises NotEnoughMemory.
+    """
+    name = str(dtype).removeprefix("torch.")
+    needed = weight_bytes(resolved, name)
     free = kv_pages.free_share_bytes(device, config.device_share)
     if needed > free:
-        raise NotEnoughMemory(resolved.source, needed, free, str(device), "its weights")
+        raise NotEnoughMemory(resolved.source, needed, free, _place(config, device), "its weights")
+    if device.type != "cpu" and stored_dtype(resolved) != name and needed > (here := free_host_bytes()):
+        purpose = f"its weights as {name}, on their way to {device}"
+        raise NotEnoughMemory(resolved.source, needed, here, "the host", purpose)
 
 
 def head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
@@ -85,6 +91,9 @@ def head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:
         and model._supports_logits_to_keep()
         and keeps_order(head.out_features, lambda logits: model_probe.replay_logits(model, logits))
     )
+    if config.greedy_screen == "on" and not can_be:
+        reason = "needs float32 on a CPU, and an output layer whose logits keep their order"
+        logger.warning("greedy tokens are not screened", extra={"reason": reason})
     return head if can_be else None
 
 
@@ -183,19 +192,26 @@ def choose_num_blocks(
         needed = config.num_blocks * block_bytes
         if needed > free:
             purpose = f"{config.num_blocks} KV blocks"
-            raise NotEnoughMemory(source, needed, free, str(device), purpose)
+            raise NotEnoughMemory(source, needed, free, _place(config, device), purpose)
         return config.num_blocks
     fewest = -(-step_tokens // config.block_size)  # one full step
     num_blocks = kv_pages.blocks_from_memory(free, config.kv_memory_fraction, block_bytes, device)
     if num_blocks < fewest:
         share = int(free * config.kv_memory_fraction)
         purpose = f"the KV blocks of a single step (kv_memory_fraction is {config.kv_memory_fraction})"
-        raise NotEnoughMemory(source, fewest * block_bytes, share, str(device), purpose)
+        raise NotEnoughMemory(source, fewest * block_bytes, share, _place(config, device), purpose)
     logger.info(
         "memory for blocks",
         extra={"free_bytes": free, "step_bytes": needed_by_steps, "num_blocks": num_blocks},
     )
     return num_blocks
+
+
+def _place(config: ReplicaConfig, device: torch.device) -> str:
+    """Where memory is short; of a card that is shared, how much of it is meant."""
+    if device.type != "cuda" or config.device_share >= 1:
+        return str(device)
+    return f"{device} (device_share is {config.device_share:g})"
 
 
 def step_bytes(model: Any, num_tokens: int, num_rows: int, max_model_len: int) -> int:

@@ -95,7 +95,7 @@ class ModelRunner:
             torch.set_num_threads(config.torch_threads)
         device = load_choices.choose_device(config.device)
         model_config = load_config(resolved)
-        dtype = load_choices.choose_dtype(config.dtype, device, model_config)
+        dtype = load_choices.choose_dtype(config.dtype, device, resolved)
         try:
             model_probe.check_layers(model_config)
             max_model_len = load_choices.choose_length(config, resolved, model_config)

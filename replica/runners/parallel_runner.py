@@ -150,9 +150,10 @@ class _Loading:
         self._resolved = resolved
         self._model_config = load_config(resolved)
         self.device = load_choices.choose_device(config.device)
-        self.dtype = load_choices.choose_dtype(config.dtype, self.device, self._model_config)
+        self.dtype = load_choices.choose_dtype(config.dtype, self.device, resolved)
         self.max_model_len = load_choices.choose_length(config, resolved, self._model_config)
         self.config = _of_one_rank(config, self.device)
+        self._part_bytes = 0  # until it is checked
 
     def check(self) -> None:
         """Before gigabytes are fetched and processes started. Raises ConfigError and its kinds."""
@@ -166,13 +167,13 @@ class _Loading:
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         load_choices.check_backend(config, self.device, self.dtype, self._model_config)
-        part_bytes = rank_model.check(resolved, self._model_config, self.dtype, size)
+        self._part_bytes = rank_model.check(resolved, self._model_config, self.dtype, size)
         fetch_weights(resolved)
-        rank_model.check_memory(resolved, part_bytes, self.device, self.dtype, size)
+        rank_model.check_memory(resolved, self._part_bytes, self.device, self.dtype, size)
 
     def order(self, rank: int, store: Path) -> Load:
         dtype = str(self.dtype).removeprefix("torch.")
-        return Load(self.config, rank, str(store), self.max_model_len, dtype)
+        return Load(self.config, rank, str(store), self.max_model_len, dtype, self._part_bytes)
 
     def whole(self) -> tuple[Any, torch.Tensor]:
         """The model on the CPU, and what it says by itself: what its parts are held to."""

@@ -59,7 +59,7 @@ def check(resolved: ResolvedModel, model_config: Any, dtype: torch.dtype, num_ra
 def check_memory(
     resolved: ResolvedModel, part_bytes: int, device: torch.device, dtype: torch.dtype, num_ranks: int
 ) -> None:
-    """Before loading: every rank's part must fit where it goes, and the whole where it comes from.
+    """Before loading: rank 0's part must fit on its card, or all parts on the host, and the whole there.
 
     A checkpoint stored as it is served is mapped from its files, and read only where it is cut; one that is
     converted is in host memory for a while, whole, once for each rank. Raises NotEnoughMemory.
@@ -70,11 +70,18 @@ def check_memory(
         if needed > free:
             purpose = f"its weights as {name}, once for each of {num_ranks} ranks while it is cut"
             raise NotEnoughMemory(resolved.source, needed, free, "the host", purpose)
-    on_device = part_bytes * (num_ranks if device.type == "cpu" else 1)
+    check_device(resolved, part_bytes * (num_ranks if device.type == "cpu" else 1), device, num_ranks)
+
+
+def check_device(resolved: ResolvedModel, needed: int, device: torch.device, num_ranks: int) -> None:
+    """Raises NotEnoughMemory where a device has no room for so many bytes of weights.
+
+    Each rank asks of its own card: who asks of another's takes memory there.
+    """
     free = kv_pages.free_bytes(device)
-    if on_device > free:
+    if needed > free:
         purpose = f"its weights, cut into {num_ranks} parts"
-        raise NotEnoughMemory(resolved.source, on_device, free, str(device), purpose)
+        raise NotEnoughMemory(resolved.source, needed, free, str(device), purpose)
 
 
 def load_whole(resolved: ResolvedModel, dtype: torch.dtype) -> Any:

@@ -5,6 +5,7 @@ That all families answer as `generate` does with it is in `test_exactness.py`.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -191,8 +192,18 @@ def test_blocks_are_counted_after_it_is_built(folder: Path, monkeypatch: pytest.
     load(folder, greedy_screen="on").close()
 
 
-def test_off_and_half_precision_leave_the_output_layer_alone(folder: Path) -> None:
-    for settings in ({"greedy_screen": "off"}, {"greedy_screen": "on", "dtype": "bfloat16"}):
-        runner = load(folder, **settings)
+def test_off_and_half_precision_leave_the_output_layer_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asked for it by name is told."""
+    for settings, is_told in (
+        ({"greedy_screen": "off"}, False),
+        ({"greedy_screen": "auto", "dtype": "bfloat16"}, False),
+        ({"greedy_screen": "on", "dtype": "bfloat16"}, True),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="replica"):
+            runner = load(folder, **settings)
         assert runner._head is None
         runner.close()
+        assert ("greedy tokens are not screened" in caplog.text) is is_told

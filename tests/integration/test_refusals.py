@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cache.errors import ConfigError
-from replica.attention import kv_pages
+from replica.attention import kv_pages, triton_paged
+from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
 from replica.models.model_source import ModelRefused, NotEnoughMemory, resolve
+from replica.runners import model_runner
 from replica.runners.model_runner import ModelRunner
 from tests import model_families
 from tests.model_families import COMMON, FAMILIES, Family
@@ -203,6 +205,25 @@ def test_without_a_cuda_device_cuda_is_refused(llama: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device = 'cuda': torch sees no CUDA device"):
         load(llama, device="cuda")
+
+
+def test_a_backend_that_cannot_serve_the_layers_is_refused_before_weights_are_fetched(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers show their shapes without them."""
+
+    def fetch_weights(_resolved: Any) -> None:
+        raise AssertionError("gigabytes were fetched for nothing")
+
+    def why_not(_device: Any, _dtype: Any, shapes: list[LayerShape]) -> str:
+        return f"does not like these {shapes[0].key_dim} wide heads of {len(shapes)} layers"
+
+    monkeypatch.setattr(model_runner, "fetch_weights", fetch_weights)
+    monkeypatch.setattr(triton_paged, "why_not", why_not)
+    with pytest.raises(
+        ConfigError, match=r"attention_backend = 'triton': .* 16 wide heads of 2 layers; use auto"
+    ):
+        load(llama, attention_backend="triton")
 
 
 # -- checkpoints --------------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
-"""What `make` says before there is anything to run it with."""
+"""What `make` says before there is anything to run it with, and what it leaves out on the oldest versions."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
+# Of torch, and of what computes with it.
+COMPUTES = re.compile(
+    r"^(import torch|from torch|from replica\.(attention|layers|models|runners\.model_runner))\b",
+    re.MULTILINE,
+)
 
 
 def make_environment(folder: Path, pythons: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -56,3 +62,16 @@ def test_the_first_interpreter_that_serves_is_taken(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert "Creating .venv with Python 3.12.1" in made.stdout
     assert (tmp_path / "made").read_text() == "made .venv\n"
+
+
+def test_the_oldest_versions_get_every_test_that_computes() -> None:
+    """Folders of unit tests are named whole; of the others, one by one."""
+    made = subprocess.run(
+        ["make", "--dry-run", "test-lowest"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    files = [
+        path for folder in ("integration", "property") for path in (PROJECT / "tests" / folder).glob("*.py")
+    ]
+    computing = {str(path.relative_to(PROJECT)) for path in files if COMPUTES.search(path.read_text())}
+    assert "tests/property/test_triton_rows.py" in computing
+    assert computing - set(made.stdout.split()) == set()

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from cache.errors import ConfigError
 from deploy import app, preflight
 from deploy.__main__ import main
 from deploy.errors import MachineLacks
@@ -67,6 +69,38 @@ def test_one_card_is_enough_and_none_is_not(tmp_path: Path, monkeypatch: pytest.
         check_here(file, cards=0)
 
 
+def with_backend(device: str, backend: str) -> ServeFile:
+    """deploy.yaml, which asks Ray for no GPU by itself."""
+    content = yaml.safe_load((FILE.parents[1] / "deploy.yaml").read_text())
+    content["applications"][0]["args"]["replica"] |= {
+        "device": device,
+        "attention_backend": backend,
+        "block_size": 256,
+    }
+    return ServeFile.checked(Path("deploy.yaml"), content)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flash_attn"])
+def test_attention_for_cards_needs_one(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As replicas find at their start, each a Ray cluster later."""
+    machine(monkeypatch, tmp_path, cards=2, torch="2.13.0+cpu", packages=())
+    with pytest.raises(MachineLacks) as caught:
+        check_here(with_backend("auto", backend), cards=0)
+    assert caught.value.missing == (f"an NVIDIA card, for attention_backend: {backend}",)
+    with pytest.raises(MachineLacks) as caught:
+        check_here(with_backend("auto", backend), cards=2)
+    assert [each.split(",")[0].split(":")[0] for each in caught.value.missing] == [
+        "a torch that computes on cards",
+        f"the package {backend.replace('_', '-')}",
+    ]
+    for cards in (0, 2):
+        with pytest.raises(
+            ConfigError, match=r"attention_backend.*must be auto or gather_sdpa where device is cpu"
+        ):
+            check_here(with_backend("cpu", backend), cards=cards)
+    check_here(with_backend("cpu", "gather_sdpa"), cards=0)
+
+
 def test_replicas_compute_in_half_precision_over_the_kernels() -> None:
     """The built-in model is stored as float32, whose products take no tensor cores here."""
     replica = ServeFile.read(FILE).app.replica
@@ -77,12 +111,28 @@ def test_who_asks_for_no_card_lacks_none() -> None:
     check_here(ServeFile.read(FILE.parents[1] / "deploy.yaml"), cards=0)
 
 
-@pytest.mark.parametrize(("assigned", "share"), [({"GPU": 0.5}, 0.5), ({"GPU": 2.0}, 1.0), ({}, 1.0)])
+def given(patch: pytest.MonkeyPatch, assigned: dict[str, float]) -> None:
+    """A node whose Ray has given a replica this."""
+    patch.setattr(app.ray, "nodes", lambda: [{"Alive": True}])
+    patch.setattr(app.serve, "get_replica_context", lambda: SimpleNamespace(world_size=2))
+    context = SimpleNamespace(get_assigned_resources=lambda: assigned)
+    patch.setattr(app.ray, "get_runtime_context", lambda: context)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "share"), [({"GPU": 0.5}, 0.5), ({"GPU": 1.0}, 1.0), ({"GPU": 2.0}, 1.0)]
+)
 def test_a_replica_may_have_its_part_of_the_card(
     assigned: dict[str, float], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.ray, "nodes", lambda: [{"Alive": True}])
-    monkeypatch.setattr(app.serve, "get_replica_context", lambda: SimpleNamespace(world_size=2))
-    context = SimpleNamespace(get_assigned_resources=lambda: assigned)
-    monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
+    given(monkeypatch, assigned)
     assert app._on_node(ReplicaConfig(device="cuda")).device_share == share
+
+
+def test_a_replica_takes_no_card_that_it_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hides none from it: all replicas would compute on the first card, each with all of its memory."""
+    given(monkeypatch, {"CPU": 0.4})
+    with pytest.raises(ConfigError, match=r"num_gpus = 0\.0: must be above 0 where device is cuda"):
+        app._on_node(ReplicaConfig(device="cuda"))
+    for config in (ReplicaConfig(device="cpu"), ReplicaConfig(device="cuda", runner="simulated")):
+        assert app._on_node(config).device_share == 1

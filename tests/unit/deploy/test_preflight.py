@@ -11,8 +11,10 @@ import yaml
 from cache.errors import ConfigError
 from deploy import preflight
 from deploy.__main__ import main
-from deploy.preflight import check_gpus, check_keys
+from deploy.errors import MachineLacks
+from deploy.preflight import check_gpus, check_here, check_keys, check_memory
 from deploy.serve_file import ServeFile
+from replica.models.model_source import NotEnoughMemory
 from router.ingress import ONE_LOOP_VARIABLE
 from tests.fakes.keys import entry, key_file
 
@@ -82,6 +84,12 @@ def with_gpus(
         ),
         ("cuda", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0.5}}, 1, None, 0),
         ("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.5}}, 1, "num_replicas", 2),
+        # Ray gives a part of a GPU from one alone.
+        ("cuda", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0.6}}, 2, None, 0),
+        ("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.6}}, 2, "num_replicas", 2),
+        ("cuda", {"num_replicas": 5, "ray_actor_options": {"num_gpus": 0.4}}, 2, "num_replicas", 4),
+        ("cuda", {"num_replicas": 10, "ray_actor_options": {"num_gpus": 0.1}}, 1, None, 0),
+        ("cuda", {"num_replicas": 11, "ray_actor_options": {"num_gpus": 0.1}}, 1, "num_replicas", 10),
         ("auto", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 1}}, 0, "num_replicas", 0),
         ("auto", {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}, 0, None, 0),
     ],
@@ -99,6 +107,27 @@ def test_more_gpus_than_there_are(
     assert caught.value.field == f"applications.warmpath.deployments.Replica.{key}"
     assert f"must be at most {at_most}:" in caught.value.accepted
     assert f"there are {num_gpus}" in caught.value.accepted
+
+
+def test_it_says_why_parts_whose_sum_there_is_do_not_fit() -> None:
+    file = with_gpus("cuda", {"num_replicas": 3, "ray_actor_options": {"num_gpus": 0.6}})
+    with pytest.raises(ConfigError, match=r"each takes 0\.6 GPUs, and there are 2, each with room for 1$"):
+        check_gpus(file, 2)
+    with pytest.raises(MachineLacks, match=r"1\.8 in all, and there are 2, each with room for 1"):
+        check_here(file, cards=2)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_replicas_that_ask_for_no_gpu_take_none(num_gpus: int) -> None:
+    """`auto` is CUDA where there are GPUs, and Ray hides none from who asks for none."""
+    none_asked = {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}
+    file = with_gpus("auto", none_asked)
+    for check in (check_gpus, check_here):
+        with pytest.raises(ConfigError) as caught:
+            check(file, num_gpus)
+        assert caught.value.field.endswith("Replica.ray_actor_options.num_gpus")
+        assert "set device: cpu" in caught.value.accepted
+        check(with_gpus("cpu", none_asked), num_gpus)
 
 
 def test_gpus_of_routers_are_gone_for_replicas() -> None:
@@ -124,6 +153,7 @@ def test_without_a_number_this_machine_is_meant(
     for number in range(cards):
         (tmp_path / "driver" / f"0000:{number}").mkdir()
     monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "driver")
+    monkeypatch.setattr(preflight.metadata, "version", lambda _name: "2.13.0")  # torch for CUDA
     file = tmp_path / "deploy.yaml"
     replica = "      - name: Replica\n        ray_actor_options: {num_cpus: 1, num_gpus: 1}\n"
     file.write_text((ROOT / "deploy.yaml").read_text().replace("      - name: Replica\n", replica))
@@ -161,3 +191,23 @@ def test_a_replica_of_two_ranks_asks_for_two_gpus() -> None:
     check_gpus(file, 4)
     with pytest.raises(ConfigError, match="each takes 2 GPUs, and there are 3"):
         check_gpus(file, 3)
+
+
+@pytest.mark.parametrize(
+    ("device", "cards", "is_refused"),
+    [("cpu", 0, True), ("cpu", 1, True), ("auto", 0, True), ("auto", 1, False), ("cuda", 0, False)],
+)
+def test_weights_that_go_to_cards_need_no_room_beside_each_other_here(
+    device: str, cards: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a card has no room for, its replica says."""
+    for number in range(cards):
+        (tmp_path / f"0000:{number}").mkdir()
+    monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path)
+    monkeypatch.setattr(preflight, "free_host_bytes", lambda: 1024)
+    file = with_gpus(device, {"num_replicas": 2})
+    if not is_refused:
+        check_memory(file)
+        return
+    with pytest.raises(NotEnoughMemory, match=r"for the weights of 2 replicas, 1\.0 KiB are free"):
+        check_memory(file)

@@ -133,26 +133,32 @@ def test_routers_own_actor_options_keep_the_one_loop(content: dict[str, Any], tm
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "is_fine"),
+    ("device", "options", "ranks", "told"),
     [
-        ("auto", {"num_cpus": 1}, False),
-        ("cuda", {"num_cpus": 1}, False),
-        ("cuda", {"num_gpus": 0}, False),
-        ("auto", {"num_gpus": 0}, True),
-        ("cuda", {"num_gpus": 0.5}, True),
-        ("cpu", {"num_cpus": 1}, True),
+        ("auto", {"num_cpus": 1}, 1, "above 0 and at most 1 where .* is auto, or 0 where there are no GPUs"),
+        ("cuda", {"num_cpus": 1}, 1, "above 0 and at most 1 where .* is cuda"),
+        ("cuda", {"num_gpus": 0}, 1, "above 0 and at most 1 where .* is cuda"),
+        ("cuda", {"num_gpus": 0}, 2, "2 where .* is cuda"),
+        ("auto", {"num_gpus": 0}, 1, None),
+        ("cuda", {"num_gpus": 0.5}, 1, None),
+        ("cpu", {"num_cpus": 1}, 1, None),
     ],
 )
 def test_replicas_own_actor_options_keep_the_gpu(
-    content: dict[str, Any], tmp_path: Path, device: str, options: dict[str, Any], is_fine: bool
+    content: dict[str, Any],
+    tmp_path: Path,
+    device: str,
+    options: dict[str, Any],
+    ranks: int,
+    told: str | None,
 ) -> None:
-    """Serve replaces `ray_actor_options` whole: replicas on a GPU machine then saw no GPU."""
-    content["applications"][0]["args"]["replica"]["device"] = device
+    """Serve replaces `ray_actor_options` whole: replicas on a GPU machine were then given no GPU."""
+    content["applications"][0]["args"]["replica"] |= {"device": device, "tensor_parallel": ranks}
     content["applications"][0]["deployments"][1]["ray_actor_options"] = options
-    if is_fine:
+    if told is None:
         read(tmp_path, content)
         return
-    with pytest.raises(ConfigError, match="num_gpus"):
+    with pytest.raises(ConfigError, match=rf"num_gpus = (null|0): must be {told}$"):
         read(tmp_path, content)
 
 

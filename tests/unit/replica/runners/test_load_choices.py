@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from cache.errors import ConfigError
+from replica.attention import kv_pages
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
 from replica.models import model_probe
+from replica.models.model_source import NotEnoughMemory, ResolvedModel, resolve, stored_dtype
 from replica.runners import load_choices
 from tests.layer_models import model_of
 
 SHAPES = [LayerShape(2, 16, 16)] * 2
+CUDA = torch.device("cuda", 0)
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -38,6 +48,31 @@ def test_a_full_step_is_measured_whoever_it_is_of(
     assert measured == [step]
 
 
+def test_on_a_card_blocks_get_their_part_of_what_weights_and_a_full_step_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 64 MiB with 10 of weights: a step that takes 4 more at its peak is to have 6."""
+    taken = {"now": 10 * MIB, "peak": 50 * MIB}  # of whatever was computed before
+
+    def run_without_pages(*step: object) -> None:
+        assert step[1:] == (72, 8, 1000)
+        taken["peak"] = max(taken["peak"], 14 * MIB)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: taken["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: taken["peak"])
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda _device: taken.update(peak=taken["now"])
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (54 * MIB, 64 * MIB))
+    monkeypatch.setattr(model_probe, "run_without_pages", run_without_pages)
+    model = SimpleNamespace(device=CUDA, dtype=torch.bfloat16)
+    config = ReplicaConfig(max_batched_tokens=64, max_running=8, kv_memory_fraction=0.5)
+    # A block: 16 tokens, 2 layers, keys and values, 2 heads of 16, 2 bytes = 4 KiB.
+    num_blocks = load_choices.choose_num_blocks(config, "made up", model, SHAPES, 1000)
+    assert num_blocks == (54 - 6) * MIB // 2 // 4096
+
+
 @pytest.mark.parametrize("model_type", ["llama", "opt"])
 def test_a_step_has_more_tokens_than_a_sequence_may(model_type: str) -> None:
     """opt has a table of positions, and an end of it."""
@@ -52,3 +87,50 @@ def test_a_step_that_does_not_fit_at_all_is_refused_by_its_setting(monkeypatch: 
     config = ReplicaConfig(max_batched_tokens=100_000)
     with pytest.raises(ConfigError, match=r"max_batched_tokens.*100064 tokens in a step do not fit"):
         load_choices.choose_num_blocks(config, "made up", model_of("llama"), SHAPES, 1 << 17)
+
+
+@pytest.mark.parametrize("said", [{}, {"dtype": "float16"}, {"torch_dtype": "float32"}, {"dtype": "float64"}])
+def test_auto_is_the_type_that_routers_are_told_of(said: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **said}))
+    save_file({"weight": np.zeros((2, 2), dtype=np.float32)}, tmp_path / "model.safetensors")
+    model = resolve(str(tmp_path))
+    assert load_choices.choose_dtype("auto", CUDA, model) == getattr(torch, stored_dtype(model))
+    assert load_choices.choose_dtype("auto", torch.device("cpu"), model) == torch.float32
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> ResolvedModel:
+    """A million weights in float32."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float32"}))
+    save_file({"weight": np.zeros((1024, 1024), dtype=np.float32)}, tmp_path / "model.safetensors")
+    return resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_refused"),
+    [(torch.bfloat16, True), (torch.float32, False)],  # mapped from its file, and copied from there
+)
+def test_what_is_converted_on_its_way_to_a_card_needs_room_on_the_host(
+    stored: ResolvedModel, dtype: torch.dtype, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the system ends the process in the middle of loading, and nobody says why."""
+    monkeypatch.setattr(kv_pages, "free_bytes", lambda _device: 100 * MIB)
+    monkeypatch.setattr(load_choices, "free_host_bytes", lambda: MIB)
+    if not is_refused:
+        load_choices.check_memory_for_weights(ReplicaConfig(), stored, CUDA, dtype)
+        return
+    told = r"needs 2\.0 MiB of memory on the host for its weights as bfloat16, .* cuda:0, 1\.0 MiB are free"
+    with pytest.raises(NotEnoughMemory, match=told):
+        load_choices.check_memory_for_weights(ReplicaConfig(), stored, CUDA, dtype)
+
+
+def test_who_has_a_part_of_a_card_is_told_that_it_is_a_part(
+    stored: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an empty card is less than what is free on it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (6 * MIB, 6 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
+    load_choices.check_memory_for_weights(ReplicaConfig(), stored, CUDA, torch.float32)
+    told = r"needs 4\.0 MiB of memory on cuda:0 \(device_share is 0\.5\) for its weights, 3\.0 MiB are free"
+    with pytest.raises(NotEnoughMemory, match=told):
+        load_choices.check_memory_for_weights(ReplicaConfig(device_share=0.5), stored, CUDA, torch.float32)
