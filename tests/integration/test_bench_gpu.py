@@ -56,6 +56,12 @@ def test_it_measures_everything_and_goes_on_where_it_stopped(
     assert results(out) == found
 
 
+def test_it_tells_whose_layers_are_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that were not taken are slower, and nothing else would show it."""
+    assert run(tmp_path / "bench.json", "--contenders", GATHER, "--limit-s", "60") == 1
+    assert "2 of 2 decoder layers are computed with fewer operations" in caplog.messages
+
+
 def test_a_contender_that_fails_leaves_the_others_their_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
