@@ -123,12 +123,14 @@ def _refuse(reason: str) -> int:
 
 
 def _quieten() -> None:
-    """transformers' advice would tear the progress."""
+    """transformers' advice would tear the progress; whose layers are measured has to be known."""
     import logging
     import warnings
 
     import transformers
 
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("replica.layers.layer_swap").setLevel(logging.INFO)
     transformers.logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")

@@ -1,6 +1,7 @@
 """The measurements, one result after the other, in the order of the plan. Knows contenders; knows no files.
 
-What fails is a result too, with its reason: time on a card is short, and the rest is still worth having.
+What fails is a result too, with its reason: time on a card is short, and the rest is still worth having. But
+where the card is lost to the process the rest would fail for that alone: it is left to another process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.contenders import Contender, Generate, Job, Run
 from benchmarks.gpu import contenders, correctness, limits, work
 from benchmarks.gpu.plan import BACKENDS, UNRECORDED, Decode, Plan, Prefill
 from benchmarks.gpu.sheet import Result
+from replica.runners.lost_card import is_lost
 
 CARD = "card"
 LIMITS, KERNEL, TOKENS, PREFILL, DECODE, FIRST = (
@@ -61,6 +63,7 @@ class Bench:
         self._plan, self._names, self._device, self._dtype = plan, names, device, dtype
         self._is_done, self._clock = is_done, clock
         self._itemsize = dtype.itemsize
+        self._is_lost = False  # the card, to this process
         reasons = {name: contenders.why_absent(name, plan, device, dtype) for name in names}
         self.absent = {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -70,33 +73,42 @@ class Bench:
         return 1 + sum(len(self._tasks(name)) for name in self._names if name not in self.absent)
 
     def results(self, end_s: float) -> Iterator[Result]:
-        """All that are not done yet. Starts nothing after `end_s` of the clock."""
+        """All that are not done yet. Starts nothing after `end_s` of the clock, or once the card is lost."""
         if not self._is_done((LIMITS, "", CARD)):
             yield self._limits()
         for name in self._names:
             waiting = [task for task in self._tasks(name) if not self._is_done(task.key)]
-            if waiting and name not in self.absent and self._clock() < end_s:
+            if waiting and name not in self.absent and self._goes_on(end_s):
                 yield from self._of_contender(name, waiting, end_s)
 
     def _of_contender(self, name: str, waiting: list[Task], end_s: float) -> Iterator[Result]:
         # What needs no model comes first, while its memory is free.
         for task in [each for each in waiting if each.section == KERNEL]:
-            yield self._measured(task, None)
+            if not self._is_lost:
+                yield self._measured(task, None)
         rest = [each for each in waiting if each.section != KERNEL]
-        if not rest or self._clock() >= end_s:
+        if not rest or not self._goes_on(end_s):
             return
         try:
             with contenders.running(name, self._plan, self._device, self._dtype) as contender:
                 for task in rest:
-                    if self._clock() < end_s:
+                    if self._goes_on(end_s):
                         yield self._measured(task, contender)
-        except Exception as error:  # it could not even start
+        except Exception as error:
+            if self._is_lost:
+                return  # not even its memory could be given back
+            self._is_lost = is_lost(self._device)
+            # It could not even start.
             yield from (_missing(task, _told(error)) for task in rest if not self._is_done(task.key))
+
+    def _goes_on(self, end_s: float) -> bool:
+        return not self._is_lost and self._clock() < end_s
 
     def _measured(self, task: Task, contender: Contender | None) -> Result:
         try:
             return task.measure(contender)
         except Exception as error:
+            self._is_lost = is_lost(self._device)
             return _missing(task, _told(error))
 
     # -- what is measured ---------------------------------------------------------------------------

@@ -10,9 +10,14 @@ others are measured against.
   their weights (`cpu_flash.py`).
 - Where that kernel is missing, a prefill without context is plain causal attention over the K and V just
   computed, and with context one attention with the causal mask as a bias.
+- On a card SDPA is torch's own kernels. cuDNN's, which torch 2.11 takes first on an H100, makes a plan for
+  every number of keys it meets, in tens of milliseconds, and keeps them all: one for every step of decodes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -34,6 +39,7 @@ class GatherSdpa:
     name = "gather_sdpa"
 
     def __init__(self, device: torch.device) -> None:
+        self._is_card = device.type == "cuda"
         self._scratch: dict[tuple[str, tuple[int, ...], torch.dtype], torch.Tensor] = {}
         self._flash = CpuFlash.find(device)
         self._resident = ResidentDecodes()
@@ -44,6 +50,12 @@ class GatherSdpa:
         self._resident = ResidentDecodes()
 
     def attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
+        if not self._is_card:
+            return self._attend(pages, batch, call)
+        with _without_cudnn():
+            return self._attend(pages, batch, call)
+
+    def _attend(self, pages: LayerPages, batch: StepBatch, call: AttentionCall) -> torch.Tensor:
         heads, num_tokens, _ = call.query.shape
         self._resident.begin(batch)
         groups = batch.decode_groups(call.window)
@@ -169,6 +181,16 @@ class GatherSdpa:
             self._scratch.pop(key, None)
             buffer = self._scratch[key] = like.new_empty(rounded, *like.shape[1:])
         return buffer[:count]
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _attend_causally(

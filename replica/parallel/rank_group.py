@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LEAVE_TIMEOUT_S = 5.0  # for the other ranks to leave as well, where none can leave alone
 
 
 class Ranks(Protocol):
@@ -45,7 +47,8 @@ class RankGroup:
         store: a file that does not exist yet, the same for every rank.
         """
         self.rank, self.size = rank, size
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        self._has_left = False
+        self._backend = backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
             # NCCL takes any other interface first, and asks at the first collective: this stays.
@@ -69,9 +72,20 @@ class RankGroup:
         return torch.cat(parts, dim=-1)
 
     def close(self) -> None:
-        """Idempotent. Waits for nobody."""
-        if dist.is_initialized():
+        """Idempotent. Waits for nobody over gloo; over NCCL a few seconds for those who have not left either.
+
+        NCCL's ranks on one host leave together, and one that waits for somebody who never comes does so for
+        good: then what it holds is left to the end of the process.
+        """
+        if self._has_left or not dist.is_initialized():
+            return
+        self._has_left = True
+        if self._backend != "nccl":
             dist.destroy_process_group()
+            return
+        leaving = threading.Thread(target=dist.destroy_process_group, name="warmpath-leave", daemon=True)
+        leaving.start()
+        leaving.join(LEAVE_TIMEOUT_S)
 
 
 @contextmanager

@@ -65,11 +65,14 @@ class CudaRecorder:
     def record(self, work: Callable[[], None]) -> Replay:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            work()  # compiles and loads whatever is not there yet, which must not happen while recording
-            if not self._is_known_not_to_wait:
-                self._look_whether_it_waits(work)
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                work()  # compiles and loads whatever is not there yet, which must not happen while recording
+                if not self._is_known_not_to_wait:
+                    self._look_whether_it_waits(work)
+        finally:
+            # Also where it raises: the card may still be at work, on memory that is then given to others.
+            current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
             with (

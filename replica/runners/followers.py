@@ -85,15 +85,20 @@ class Followers:
         with self._lock:
             self._is_closing = True
 
-    def close(self) -> None:
-        """End them: those that do not within CLOSE_TIMEOUT_S are killed. Idempotent."""
+    def tell_end(self) -> None:
+        """Tell them to end, and wait for none. Idempotent."""
         self.expect_end()
-        frame, deadline_s = orders.framed(Close()), time.monotonic() + CLOSE_TIMEOUT_S
+        frame = orders.framed(Close())
         for process in self._processes:
             assert process.stdin is not None
-            with contextlib.suppress(OSError, ValueError):  # it has gone, or was closed before
+            with contextlib.suppress(OSError, ValueError):  # it has gone, or was told before
                 process.stdin.write(frame)
                 process.stdin.close()
+
+    def close(self) -> None:
+        """End them: those that do not within CLOSE_TIMEOUT_S are killed. Idempotent."""
+        self.tell_end()
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
         for process in self._processes:
             try:
                 process.wait(max(0.0, deadline_s - time.monotonic()))

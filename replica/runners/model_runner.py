@@ -24,7 +24,7 @@ from replica.attention.host_pages import HostPages
 from replica.attention.kv_pages import KVPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
-from replica.errors import StepOutOfMemory
+from replica.errors import EngineBroken, StepOutOfMemory
 from replica.layers.decoder_block import DecoderBlock
 from replica.layers.fused_norm import fuse_norms
 from replica.layers.layered_part import LayeredPart
@@ -36,6 +36,7 @@ from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
 from replica.runners.draw_rows import draw_row, masks_of, rows_asked, structures_of
+from replica.runners.lost_card import is_lost
 from replica.runners.out_of_memory import is_out_of_memory
 from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn_tokens
@@ -232,7 +233,7 @@ class ModelRunner:
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         """Compute one step. Raises StepOutOfMemory, InvalidLogits, or whatever the model raises; usable again
-        after any of them."""
+        after any of them, and not after EngineBroken."""
         return self.launch(sequences).result()
 
     def launch(
@@ -261,11 +262,14 @@ class ModelRunner:
         return self._within_memory(num_tokens, lambda: host_pages.copy(moves))
 
     def _within_memory(self, num_tokens: int, compute: Callable[[], _Result]) -> _Result:
-        """Raises StepOutOfMemory where memory ran out, whichever allocator said so."""
+        """Raises StepOutOfMemory where memory ran out, whichever allocator said so; EngineBroken where the
+        card computes nothing any more."""
         try:
             return compute()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
+                if is_lost(self._device):
+                    raise EngineBroken(f"{self._device} is lost to this process: {error}") from error
                 raise
             cause = type(error).__name__
         # Here, since the error's traceback held the step's tensors until now.

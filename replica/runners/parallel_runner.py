@@ -68,12 +68,12 @@ class ParallelRunner:
         runner: ModelRunner | None = None
 
         def undo() -> None:
-            if runner is not None:
-                runner.close()
-            followers.expect_end()
+            followers.tell_end()  # first: over NCCL no rank leaves before the others
             if group is not None:
-                group.close()  # first: whoever waits for this rank in a collective stops waiting
+                group.close()  # whoever waits for this rank in a collective stops waiting
             followers.close()
+            if runner is not None:
+                runner.close()  # a card gives memory back when it is done, which may need the others' end
             shutil.rmtree(folder, ignore_errors=True)
 
         try:

@@ -16,6 +16,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, contenders
 from benchmarks.gpu.plan import GATHER, TINY
 from benchmarks.gpu.sheet import OtherConditions, Result, Sheet
+from replica.runners.model_runner import ModelRunner
 
 ON_CPU = ["--device", "cpu", "--tiny", "--dtype", "float32"]
 OURS_AND_GENERATE = ["--contenders", GATHER, GENERATE]
@@ -55,6 +56,12 @@ def test_it_measures_everything_and_goes_on_where_it_stopped(
     assert results(out) == found
 
 
+def test_it_tells_whose_layers_are_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that were not taken are slower, and nothing else would show it."""
+    assert run(tmp_path / "bench.json", "--contenders", GATHER, "--limit-s", "60") == 1
+    assert "2 of 2 decoder layers are computed with fewer operations" in caplog.messages
+
+
 def test_a_contender_that_fails_leaves_the_others_their_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +75,35 @@ def test_a_contender_that_fails_leaves_the_others_their_results(
     assert notes["decode"] == "failed: RuntimeError: no kernel image is available"
     assert notes["prefill"] == ""
     assert "gather_sdpa failed: RuntimeError: no kernel image" in capsys.readouterr().out
+
+
+def test_what_comes_after_a_lost_card_is_left_to_another_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fail, be a result, and never be measured again."""
+    own_close = ModelRunner.close
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def close(runner: ModelRunner) -> None:
+        own_close(runner)
+        fail()
+
+    out = tmp_path / "bench.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "is_lost", lambda device: True)
+        patch.setattr(bench.Bench, "_decode", fail)
+        patch.setattr(ModelRunner, "close", close)
+        assert run(out, *OURS_AND_GENERATE) == 1
+    *before, lost = results(out).values()
+    assert (lost["section"], lost["note"].partition(":")[0]) == ("decode", "failed")
+    assert not any(each["note"] or each["contender"] == GENERATE for each in before)
+    assert "results are not there yet: run the same command again" in capsys.readouterr().out
+
+    assert run(out, *OURS_AND_GENERATE) == 1
+    assert [key for key, each in results(out).items() if each["note"]] == [("decode", "1 x 20", GATHER)]
+    assert len(results(out)) == 18
 
 
 def test_results_of_another_card_are_not_mixed_in(tmp_path: Path) -> None:

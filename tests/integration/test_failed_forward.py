@@ -1,6 +1,7 @@
 """A forward that raises fails the requests of its step and nobody else; the next answers are exact.
 
-One that runs out of memory fails nobody: the step is taken back.
+One that runs out of memory fails nobody: the step is taken back. One that costs the process its card is the
+engine's end: all steps after it would fail as well, at once, and more requests would come to whoever is idle.
 
 Also NaN: a model that computes nonsense fails its requests instead of answering them.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.attention.kv_pages import ATTRIBUTE
 from replica.engine.engine_core import EngineCore, Progress
-from replica.errors import ForwardFailed
+from replica.errors import EngineBroken, ForwardFailed
+from replica.runners import model_runner
 from replica.runners.model_runner import ModelRunner
 from tests import family_engines as engines
 from tests import model_families as families
@@ -217,6 +220,24 @@ def test_a_runner_that_failed_answers_alone_and_in_a_batch_as_before(
     )
     assert [alone(index) for index in range(4)] == wanted[:4]
     assert len(alone(0)) == MAX_NEW_TOKENS
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("after_calls", [1, 2, 9])
+def test_an_engine_whose_card_is_lost_ends(
+    runners: Runners, after_calls: int, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = replace(SETTINGS[0], async_scheduling=async_scheduling)
+    engine = runners.engine(setting)
+    submit_all(engine)
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(model_runner, "is_lost", lambda device: True)
+    runner = runners.get(setting.block_size, setting.num_blocks, setting.greedy_screen)
+    with (
+        failing_once(runner, after_calls, last_layer=False, error=error),
+        pytest.raises(EngineBroken, match="cpu is lost to this process: CUDA error: an illegal"),
+    ):
+        run_to_the_end(engine)
 
 
 def _device_error() -> Exception:

@@ -19,6 +19,7 @@ from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
 from replica.errors import RankLost
 from replica.models.model_source import ModelRefused, resolve
+from replica.parallel.rank_group import RankGroup
 from replica.runners.model_runner import ModelRunner
 from replica.runners.parallel_runner import ParallelRunner
 from replica.scheduling.runner import LaunchingRunner
@@ -92,6 +93,20 @@ def test_two_processes_say_what_one_says_until_one_is_killed(llama: Path, whole:
         runner.close()
     assert not dist.is_initialized()
     runner.close()  # may be called twice
+
+
+def test_rank_0_leaves_when_the_others_have_been_told(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL lets no rank leave before the others: one that was not told to would be waited for."""
+    own_close, have_gone = RankGroup.close, []
+
+    def close(group: RankGroup) -> None:
+        have_gone.append(all([soon_gone(pid) for pid in runner.follower_pids]))
+        own_close(group)
+
+    runner = in_parts(llama, threading.Event())
+    monkeypatch.setattr(RankGroup, "close", close)
+    runner.close()
+    assert have_gone == [True]
 
 
 LEADER = """

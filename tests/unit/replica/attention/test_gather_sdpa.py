@@ -9,9 +9,11 @@ import gc
 import weakref
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention import gather_sdpa, wide_decode
 from replica.attention.backend import AttentionCall
@@ -113,6 +115,26 @@ def test_every_route_is_dense_attention(
     whole = call(19, **options)
     table = [9, 3, 14, 0, 7]
     got = attend_in_pieces(GatherSdpa(CPU), layer_pages(), whole, table, cuts)
+    torch.testing.assert_close(got, dense(whole, 0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", True), ("cuda", False)])
+def test_on_a_card_no_kernel_is_asked_that_makes_a_plan_for_every_length(
+    device: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every route to SDPA: without context, with a bias, a decode."""
+    asked = []
+
+    def sdpa(*args: Any, **options: Any) -> torch.Tensor:
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+        return scaled_dot_product_attention(*args, **options)
+
+    monkeypatch.setattr(CpuFlash, "find", lambda device: None)
+    monkeypatch.setattr(gather_sdpa, "scaled_dot_product_attention", sdpa)
+    whole, backend = call(19), GatherSdpa(torch.device(device))
+    got = attend_in_pieces(backend, layer_pages(), whole, [9, 3, 14, 0, 7], [0, 7, 18, 19])
+    assert asked == [expected] * 3
+    assert torch.backends.cuda.cudnn_sdp_enabled(), "it is others' setting, too"  # type: ignore[no-untyped-call]
     torch.testing.assert_close(got, dense(whole, 0), rtol=1e-5, atol=1e-5)
 
 

@@ -22,6 +22,7 @@ class Card:
         self.sync_debug_mode: int | str = 0
         self.is_capturing = False
         self.captures = 0
+        self.waits: list[object] = []  # of the thread's own stream, for others
 
     def read(self) -> None:
         if self.sync_debug_mode == "error":
@@ -33,7 +34,7 @@ class Card:
         return SimpleNamespace(wait_stream=lambda _: None)
 
     def current_stream(self, _device: object) -> object:
-        return SimpleNamespace(name=self.current, wait_stream=lambda _: None)
+        return SimpleNamespace(name=self.current, wait_stream=self.waits.append)
 
     def set_stream(self, stream: SimpleNamespace) -> None:
         self.current = stream.name
@@ -92,6 +93,21 @@ def test_what_waits_for_the_card_is_found_before_anything_is_recorded(card: Card
     assert card.captures == 0
     assert card.sync_debug_mode == 0
     assert card.current == "the thread's own"
+
+
+@pytest.mark.parametrize("runs", [0, 1], ids=["at once", "when it is looked at"])
+def test_what_was_begun_before_it_raises_is_waited_for(card: Card, runs: int) -> None:
+    """The tensors it reads are let go then, and their memory is the thread's own stream's again."""
+    left = iter(range(runs))
+
+    def work() -> None:
+        if next(left, None) is None:
+            raise RuntimeError("out of memory")
+
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    with pytest.raises(RuntimeError, match="memory"):
+        recorder.record(work)
+    assert card.waits == [recorder._stream]
 
 
 def test_a_recording_that_fails_leaves_the_thread_its_stream(card: Card) -> None:
