@@ -104,7 +104,7 @@ class TraceFiles:
         self._file: IO[bytes] | None = None
         self._num_bytes = 0
         self._num_lines = 0  # without the header
-        self._is_kept = False  # a line of it has reached the disk
+        self._kept_bytes = 0  # of them on the disk, whole lines; 0: not one but the header
         self.num_lost = 0  # lines of files that were deleted before their end
 
     @property
@@ -137,7 +137,7 @@ class TraceFiles:
         """Raises OSError."""
         if self._file is not None:
             self._file.flush()
-            self._is_kept = self._num_lines > 0
+            self._kept_bytes = self._num_bytes if self._num_lines else 0
 
     def close(self) -> None:
         """End the file. Raises OSError if what was buffered cannot be written. Idempotent."""
@@ -148,14 +148,19 @@ class TraceFiles:
             file.close()
 
     def abandon(self) -> None:
-        """End the file after an error: what reached the disk stays, a file without a line goes."""
+        """End the file after an error: what was flushed stays, a file without a line goes.
+
+        A full disk takes a part of what it is given, and no reader goes on behind half a line.
+        """
         file, self._file = self._file, None
         if file is None:
             return
         with suppress(OSError):
             file.close()
-        if not self._is_kept:
-            with suppress(OSError):
+        with suppress(OSError):
+            if self._kept_bytes:
+                os.truncate(self.path, self._kept_bytes)
+            else:
                 self.path.unlink()
 
     def _open(self) -> None:
@@ -167,7 +172,7 @@ class TraceFiles:
             fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, or this process ends
         except OSError as error:  # another Router may delete it, which is noticed then
             logger.warning("a recording cannot be locked", extra={"error": str(error)})
-        self._num_bytes, self._num_lines, self._is_kept = 0, 0, False
+        self._num_bytes = self._num_lines = self._kept_bytes = 0
         self._append(_line({**self._header, "part": self._part}))
 
     def _append(self, line: bytes) -> None:

@@ -341,6 +341,36 @@ def test_a_full_disk_loses_rows_not_requests(tmp_path: Path, monkeypatch: pytest
     assert len(lines(tmp_path)) == 2
 
 
+def test_a_disk_that_fills_in_the_middle_of_a_line_leaves_a_file_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk does it: what there is room for is written, and the rest is refused."""
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    for number in range(3):
+        bench.serve(f"kept {number}", 1)
+    _until(lambda: bench.recorder.totals.written == 3)
+    files = bench.recorder._files
+
+    def half(line: bytes) -> None:
+        assert files._file is not None
+        files._file.write(line[: len(line) // 2])
+        files._file.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "_append", half)
+    bench.serve("too much", 1)
+    _until(lambda: bench.recorder.totals.failed == 1)
+    monkeypatch.undo()
+    bench.clock.advance(11.0)
+    bench.serve("there is room again", 1)
+    bench.recorder.close()
+    first, second = sorted(tmp_path.glob(FILE_PATTERN))
+    assert len(read_recording(first).requests) == 3
+    assert len(read_recording(second).requests) == 1
+    assert bench.recorder.totals.written == 4
+
+
 def test_a_folder_that_cannot_be_is_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
