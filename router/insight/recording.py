@@ -115,7 +115,7 @@ class TraceFiles:
     def prepare(self) -> None:
         """Make the folder and try to write there. Raises ConfigError."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_folder()
             probe = self._folder / f".{self._stem}.probe"
             probe.touch()
             probe.unlink()
@@ -163,7 +163,11 @@ class TraceFiles:
             else:
                 self.path.unlink()
 
+    def _make_folder(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     def _open(self) -> None:
+        self._make_folder()  # somebody may have tidied it up, too
         self._make_room()
         self._part += 1
         # Not for other users of the machine: lengths and times are about somebody, too.

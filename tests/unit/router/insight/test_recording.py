@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from array import array
 from pathlib import Path
@@ -275,6 +276,20 @@ def test_a_deleted_file_is_noticed_and_another_begun(
     assert (bench.recorder.totals.written, bench.recorder.totals.lost) == (3, 2)
     assert len(lines(tmp_path)) == 2
     assert [record.message for record in caplog.records] == ["a recording was deleted while it was written"]
+
+
+def test_a_folder_that_was_tidied_up_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    bench = Bench(folder)
+    bench.recorder.start()
+    bench.serve("one", 1)
+    _until(lambda: bench.recorder.totals.written == 1)
+    shutil.rmtree(folder)
+    bench.serve("two", 1)
+    bench.recorder.close()
+    assert (bench.recorder.totals.failed, bench.recorder.totals.lost) == (0, 1)
+    assert len(lines(folder)) == 2
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 def test_a_file_that_is_deleted_before_its_end_is_lost(tmp_path: Path) -> None:
