@@ -81,7 +81,7 @@ def test_who_asks_for_no_card_lacks_none() -> None:
 def test_a_replica_may_have_its_part_of_the_card(
     assigned: dict[str, float], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.ray, "nodes", lambda: [{"Alive": True}])
+    monkeypatch.setattr(app.ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 2.0}}])
     monkeypatch.setattr(app.serve, "get_replica_context", lambda: SimpleNamespace(world_size=2))
     context = SimpleNamespace(get_assigned_resources=lambda: assigned)
     monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
