@@ -52,7 +52,8 @@ class KeyFile:
 
     def stamp(self) -> Stamp:
         found = Path(self.path).stat()  # follows links: Kubernetes swaps one to change a mounted secret
-        return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        # Not the time of modification, which whoever writes may set: `cp -p` and `rsync -t` do.
+        return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
     def read(self) -> str:
         with Path(self.path).open("rb") as file:
