@@ -229,25 +229,51 @@ STORIES = (
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
 def test_somebody_is_woken_when_nobody_gets_a_first_token(story: Story, tmp_path: Path) -> None:
     """A histogram of first tokens says nothing of those that never come. Five minutes after the last one."""
-    (alert,) = [each for each in alerts() if each["alert"] == "WarmpathNoFirstToken"]
-    told = {"exp_labels": alert["labels"], "exp_annotations": alert["annotations"]}
-    expected = {4: [], 9: [], 11: [told] if story.fires else []}
+    assert_fires("WarmpathNoFirstToken", story.series(), {4: False, 9: False, 11: story.fires}, tmp_path)
+
+
+def assert_fires(alert: str, series: dict[str, str], at_min: dict[int, bool], folder: Path) -> None:
+    """Whether it does at these minutes. series: in promtool's notation, one value every 15 s."""
+    (rule,) = [each for each in alerts() if each["alert"] == alert]
+    told = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
     test = {
         "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in story.series().items()],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "alert_rule_test": [
-            {"eval_time": f"{minute}m", "alertname": alert["alert"], "exp_alerts": firing}
-            for minute, firing in expected.items()
+            {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": [told] if fires else []}
+            for minute, fires in at_min.items()
         ],
     }
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
-    (tmp_path / "test.yaml").write_text(
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
+    (folder / "test.yaml").write_text(
         yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [test]})
     )
     done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(("alert", "outcome"), [("WarmpathErrors", "failed"), ("WarmpathOverloaded", "busy")])
+@pytest.mark.parametrize("refused", ["", "invalid", "limited", "not_found", "unauthorized"])
+def test_who_is_refused_for_what_it_sends_hides_nobodys_trouble(
+    alert: str, outcome: str, refused: str, tmp_path: Path
+) -> None:
+    """One in ten fails, beside a stranger who tries ten keys a second, say."""
+    rates = {"ok": 90, outcome: 10, **({refused: 10_000} if refused else {})}
+    series = {
+        f'warmpath_requests_total{{endpoint="completions",outcome="{each}",router="r"}}': f"0+{rate}x80"
+        for each, rate in rates.items()
+    }
+    assert_fires(alert, series, {1: False, 15: True}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize("alert", ["WarmpathErrors", "WarmpathOverloaded"])
+def test_strangers_alone_wake_nobody(alert: str, tmp_path: Path) -> None:
+    name = 'warmpath_requests_total{endpoint="completions",outcome="unauthorized",router="r"}'
+    assert_fires(alert, {name: "0+10x80"}, {15: False}, tmp_path)
 
 
 async def test_who_waits_for_a_first_token_is_in_flight_and_nothing_else_moves() -> None:
