@@ -270,6 +270,21 @@ def test_who_is_refused_for_what_it_sends_hides_nobodys_trouble(
 
 
 @pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("values", "fires"),
+    [
+        ("0x20 3x60", False),  # the moment in which a rolling update of one replica has none
+        ("0x20 1+1x60", True),
+        ("0x20 1x5 2x5 3x5 4x5 5x5 6x5", True),  # one client, that comes every minute and a half
+    ],
+)
+def test_one_moment_without_a_replica_wakes_nobody(values: str, fires: bool, tmp_path: Path) -> None:
+    name = 'warmpath_requests_total{endpoint="completions",outcome="no_replica",router="r"}'
+    alert = "WarmpathNoReplica"
+    assert_fires(alert, {name: values}, {4: False, 6: False, 7: False, 9: fires, 11: fires}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
 @pytest.mark.parametrize("alert", ["WarmpathErrors", "WarmpathOverloaded"])
 def test_strangers_alone_wake_nobody(alert: str, tmp_path: Path) -> None:
     name = 'warmpath_requests_total{endpoint="completions",outcome="unauthorized",router="r"}'
