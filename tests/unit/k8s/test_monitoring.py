@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,10 @@ from k8s.promql import (
 from router.errors import ReplicaLost
 from router.fleet.engine_series import EngineView, engine_families
 from router.fleet.exposition import text
+from router.fleet.report import ROUTER_LABEL, families_of, labelled
 from router.openai_api.errors import OUTCOMES
+from router.tenants.gate import GateStatistics
+from router.tenants.tenancy import GateCollector
 from tests.fakes.http import MODEL, RouterUnderTest
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import info, load
@@ -50,13 +54,16 @@ BEFORE_ANY: dict[str, frozenset[str]] = {
 
 @pytest.fixture
 async def series() -> Series:
-    """What the code exports, from a Router that has served one request and heard of one engine."""
+    """What the code exports, from a Router that has served one request and heard of one engine, and one with
+    API keys."""
     async with RouterUnderTest() as router:
         await router.complete(list(range(40)), max_tokens=4)
         exported = (await router.client.get("/metrics")).text
+    of_keys = families_of(GateCollector(lambda: GateStatistics(0, 0, 0, Counter(), True)).collect())
+    guarded = text(labelled(of_keys, {ROUTER_LABEL: "r"}))
     engines = {ReplicaId("a"): EngineView(info(), an_engine_report())}
     found: Series = {}
-    for each in (exported, text(engine_families("tiny", engines)).decode()):
+    for each in (exported, guarded.decode(), text(engine_families("tiny", engines)).decode()):
         for family in text_string_to_metric_families(each):
             for name in {sample.name for sample in family.samples} or {family.name, f"{family.name}_total"}:
                 found.setdefault(name, {})
@@ -282,6 +289,12 @@ def test_one_moment_without_a_replica_wakes_nobody(values: str, fires: bool, tmp
     name = 'warmpath_requests_total{endpoint="completions",outcome="no_replica",router="r"}'
     alert = "WarmpathNoReplica"
     assert_fires(alert, {name: values}, {4: False, 6: False, 7: False, 9: fires, 11: fires}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(("values", "fires"), [("0x20 1x4 0x36", False), ("0x20 1x40", True)])
+def test_keys_that_stay_unread_wake_somebody(values: str, fires: bool, tmp_path: Path) -> None:
+    assert_fires("WarmpathKeysStale", {"warmpath_keys_stale": values}, {4: False, 12: fires}, tmp_path)
 
 
 @pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")

@@ -110,20 +110,24 @@ def test_a_broken_file_keeps_the_keys_and_is_said_once(
             settle(ring)
         assert names(ring) == {"a"}
         assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert ring.is_stale
         assert caplog.records[0].__dict__["detail"]
         path.write_text(ONE)  # mended, with what was there before
         settle(ring)
         assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert (names(ring), ring.num_failures, ring.num_reloads) == ({"a"}, 1, 1)
+    assert not ring.is_stale
 
 
 def test_a_file_that_went_and_came_back_unchanged_counts_as_mended(path: Path) -> None:
     ring = KeyRing(KeyFile(str(path)))
     away = path.rename(path.with_name("away"))
     settle(ring)
+    assert ring.is_stale
     away.rename(path)
     settle(ring)
     assert (names(ring), ring.num_failures, ring.num_reloads) == ({"a"}, 1, 1)
+    assert not ring.is_stale
 
 
 @pytest.mark.parametrize("content", [None, "", "keys: ["])
