@@ -1,6 +1,6 @@
 """The Router's own traffic as a trace that a simulation can replay: times, lengths, keyed block ids.
 
-    {"format": "warmpath-trace", "version": 2, "recording": …, "part": 1, "started_at": …, …}
+    {"format": "warmpath-trace", "version": 2, "recording": …, "key": …, "part": 1, "started_at": …, …}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", …], "block_size": 16, "session": "…"}
     {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", …], "block_size": 16}
 
@@ -8,7 +8,8 @@ One line per request, written when it ends, also for one that no replica was fou
 fleet has to be planned for, and in overload much of it is refused. So lines are not in order of `t`, seconds
 since the recording began. `blocks` are the prompt's full blocks, each id standing for everything up to there.
 No text, no token and no block hash is written: ids are keyed with a secret that is in no file, so a trace
-tells which prompts share how much, and nobody can look up a guess.
+tells which prompts share how much, and nobody can look up a guess. The header's `key` is a name of that
+secret, which gives nothing of it away: ids of two names have nothing to do with each other.
 
 The event loop only puts a row into a bounded queue; a thread makes ids, writes and rotates. A full queue or
 a full disk loses rows and counts them; requests never wait.
@@ -77,6 +78,11 @@ class BlockIds:
     def __init__(self, key: bytes) -> None:
         """key: 16 to 64 bytes."""
         self._keyed = hashlib.blake2b(key=key, digest_size=_ID_BYTES)
+
+    @property
+    def key_name(self) -> str:
+        """The same for the same key."""
+        return self._name(b"key")
 
     def block(self, hint: HashHint) -> str:
         return self._name(b"block" + hint.to_bytes(8, "little"))
@@ -259,6 +265,7 @@ class TrafficRecorder(SilentObserver):
                 "format": FORMAT,
                 "version": VERSION,
                 "recording": recording,
+                "key": self._ids.key_name,
                 "started_at": started_at,
                 "model": model_name,
                 "block_size": self._block_tokens,

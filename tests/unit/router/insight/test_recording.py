@@ -115,6 +115,22 @@ def test_ids_mean_something_only_under_one_key(tmp_path: Path) -> None:
     assert found[2] == found[3]
 
 
+def test_the_header_names_the_key_and_nothing_of_it(tmp_path: Path) -> None:
+    """So that readers know whose ids may be compared."""
+
+    def named(folder: str, **settings: Any) -> str:
+        bench = Bench(tmp_path / folder, **settings)
+        bench.recorder.start()
+        bench.serve("one", 1)
+        bench.recorder.close()
+        name: str = lines(tmp_path / folder)[0]["key"]
+        return name
+
+    ours, theirs = "a secret of many letters", "another one of many letters"
+    assert named("a", key=ours) == named("b", key=ours) != named("c", key=theirs)
+    assert named("d") != named("e")
+
+
 def test_coarser_blocks_are_every_nth(tmp_path: Path) -> None:
     bench = Bench(tmp_path, block_tokens=4 * SIZE)
     bench.recorder.start()
