@@ -131,8 +131,7 @@ def _on_node(config: ReplicaConfig) -> ReplicaConfig:
 
     Where replicas scale Serve says 0 of them, and how many will come here is unknown: it is as for one.
     """
-    num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
-    replicas_here = max(1, -(-serve.get_replica_context().world_size // num_nodes))
+    replicas_here = max(1, -(-serve.get_replica_context().world_size // _num_homes()))
     if config.torch_threads is None:
         config = replace(config, torch_threads=max(1, len(os.sched_getaffinity(0)) // replicas_here))
     if config.num_blocks is None and config.device == "cpu":
@@ -143,6 +142,21 @@ def _on_node(config: ReplicaConfig) -> ReplicaConfig:
     if config.event_host == "node":
         config = replace(config, event_host=ray.util.get_node_ip_address())
     return config
+
+
+def _num_homes() -> int:
+    """Nodes that a replica may be on: a head without CPUs takes none, and neither does a node for Routers."""
+    asked = {
+        name: amount
+        for name, amount in ray.get_runtime_context().get_assigned_resources().items()
+        if "_group_" not in name  # a placement group's own, which only its node has
+    }
+    homes = [
+        node
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Resources"].get(name, 0.0) >= asked[name] for name in asked)
+    ]
+    return max(1, len(homes))
 
 
 def _part_of_card() -> float:

@@ -12,7 +12,17 @@ from typing import Any
 
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
-from k8s.manifests import GATEWAY_PORT, RAY_SERVICE, Manifests, Pod, gateway_labels, named, selects
+from k8s.manifests import (
+    GATEWAY_PORT,
+    RAY_SERVICE,
+    Manifests,
+    Pod,
+    gateway_labels,
+    named,
+    quantity,
+    selects,
+)
+from router.config import RecordConfig
 
 NAMESPACE = "warmpath"
 CLUSTER_SCOPED = frozenset({"Namespace", "PriorityClass"})
@@ -28,6 +38,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
 """Secrets that an operator makes, with their keys; docs/kubernetes.md says how. None is in a manifest."""
 
 CLUSTERS_OWN_CONFIG_MAPS = frozenset({"kube-root-ca.crt"})
+WRITABLE_VOLUMES = frozenset({"emptyDir", "ephemeral", "persistentVolumeClaim"})
 KUBERAY_SELECTS_BY = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/created-by"})
 
 
@@ -279,12 +290,42 @@ def _config(
         for pod in pods:
             if path is not None and pod.slots.get("router") and not _mounted(pod, path):
                 yield Finding(where, pod.owner, f"args.router.tenants names {path}, which no volume holds")
+    record = config.app.router_sketch().record
+    for pod in pods:
+        if record is not None and pod.slots.get("router"):
+            for message in _recording(pod, record):
+                yield Finding(where, pod.owner, f"args.router.record.{message}")
 
 
 def _waits_for(pod: Pod) -> set[str]:
     """Models that init containers wait for."""
     containers = pod.spec.get("initContainers", ())
     return {each["value"] for one in containers for each in one.get("env", ()) if each["name"] == "MODEL"}
+
+
+def _recording(pod: Pod, record: RecordConfig) -> Iterator[str]:
+    """A Router that cannot write its recording does not start, and a pod whose emptyDir grows too large is
+    evicted."""
+    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
+    mounts = [
+        mount
+        for mount in pod.main.get("volumeMounts", ())
+        if PurePosixPath(record.folder).is_relative_to(mount["mountPath"])
+    ]
+    if not mounts:
+        yield f"folder is {record.folder}, which no volume holds: the root file system cannot be written to"
+        return
+    mount = max(mounts, key=lambda each: len(PurePosixPath(each["mountPath"]).parts))  # the innermost counts
+    volume = volumes.get(mount["name"], {})
+    claim = volume.get("persistentVolumeClaim", {})
+    if mount.get("readOnly") or claim.get("readOnly") or not volume.keys() & WRITABLE_VOLUMES:
+        yield f"folder is {record.folder}, and volume {mount['name']} there cannot be written to"
+    limit = volume.get("emptyDir", {}).get("sizeLimit")
+    if limit is not None and record.max_total_bytes > quantity(limit) // 2:
+        yield (
+            f"max_total_bytes is {record.max_total_bytes}; should be at most half of volume "
+            f"{mount['name']}, which has {limit}"
+        )
 
 
 def _mounted(pod: Pod, path: str) -> bool:

@@ -258,7 +258,8 @@ def _ask_for(client: httpx.Client, request_id: str) -> DebugPage:
             asked.answered(error.router, error.num_routers)
     raise CannotAsk(
         f"{request_id} is not remembered ({asked} asked). Give the id of an answer or the x-request-id that "
-        "was sent; only the latest requests are kept (debug_requests)."
+        "was sent; only the latest requests are kept (debug_requests), and none that was refused before it "
+        "had a replica (429, 503): warmpath_requests_total counts those."
     )
 
 

@@ -2,6 +2,8 @@
 
 `DeploymentHandle.broadcast` is public but all or nothing: with one Router hung it would time out without the
 answers of the others. So the results are awaited one by one, which is private (ray 2.60): `_results_of`.
+So is that a handle is made without asking Serve's controller whether the deployment exists: that waits for
+its answer, on the event loop, and as long as the controller is away no stream would go on.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ class ServePeers:
 
     async def ask(self, asker: str, wanted: Sequence[str], timeout_s: float) -> list[bytes]:
         """See `Peers`."""
-        if self._handle is None:  # not earlier: a handle needs the running loop
-            self._handle = serve.get_deployment_handle(self._deployment, self._application)
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
+            if self._handle is None:  # not earlier: a handle needs the running loop
+                self._handle = serve.get_deployment_handle(
+                    self._deployment, self._application, _check_exists=False
+                )
             async with asyncio.timeout_at(deadline):
                 results = await _results_of(self._handle.broadcast(METHOD, asker, list(wanted)))
         except (TimeoutError, RayServeException, RayError):

@@ -17,7 +17,7 @@ from loadtest.placement.errors import BadRequest
 from loadtest.placement.grid import Grid
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.progress import GridProgress
-from loadtest.placement.report import groups, of_refused, print_tables, tables, write_report
+from loadtest.placement.report import groups, of_recording, print_tables, tables, write_report
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE, summarize
@@ -77,7 +77,7 @@ def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
     """
     for workload in spec.workloads:
         source = workload.open()  # else every cell's process would find out for itself
-        if isinstance(source, TraceSource) and (told := of_refused(source.trace)):
+        if isinstance(source, TraceSource) and (told := of_recording(source.trace)):
             console.print(f"{workload.label}: {told}", highlight=False, markup=False, soft_wrap=True)
     cells = spec.cells()
     store = ResultStore(output.results)

@@ -87,9 +87,7 @@ def busiest(trace: Workload, num_requests: int) -> Workload:
         return trace.window(0.0, len(requests))
     starts = range(len(requests) - num_requests + 1)
     first = min(starts, key=lambda i: requests[i + num_requests - 1].arrival_s - requests[i].arrival_s)
-    return Workload(trace.name, trace.block_tokens, requests[first : first + num_requests]).window(
-        0.0, num_requests
-    )
+    return replace(trace, requests=requests[first : first + num_requests]).window(0.0, num_requests)
 
 
 def smallest_fleet(request: PlanRequest, cache_tokens: int) -> Fleet:

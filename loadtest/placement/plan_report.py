@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from loadtest.placement.errors import PlacementError
 from loadtest.placement.experiment import Output, load_plots
 from loadtest.placement.plan import Plan, PlanRequest, curve_points, make_plan
-from loadtest.placement.report import of_refused, print_tables
+from loadtest.placement.report import of_recording, print_tables
 from loadtest.text_table import TextTable
 from loadtest.workloads.request import Workload
 
@@ -60,7 +60,7 @@ def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
         ("cache per replica", "replicas", "mean TTFT, s", "p99 TTFT, s", "tokens from cache, %"),
         tuple(rows),
         f"Replayed: the busiest {len(busiest.requests)} requests, {_rate(busiest)}. "
-        f"{of_refused(busiest)}Machine: {request.machine.describe()}",
+        f"{of_recording(busiest)}Machine: {request.machine.describe()}",
     )
 
 

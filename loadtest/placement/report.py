@@ -41,14 +41,20 @@ def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyCho
     return found
 
 
-def of_refused(trace: Workload) -> str:
-    """A sentence about those that were refused when the trace was recorded; "" if there were none."""
-    if not trace.num_refused:
-        return ""
-    return (
-        f"{trace.num_refused:,} of {len(trace.requests):,} were refused when they were recorded; their "
-        "answers are taken to be as long as the others' on average. "
-    )
+def of_recording(trace: Workload) -> str:
+    """What to know of a recording: who was refused, and keys that hide hits; "" if there is nothing."""
+    told = ""
+    if trace.num_refused:
+        told += (
+            f"{trace.num_refused:,} of {len(trace.requests):,} were refused when they were recorded; their "
+            "answers are taken to be as long as the others' on average. "
+        )
+    if trace.num_keys > 1:
+        told += (
+            f"Block ids are of {trace.num_keys} keys: what prompts share across them is not seen, so there "
+            "are fewer hits here than there were. Set one `record.key` for all Routers. "
+        )
+    return told
 
 
 def print_tables(found: Sequence[TextTable], console: Console) -> None:

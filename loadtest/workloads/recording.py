@@ -6,7 +6,9 @@
 
 `blocks` names the prompt's *full* blocks, each id standing for everything up to there; `session` may be
 absent, then sessions are found from shared chains. Written by `router/insight/recording.py`; lines may be
-out of order, since a request is written when it ends; `cat traffic-*.jsonl` of one key is a recording too.
+out of order, since a request is written when it ends; `cat traffic-*.jsonl` is a recording too. The header
+names the key that ids were made with; what prompts of two keys share is not known, so how many there are is
+told with the workload.
 A request that was refused came all the same; its answer is taken to be as long as the others' are on average,
 which keeps what there is to generate per request. Version 1 had none of them.
 Knows no engine.
@@ -49,13 +51,15 @@ def read_recording(path: Path) -> Workload:
     no requests at all.
     """
     lines = read_lines(path)
-    offset_s = _header_offset_s(path, next(lines, None))
+    offset_s, key = _header(path, next(lines, None))
+    keys = {key}
     ids = _BlockIds()
     rows: list[_Row] = []
     block_tokens = 0
     for line in lines:
         if "format" in line:  # several files, put together: each opens with a header
-            offset_s = _header_offset_s(path, line)
+            offset_s, key = _header(path, line)
+            keys.add(key)
             continue
         line.check_fields(_REFUSED if "refused" in line else _SERVED, _OPTIONAL)
         size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
@@ -66,11 +70,12 @@ def read_recording(path: Path) -> Workload:
     if not rows:
         raise Line(path, 0, {}).error(None, "holds no requests")
     rows.sort(key=lambda row: row.time_s)
-    return Workload(path.name.split(".")[0], block_tokens, _requests(rows))
+    return Workload(path.name.split(".")[0], block_tokens, _requests(rows), num_keys=len(keys))
 
 
-def _header_offset_s(path: Path, header: Line | None) -> float:
-    """When that recording began, so that those of several Routers and runs can be put together."""
+def _header(path: Path, header: Line | None) -> tuple[float, str]:
+    """When that recording began, so that those of several Routers and runs can be put together, and the name
+    of its key; older ones have none."""
     if header is None or "format" not in header:
         raise Line(path, 1, {}).error("format", f"is missing: a recording opens with its header, {FORMAT!r}")
     if header.string("format") != FORMAT:
@@ -78,7 +83,8 @@ def _header_offset_s(path: Path, header: Line | None) -> float:
     if "version" not in header:
         raise header.error("version", "is missing")
     header.integer("version", *VERSIONS)
-    return header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else 0.0
+    started_at = header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else 0.0
+    return started_at, header.string("key") if "key" in header else ""
 
 
 def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row:

@@ -41,6 +41,7 @@ class Workload:
     name: str
     block_tokens: int  # tokens of a full block
     requests: tuple[WorkRequest, ...]  # in order of arrival
+    num_keys: int = 1  # that a recording's block ids are made with: what prompts of two share is not known
 
     def __post_init__(self) -> None:
         """Raises ValueError, naming the request, for one out of order or with the wrong number of blocks."""
@@ -80,8 +81,7 @@ class Workload:
         first = bisect_left(self.requests, start_s, key=lambda request: request.arrival_s)
         chosen = self.requests[first : first + num_requests]
         began_s = chosen[0].arrival_s if chosen else 0.0
-        return Workload(
-            self.name,
-            self.block_tokens,
-            tuple(replace(request, arrival_s=request.arrival_s - began_s) for request in chosen),
+        return replace(
+            self,
+            requests=tuple(replace(request, arrival_s=request.arrival_s - began_s) for request in chosen),
         )

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_CODE = 70  # EX_SOFTWARE
 MAX_NAMED = 256  # requests in the line that says why the process ends
+TELL_LIMIT_S = 2.0  # that its last words may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +84,23 @@ class Watchdog:
             return False
         self._has_fired = True
         try:
-            logger.critical(
-                "engine thread is stuck, ending the process\n%s",
-                self._stack(),
-                extra={
-                    "task": task.name,
-                    "busy_s": round(busy_s, 3),
-                    "limit_s": task.limit_s,
-                    "request_ids": list(task.involved())[:MAX_NAMED],
-                },
-            )
+            request_ids = list(task.involved())[:MAX_NAMED]
+            _try(lambda: self._tell(task, busy_s, request_ids))
         finally:  # whether or not it could be told
             self._on_hang()
         return True
+
+    def _tell(self, task: _Task, busy_s: float, request_ids: Sequence[str]) -> None:
+        logger.critical(
+            "engine thread is stuck, ending the process\n%s",
+            self._stack(),
+            extra={
+                "task": task.name,
+                "busy_s": round(busy_s, 3),
+                "limit_s": task.limit_s,
+                "request_ids": request_ids,
+            },
+        )
 
     def _look(self) -> None:
         self.note_lateness(self._clock() - self._looked_s - self._poll_interval_s)
@@ -114,5 +119,13 @@ class Watchdog:
 
 def end_process() -> None:
     """At once, with what was logged written: Serve replaces a process that has gone, and knows it at once."""
-    logging.shutdown()  # flush what explains the death; os._exit flushes nothing
+    _try(logging.shutdown)  # flush what explains the death; os._exit flushes nothing
     os._exit(EXIT_CODE)
+
+
+def _try(last_words: Callable[[], None]) -> None:
+    """Say them, and wait no longer than they may take: what hangs may hang in a line of its own, a log that
+    nobody reads for instance, and then has the lock that every other line waits for."""
+    thread = threading.Thread(target=last_words, name="warmpath-last-words", daemon=True)
+    thread.start()
+    thread.join(TELL_LIMIT_S)

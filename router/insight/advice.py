@@ -128,8 +128,11 @@ def _other_salt(summary: SummaryView) -> Iterator[Advice]:
     yield Advice(
         title="Share a cache_salt where prompts may be shared",
         tokens=_of(summary, UncachedReason.OTHER_SALT),
-        evidence="the same tokens were computed under another cache_salt only",
-        change="a salt keeps caches apart on purpose: give one to each tenant, not to each user or session",
+        evidence="the same tokens were computed under another cache_salt, or for another tenant, only",
+        change=(
+            "a salt keeps caches apart on purpose: give one to each tenant, not to each user or session; "
+            "with API keys each tenant has its own, so let keys that may share name one `tenant`"
+        ),
     )
 
 

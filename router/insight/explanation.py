@@ -18,7 +18,7 @@ REASONS: dict[str, str] = {
     UncachedReason.EVICTED: "they had been cached once and were evicted since, or left with their replica",
     UncachedReason.ELSEWHERE: "another replica holds them",
     UncachedReason.STALE: "they were expected here, but the engine no longer had them",
-    UncachedReason.OTHER_SALT: "they are cached under another cache_salt only",
+    UncachedReason.OTHER_SALT: "they are cached under another cache_salt, or for another tenant, only",
     UncachedReason.DIVERGED: "they were computed before, but after something else",
     UncachedReason.PARTIAL: "they stand behind the last full block, which alone can be cached",
     UncachedReason.CAPPED: "the prompt ends with a full block, and at least one token must be computed",

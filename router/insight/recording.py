@@ -1,6 +1,6 @@
 """The Router's own traffic as a trace that a simulation can replay: times, lengths, keyed block ids.
 
-    {"format": "warmpath-trace", "version": 2, "recording": …, "part": 1, "started_at": …, …}
+    {"format": "warmpath-trace", "version": 2, "recording": …, "key": …, "part": 1, "started_at": …, …}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", …], "block_size": 16, "session": "…"}
     {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", …], "block_size": 16}
 
@@ -8,7 +8,8 @@ One line per request, written when it ends, also for one that no replica was fou
 fleet has to be planned for, and in overload much of it is refused. So lines are not in order of `t`, seconds
 since the recording began. `blocks` are the prompt's full blocks, each id standing for everything up to there.
 No text, no token and no block hash is written: ids are keyed with a secret that is in no file, so a trace
-tells which prompts share how much, and nobody can look up a guess.
+tells which prompts share how much, and nobody can look up a guess. The header's `key` is a name of that
+secret, which gives nothing of it away: ids of two names have nothing to do with each other.
 
 The event loop only puts a row into a bounded queue; a thread makes ids, writes and rotates. A full queue or
 a full disk loses rows and counts them; requests never wait.
@@ -78,6 +79,11 @@ class BlockIds:
         """key: 16 to 64 bytes."""
         self._keyed = hashlib.blake2b(key=key, digest_size=_ID_BYTES)
 
+    @property
+    def key_name(self) -> str:
+        """The same for the same key."""
+        return self._name(b"key")
+
     def block(self, hint: HashHint) -> str:
         return self._name(b"block" + hint.to_bytes(8, "little"))
 
@@ -104,7 +110,7 @@ class TraceFiles:
         self._file: IO[bytes] | None = None
         self._num_bytes = 0
         self._num_lines = 0  # without the header
-        self._is_kept = False  # a line of it has reached the disk
+        self._kept_bytes = 0  # of them on the disk, whole lines; 0: not one but the header
         self.num_lost = 0  # lines of files that were deleted before their end
 
     @property
@@ -115,7 +121,7 @@ class TraceFiles:
     def prepare(self) -> None:
         """Make the folder and try to write there. Raises ConfigError."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_folder()
             probe = self._folder / f".{self._stem}.probe"
             probe.touch()
             probe.unlink()
@@ -137,7 +143,7 @@ class TraceFiles:
         """Raises OSError."""
         if self._file is not None:
             self._file.flush()
-            self._is_kept = self._num_lines > 0
+            self._kept_bytes = self._num_bytes if self._num_lines else 0
 
     def close(self) -> None:
         """End the file. Raises OSError if what was buffered cannot be written. Idempotent."""
@@ -148,17 +154,26 @@ class TraceFiles:
             file.close()
 
     def abandon(self) -> None:
-        """End the file after an error: what reached the disk stays, a file without a line goes."""
+        """End the file after an error: what was flushed stays, a file without a line goes.
+
+        A full disk takes a part of what it is given, and no reader goes on behind half a line.
+        """
         file, self._file = self._file, None
         if file is None:
             return
         with suppress(OSError):
             file.close()
-        if not self._is_kept:
-            with suppress(OSError):
+        with suppress(OSError):
+            if self._kept_bytes:
+                os.truncate(self.path, self._kept_bytes)
+            else:
                 self.path.unlink()
 
+    def _make_folder(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     def _open(self) -> None:
+        self._make_folder()  # somebody may have tidied it up, too
         self._make_room()
         self._part += 1
         # Not for other users of the machine: lengths and times are about somebody, too.
@@ -167,7 +182,7 @@ class TraceFiles:
             fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, or this process ends
         except OSError as error:  # another Router may delete it, which is noticed then
             logger.warning("a recording cannot be locked", extra={"error": str(error)})
-        self._num_bytes, self._num_lines, self._is_kept = 0, 0, False
+        self._num_bytes = self._num_lines = self._kept_bytes = 0
         self._append(_line({**self._header, "part": self._part}))
 
     def _append(self, line: bytes) -> None:
@@ -250,6 +265,7 @@ class TrafficRecorder(SilentObserver):
                 "format": FORMAT,
                 "version": VERSION,
                 "recording": recording,
+                "key": self._ids.key_name,
                 "started_at": started_at,
                 "model": model_name,
                 "block_size": self._block_tokens,

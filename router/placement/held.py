@@ -212,12 +212,17 @@ class HeldRequests:
         departures: list[Departure] = []
         ahead: dict[ReplicaId, float] = {}  # of each replica's time: those that stay, and go before the next
         for held in self._turns(now):
-            if not (num_replicas and self._is_bound_to_stay(held, free, news, ahead, now)):
-                departure = self._decide_safely(held, now, () if departures else free, ahead)
-                if departure is not None:
-                    self._leave(held)
-                    departures.append(departure)
-                    continue
+            departure = None
+            try:
+                if not (num_replicas and self._is_bound_to_stay(held, free, news, ahead, now)):
+                    departure = self._decide(held, now, () if departures else free, ahead)
+            except Exception as error:
+                # A bug that one request meets, in a policy say, ends that one, and no other's wait.
+                departure = Departure(held.request_id, now - held.since, error=error)
+            if departure is not None:
+                self._leave(held)
+                departures.append(departure)
+                continue
             if held.wants is not None:
                 ahead[held.wants] = ahead.get(held.wants, 0.0) + held.engine_s
         return departures
@@ -257,15 +262,6 @@ class HeldRequests:
         held.ahead_s += longer_s
         held.free_at += longer_s
         return True
-
-    def _decide_safely(
-        self, held: HeldRequest, now: float, free: Sequence[ReplicaState], ahead: Ahead
-    ) -> Departure | None:
-        """`_decide`; a bug that one request meets, in a policy say, ends that one, and no other's wait."""
-        try:
-            return self._decide(held, now, free, ahead)
-        except Exception as error:
-            return Departure(held.request_id, now - held.since, error=error)
 
     def _decide(
         self, held: HeldRequest, now: float, free: Sequence[ReplicaState], ahead: Ahead

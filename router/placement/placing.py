@@ -178,8 +178,8 @@ class LatePlacer:
         self._held.submit(query, since=since, deadline=deadline)
         future: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
         self._futures[query.request_id] = future
-        self._poll()
         try:
+            self._poll()
             return await future
         finally:  # placed, or its client has gone
             self._futures.pop(query.request_id, None)

@@ -23,7 +23,7 @@ from cache.types import PinId, ReplicaId
 from router.errors import PrefixNotFound
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
-from router.prefixes.copy_maker import CopyMaker
+from router.prefixes.copy_maker import TIMEOUT_S, CopyMaker
 from router.prefixes.holdings import Engines, holdings, holds
 from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
@@ -33,6 +33,7 @@ LOOK_INTERVAL_S = 0.5  # engines report as often
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
 MAX_UNTOLD_REPORTS = 8
 FORGET_S = 5.0  # what was given back may still be in a report that is on its way
+END_AGAIN_S = 2.0  # between two attempts at ending a copy that is told of all the same
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +83,11 @@ class PrefixKeeper:
             timeout_s=timeout_s,
         )
         self._pins: dict[PinId, KeptPin] = {}
-        self._given_back: dict[PinId, float] = {}  # when that was, by `clock`
+        self._timeout_s = timeout_s or TIMEOUT_S
+        self._given_back: dict[PinId, float] = {}  # until when a replica may yet tell of it, by `clock`
+        self._ending: set[tuple[PinId, ReplicaId]] = set()  # of those, copies that are being ended once more
         self._watching: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._num_restored = self._num_adopted = 0
 
     # --- questions ----------------------------------------------------------------------------
@@ -158,8 +162,8 @@ class PrefixKeeper:
 
     async def give_back(self, pin: PinnedPrefix) -> None:
         """End it on every replica, whichever Router it came through."""
-        self._given_back[pin.pin_id] = self._clock()
         kept = self._pins.pop(pin.pin_id, None)
+        self._note_given_back(pin.pin_id, kept)
         replicas = dict.fromkeys(pin.replicas)
         if kept is not None:
             replicas |= dict.fromkeys(kept.held)
@@ -174,17 +178,17 @@ class PrefixKeeper:
         for pin in self._pins.values():
             pin.is_handed_on = pin.is_established  # to whichever Router adopts it
         self._pins.clear()
-        self._watching = None
+        self._watching, self._is_closed = None, True
         await self._tasks.aclose()
 
     # --- keeping them -------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._watching is None:
+        if self._watching is None and not self._is_closed:
             self._watching = self._tasks.start(self._keep())
 
     async def _keep(self) -> None:
-        while self._pins:
+        while self._pins or self._given_back:
             await asyncio.sleep(LOOK_INTERVAL_S)
             try:
                 self.look()
@@ -199,6 +203,11 @@ class PrefixKeeper:
         engines = self._engines()
         leaving = {each.replica_id for each in self._routing.fleet_statistics().replicas if each.is_draining}
         told = holdings(engines)
+        for pin_id in told.keys() & self._given_back.keys():
+            for late in [(pin_id, replica_id) for replica_id in told[pin_id].replicas]:
+                if late not in self._ending:
+                    self._ending.add(late)
+                    self._tasks.start(self._end_late(*late))
         for pin in [pin for pin in self._pins.values() if pin.is_established]:
             if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
                 self._hand_on(pin)
@@ -287,7 +296,7 @@ class PrefixKeeper:
             pin.work.cancel()
 
     def _end(self, pin: KeptPin) -> None:
-        self._given_back[pin.pin_id] = self._clock()
+        self._note_given_back(pin.pin_id, pin)
         told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
         for replica_id in dict.fromkeys((*pin.held, *(told.replicas if told is not None else ()))):
             self._tasks.start(self._copies.end(pin.pin_id, replica_id))
@@ -305,7 +314,22 @@ class PrefixKeeper:
             found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found
 
+    def _note_given_back(self, pin_id: PinId, kept: KeptPin | None) -> None:
+        """kept: None where another Router keeps it. Of one that was being made a replica may come to hold a
+        copy as long as that may take: its call was lost, or cancelled a moment after it was given back."""
+        is_whole = kept is None or (kept.is_established and kept.work is None)
+        until = self._clock() + (FORGET_S if is_whole else self._timeout_s + FORGET_S)
+        self._given_back[pin_id] = max(until, self._given_back.get(pin_id, until))
+        self._watch()
+
+    async def _end_late(self, pin_id: PinId, replica_id: ReplicaId) -> None:
+        try:
+            await self._copies.end(pin_id, replica_id)
+            await asyncio.sleep(END_AGAIN_S)
+        finally:
+            self._ending.discard((pin_id, replica_id))
+
     def _forget_old(self) -> None:
-        limit = self._clock() - FORGET_S
-        for pin_id in [pin_id for pin_id, at in self._given_back.items() if at < limit]:
+        now = self._clock()
+        for pin_id in [pin_id for pin_id, until in self._given_back.items() if until < now]:
             del self._given_back[pin_id]

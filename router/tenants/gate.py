@@ -56,12 +56,13 @@ def _key_in(authorization: Sequence[bytes], path: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class GateStatistics:
-    """Since the start, but for `num_keys`."""
+    """Since the start, but for `num_keys` and `are_stale`."""
 
     num_keys: int
     num_reloads: int
     num_failures: int  # times that the keys could not be read any more
     refusals: Counter[str]  # by `REFUSALS`
+    are_stale: bool  # the keys: they have changed, and what they are now cannot be read
 
 
 REFUSALS = ("missing", "unknown", "not_permitted", *(f"{limit.value}_limit" for limit in Limit))
@@ -113,7 +114,9 @@ class Gate:
 
     def statistics(self) -> GateStatistics:
         ring = self._ring
-        return GateStatistics(len(ring.table), ring.num_reloads, ring.num_failures, self._refusals.copy())
+        return GateStatistics(
+            len(ring.table), ring.num_reloads, ring.num_failures, self._refusals.copy(), ring.is_stale
+        )
 
     def _allowance(self, key: ApiKey) -> Allowance:
         self._prune()

@@ -52,7 +52,8 @@ class KeyFile:
 
     def stamp(self) -> Stamp:
         found = Path(self.path).stat()  # follows links: Kubernetes swaps one to change a mounted secret
-        return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        # Not the time of modification, which whoever writes may set: `cp -p` and `rsync -t` do.
+        return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
     def read(self) -> str:
         with Path(self.path).open("rb") as file:
@@ -110,7 +111,7 @@ class KeyRing:
             raise ConfigError("tenants.keys_file", str(error.filename), f"{error.strerror}") from None
         self.num_reloads = 0
         self.num_failures = 0
-        self._is_broken = False
+        self.is_stale = False  # what the keys are now cannot be read: those of before go on working
         if not len(self.table):
             logger.warning("there are no API keys: nobody may use this service")
 
@@ -146,10 +147,10 @@ class KeyRing:
         if reading.table is not None:
             self.table = reading.table
             self.num_reloads += 1
-            self._is_broken = False
+            self.is_stale = False
             logger.info("API keys were read again", extra={"num_keys": len(self.table)})
-        elif reading.problem is not None and not self._is_broken:
-            self._is_broken = True
+        elif reading.problem is not None and not self.is_stale:
+            self.is_stale = True
             self.num_failures += 1
             logger.error(
                 "the API keys cannot be read; those of before go on working",

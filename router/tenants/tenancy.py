@@ -53,6 +53,11 @@ class GateCollector(Scraped[GateStatistics]):
 
     def families(self, numbers: GateStatistics) -> Iterable[Metric]:
         yield GaugeMetricFamily("warmpath_api_keys", "Keys that work now.", numbers.num_keys)
+        yield GaugeMetricFamily(
+            "warmpath_keys_stale",
+            "1 = what the keys are now cannot be read: those of before go on working.",
+            float(numbers.are_stale),
+        )
         yield CounterMetricFamily(
             "warmpath_key_reloads", "Times that changed keys were read.", numbers.num_reloads
         )

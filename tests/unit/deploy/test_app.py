@@ -6,6 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,46 @@ from router.config import RouterConfig
 def test_cores_and_memory_are_divided_by_the_replicas_of_a_node(
     num_replicas: int, num_nodes: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.ray, "nodes", lambda: [{"Alive": True}] * num_nodes + [{"Alive": False}])
-    context = SimpleNamespace(world_size=num_replicas)
-    monkeypatch.setattr(app.serve, "get_replica_context", lambda: context)
-    monkeypatch.setattr(app.os, "sched_getaffinity", lambda _pid: range(8))
+    home = {"Alive": True, "Resources": {"CPU": 8.0}}
+    on_nodes(monkeypatch, num_replicas, [home] * num_nodes + [{"Alive": False, "Resources": {}}])
     config = app._on_node(ReplicaConfig(device="cpu", kv_memory_fraction=0.8))
     assert config.torch_threads == threads
     assert config.kv_memory_fraction == pytest.approx(0.8 * threads / 8)
+
+
+def test_nodes_that_take_no_replica_divide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Kubernetes: a head without CPUs and a pod for Routers beside the one where both engines are."""
+    nodes = [
+        {"Alive": True, "Resources": {"memory": 3e9}},
+        {"Alive": True, "Resources": {"CPU": 2.0, "router": 2.0}},
+        {"Alive": True, "Resources": {"CPU": 2.0, "engine": 2.0}},
+    ]
+    on_nodes(monkeypatch, 2, nodes, asked={"CPU": 1.0, "engine": 1.0})
+    config = app._on_node(ReplicaConfig(device="cpu", kv_memory_fraction=0.8))
+    assert (config.torch_threads, config.kv_memory_fraction) == (4, pytest.approx(0.4))
+
+
+def test_a_placement_groups_own_resources_tell_nothing_of_other_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 8.0}}]
+    on_nodes(monkeypatch, 2, nodes, asked={"CPU": 1.0, "CPU_group_0_0123abcd": 1.0})
+    assert app._on_node(ReplicaConfig(device="cpu")).torch_threads == 8
+
+
+def on_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+    num_replicas: int,
+    nodes: list[dict[str, Any]],
+    asked: dict[str, float] | None = None,
+) -> None:
+    """A replica of so many, on a node with eight cores. asked: Ray's resources that it has."""
+    monkeypatch.setattr(app.ray, "nodes", lambda: nodes)
+    context = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 0.4} if asked is None else asked)
+    monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
+    replica = SimpleNamespace(world_size=num_replicas)
+    monkeypatch.setattr(app.serve, "get_replica_context", lambda: replica)
+    monkeypatch.setattr(app.os, "sched_getaffinity", lambda _pid: range(8))
 
 
 def test_who_starts_later_loads_what_the_router_knows(

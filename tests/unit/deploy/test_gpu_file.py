@@ -113,7 +113,7 @@ def test_who_asks_for_no_card_lacks_none() -> None:
 
 def given(patch: pytest.MonkeyPatch, assigned: dict[str, float]) -> None:
     """A node whose Ray has given a replica this."""
-    patch.setattr(app.ray, "nodes", lambda: [{"Alive": True}])
+    patch.setattr(app.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 2.0}}])
     patch.setattr(app.serve, "get_replica_context", lambda: SimpleNamespace(world_size=2))
     context = SimpleNamespace(get_assigned_resources=lambda: assigned)
     patch.setattr(app.ray, "get_runtime_context", lambda: context)

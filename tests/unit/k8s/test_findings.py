@@ -115,6 +115,14 @@ REFERENCES: list[tuple[Break, str]] = [
         "does not match the pod itself",
     ),
     (lambda t: serve(t, "port: 8000", "port: 8001"), "http_options.port is 8001"),
+    (
+        lambda t: serve(t, "expose_routing: false", "record: {folder: /var/tmp/traces}"),
+        "args.router.record.folder is /var/tmp/traces, which no volume holds",
+    ),
+    (
+        lambda t: serve(t, "expose_routing: false", "record: {folder: /tmp/t, max_total_bytes: 8000000000}"),
+        "record.max_total_bytes is 8000000000; should be at most half of volume tmp, which has 8Gi",
+    ),
 ]
 
 BUDGETS: list[tuple[Break, str]] = [
@@ -183,6 +191,14 @@ GPU_REFERENCES: list[tuple[Break, str]] = [
     (
         lambda t: serve(t, "/etc/warmpath/keys.yaml", "/etc/warmpath/key.yaml"),
         "key.yaml, which no volume holds",
+    ),
+    (
+        lambda t: serve(t, "expose_routing: false", "record: {folder: /models/traces}"),
+        "folder is /models/traces, and volume models there cannot be written to",
+    ),
+    (
+        lambda t: serve(t, "expose_routing: false", "record: {folder: /etc/warmpath}"),
+        "folder is /etc/warmpath, and volume api-keys there cannot be written to",
     ),
     (
         lambda t: cluster(t)["gcsFaultToleranceOptions"].update(redisAddress="redis:6379"),
@@ -356,6 +372,13 @@ def test_mistake_in_monitoring_is_found(change: Break, words: str) -> None:
 def test_what_is_shipped_has_none(shipped: dict[str, Manifests], name: str) -> None:
     """So that each test above fails for its own mistake."""
     assert findings(shipped[name], lambda things: None) == []
+
+
+def test_a_recording_below_tmp_is_fine(shipped: dict[str, Manifests]) -> None:
+    def record(things: dict[str, dict[str, Any]]) -> None:
+        serve(things, "expose_routing: false", "record: {folder: /tmp/traces}")
+
+    assert findings(shipped["ha"], record) == []
 
 
 @pytest.mark.parametrize(

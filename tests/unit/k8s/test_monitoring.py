@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,10 @@ from k8s.promql import (
 from router.errors import ReplicaLost
 from router.fleet.engine_series import EngineView, engine_families
 from router.fleet.exposition import text
+from router.fleet.report import ROUTER_LABEL, families_of, labelled
 from router.openai_api.errors import OUTCOMES
+from router.tenants.gate import GateStatistics
+from router.tenants.tenancy import GateCollector
 from tests.fakes.http import MODEL, RouterUnderTest
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import info, load
@@ -50,13 +54,16 @@ BEFORE_ANY: dict[str, frozenset[str]] = {
 
 @pytest.fixture
 async def series() -> Series:
-    """What the code exports, from a Router that has served one request and heard of one engine."""
+    """What the code exports, from a Router that has served one request and heard of one engine, and one with
+    API keys."""
     async with RouterUnderTest() as router:
         await router.complete(list(range(40)), max_tokens=4)
         exported = (await router.client.get("/metrics")).text
+    of_keys = families_of(GateCollector(lambda: GateStatistics(0, 0, 0, Counter(), True)).collect())
+    guarded = text(labelled(of_keys, {ROUTER_LABEL: "r"}))
     engines = {ReplicaId("a"): EngineView(info(), an_engine_report())}
     found: Series = {}
-    for each in (exported, text(engine_families("tiny", engines)).decode()):
+    for each in (exported, guarded.decode(), text(engine_families("tiny", engines)).decode()):
         for family in text_string_to_metric_families(each):
             for name in {sample.name for sample in family.samples} or {family.name, f"{family.name}_total"}:
                 found.setdefault(name, {})
@@ -229,25 +236,72 @@ STORIES = (
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
 def test_somebody_is_woken_when_nobody_gets_a_first_token(story: Story, tmp_path: Path) -> None:
     """A histogram of first tokens says nothing of those that never come. Five minutes after the last one."""
-    (alert,) = [each for each in alerts() if each["alert"] == "WarmpathNoFirstToken"]
-    told = {"exp_labels": alert["labels"], "exp_annotations": alert["annotations"]}
-    expected = {4: [], 9: [], 11: [told] if story.fires else []}
+    assert_fires("WarmpathNoFirstToken", story.series(), {4: False, 9: False, 11: story.fires}, tmp_path)
+
+
+def assert_fires(alert: str, series: dict[str, str], at_min: dict[int, bool], folder: Path) -> None:
+    """Whether it does at these minutes. series: in promtool's notation, one value every 15 s."""
+    (rule,) = [each for each in alerts() if each["alert"] == alert]
+    told = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
     test = {
         "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in story.series().items()],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "alert_rule_test": [
-            {"eval_time": f"{minute}m", "alertname": alert["alert"], "exp_alerts": firing}
-            for minute, firing in expected.items()
+            {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": [told] if fires else []}
+            for minute, fires in at_min.items()
         ],
     }
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
-    (tmp_path / "test.yaml").write_text(
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
+    (folder / "test.yaml").write_text(
         yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [test]})
     )
     done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(("alert", "outcome"), [("WarmpathErrors", "failed"), ("WarmpathOverloaded", "busy")])
+@pytest.mark.parametrize("refused", ["", "invalid", "limited", "not_found", "unauthorized"])
+def test_who_is_refused_for_what_it_sends_hides_nobodys_trouble(
+    alert: str, outcome: str, refused: str, tmp_path: Path
+) -> None:
+    """One in ten fails, beside a stranger who tries ten keys a second, say."""
+    rates = {"ok": 90, outcome: 10, **({refused: 10_000} if refused else {})}
+    series = {
+        f'warmpath_requests_total{{endpoint="completions",outcome="{each}",router="r"}}': f"0+{rate}x80"
+        for each, rate in rates.items()
+    }
+    assert_fires(alert, series, {1: False, 15: True}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("values", "fires"),
+    [
+        ("0x20 3x60", False),  # the moment in which a rolling update of one replica has none
+        ("0x20 1+1x60", True),
+        ("0x20 1x5 2x5 3x5 4x5 5x5 6x5", True),  # one client, that comes every minute and a half
+    ],
+)
+def test_one_moment_without_a_replica_wakes_nobody(values: str, fires: bool, tmp_path: Path) -> None:
+    name = 'warmpath_requests_total{endpoint="completions",outcome="no_replica",router="r"}'
+    alert = "WarmpathNoReplica"
+    assert_fires(alert, {name: values}, {4: False, 6: False, 7: False, 9: fires, 11: fires}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(("values", "fires"), [("0x20 1x4 0x36", False), ("0x20 1x40", True)])
+def test_keys_that_stay_unread_wake_somebody(values: str, fires: bool, tmp_path: Path) -> None:
+    assert_fires("WarmpathKeysStale", {"warmpath_keys_stale": values}, {4: False, 12: fires}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize("alert", ["WarmpathErrors", "WarmpathOverloaded"])
+def test_strangers_alone_wake_nobody(alert: str, tmp_path: Path) -> None:
+    name = 'warmpath_requests_total{endpoint="completions",outcome="unauthorized",router="r"}'
+    assert_fires(alert, {name: "0+10x80"}, {15: False}, tmp_path)
 
 
 async def test_who_waits_for_a_first_token_is_in_flight_and_nothing_else_moves() -> None:

@@ -109,6 +109,7 @@ def test_a_forgotten_request_names_what_to_do(run: Any) -> None:
     assert status == 1
     assert "r is not remembered (1 Router asked)" in err
     assert "debug_requests" in err
+    assert "refused before it had a replica" in err
 
 
 def turns(order: Iterable[str], num_routers: int) -> Handler:

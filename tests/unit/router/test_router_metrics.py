@@ -45,7 +45,7 @@ async def test_every_series_is_in_the_document_and_the_other_way_round(tmp_path:
     more.watch_tokenization(lambda: CacheStatistics(0, 0, 0, 0, 0), lambda: 0)
     more.registry.register(DeltaCollector(lambda: ChannelStatistics({ReplicaId("r"): True}, 0, 0, 0)))
     more.registry.register(BodyCollector(BodyStatistics))
-    more.registry.register(GateCollector(lambda: GateStatistics(0, 0, 0, Counter())))
+    more.registry.register(GateCollector(lambda: GateStatistics(0, 0, 0, Counter(), False)))
     told |= names(text(families_of(more.registry.collect())).decode())
     rows = re.findall(r"^\| `(\S+?)(?:\{.*?\})?` \|", DOCUMENT.read_text(), re.MULTILINE)
     assert len(rows) == len(set(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ class Handle:
 
 
 def peers_of(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> ServePeers:
-    monkeypatch.setattr(serve_peers.serve, "get_deployment_handle", lambda *_names: handle)
+    monkeypatch.setattr(serve_peers.serve, "get_deployment_handle", lambda *_names, **_how: handle)
     return ServePeers("Router", "warmpath")
 
 
@@ -90,6 +91,30 @@ async def test_a_router_that_died_under_the_call_does_not_answer(monkeypatch: py
 )
 async def test_nobody_there_is_no_error(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await peers_of(handle, monkeypatch).ask("me", (), TIMEOUT_S) == []
+
+
+async def test_without_serve_there_is_nobody_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Serve is being shut down: this Router's own metrics are told all the same."""
+
+    def fail(*_names: str, **_how: bool) -> Handle:
+        raise RayServeException("There is no Serve instance running on this Ray cluster.")
+
+    monkeypatch.setattr(serve_peers.serve, "get_deployment_handle", fail)
+    assert await ServePeers("Router", "warmpath").ask("me", (), TIMEOUT_S) == []
+
+
+async def test_the_controller_is_not_asked_for_a_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve waits for its answer where it is asked, which is on the event loop."""
+    asked: list[dict[str, Any]] = []
+
+    def handle_of(*_names: str, **how: Any) -> Handle:
+        asked.append(how)
+        return Handle(OneCall(b"a"))
+
+    inspect.signature(serve_peers.serve.get_deployment_handle).bind("Router", "warmpath", _check_exists=False)
+    monkeypatch.setattr(serve_peers.serve, "get_deployment_handle", handle_of)
+    assert await ServePeers("Router", "warmpath").ask("me", (), TIMEOUT_S) == [b"a"]
+    assert asked == [{"_check_exists": False}]
 
 
 async def test_whoever_stops_waiting_takes_every_call_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from loadtest.placement.plan import busiest
+from loadtest.placement.report import of_recording
 from loadtest.placement.suites import EXCERPT
 from loadtest.workloads.errors import TraceError
 from loadtest.workloads.mooncake import read_mooncake
@@ -163,6 +165,19 @@ class TestRecording:
         later = {**HEADER, "started_at": 1_000_060.0}
         path = write(tmp_path / "r.jsonl", {**HEADER, "started_at": 1_000_000.0}, RECORD, later, RECORD)
         assert [r.arrival_s for r in read_trace(path).requests] == [0.0, 60.0]
+
+    def test_how_many_keys_ids_were_made_with_is_kept(self, tmp_path: Path) -> None:
+        """What prompts of two keys share is not known: a Router without one in its settings draws it."""
+        ours, theirs = {**HEADER, "key": "b01d5aa27c90e344"}, {**HEADER, "key": "5e5e5e5e5e5e5e5e"}
+        later = changed(RECORD, t=9.5)
+        one = read_trace(write(tmp_path / "one.jsonl", ours, RECORD, {**ours, "part": 2}, later))
+        two = read_trace(write(tmp_path / "two.jsonl", ours, RECORD, theirs, later))
+        older = read_trace(write(tmp_path / "older.jsonl", HEADER, RECORD, HEADER, later))
+        assert [one.num_keys, two.num_keys, older.num_keys] == [1, 2, 1]
+        assert two.window(0.0, 1).num_keys == 2
+        assert busiest(two, 1).num_keys == 2
+        assert "Block ids are of 2 keys" in of_recording(two)
+        assert of_recording(one) == of_recording(older) == ""
 
     @pytest.mark.parametrize(
         ("header", "field"),

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from cache.log_fields import fields_of
+from replica.engine import watchdog as watchdog_module
 from replica.engine.watchdog import Watchdog
 from tests.fakes.engine import VirtualClock
 
@@ -112,3 +113,41 @@ def test_a_hang_that_cannot_be_told_of_is_acted_on_all_the_same() -> None:
     with pytest.raises(RuntimeError):
         watchdog.check()
     assert fired == ["hang"]
+
+
+def test_a_thread_that_hangs_in_its_own_log_line_is_acted_on_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody reads the log's pipe any more: the line that waits there has the handler, and would have had
+    the watchdog wait behind it."""
+    monkeypatch.setattr(watchdog_module, "TELL_LIMIT_S", 0.05)
+    is_read, began = threading.Event(), threading.Event()
+
+    class Pipe(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            began.set()
+            is_read.wait()
+
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    pipe = Pipe()
+    logging.getLogger("replica").addHandler(pipe)
+    try:
+
+        def step() -> None:
+            watchdog.begin("step", 5.0)
+            logging.getLogger("replica").warning("a line")
+
+        engine = threading.Thread(target=step)
+        engine.start()
+        began.wait()
+        clock.sleep(6.0)
+        watching = threading.Thread(target=watchdog.check, daemon=True)
+        watching.start()
+        watching.join(5.0)
+        assert fired == ["hang"]
+    finally:
+        is_read.set()
+        engine.join()
+        watching.join()
+        logging.getLogger("replica").removeHandler(pipe)

@@ -104,6 +104,12 @@ def test_a_stale_index_shows_who_was_wrong() -> None:
     assert "5,000 that the router had guessed; 2 snapshots" in advice.evidence
 
 
+def test_tenants_have_salts_that_nobody_sent() -> None:
+    [advice] = advise(summary(uncached={"other_salt": 35_000}))
+    assert "or for another tenant" in advice.evidence
+    assert "name one `tenant`" in advice.change
+
+
 def test_hit_ratio() -> None:
     assert hit_ratio(TOTALS) == 0.6
     assert hit_ratio(msgspec.structs.replace(TOTALS, prompt=0)) == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from array import array
 from pathlib import Path
@@ -112,6 +113,22 @@ def test_ids_mean_something_only_under_one_key(tmp_path: Path) -> None:
         found.append(lines(folder)[1]["blocks"])
     assert found[0] != found[1]
     assert found[2] == found[3]
+
+
+def test_the_header_names_the_key_and_nothing_of_it(tmp_path: Path) -> None:
+    """So that readers know whose ids may be compared."""
+
+    def named(folder: str, **settings: Any) -> str:
+        bench = Bench(tmp_path / folder, **settings)
+        bench.recorder.start()
+        bench.serve("one", 1)
+        bench.recorder.close()
+        name: str = lines(tmp_path / folder)[0]["key"]
+        return name
+
+    ours, theirs = "a secret of many letters", "another one of many letters"
+    assert named("a", key=ours) == named("b", key=ours) != named("c", key=theirs)
+    assert named("d") != named("e")
 
 
 def test_coarser_blocks_are_every_nth(tmp_path: Path) -> None:
@@ -277,6 +294,20 @@ def test_a_deleted_file_is_noticed_and_another_begun(
     assert [record.message for record in caplog.records] == ["a recording was deleted while it was written"]
 
 
+def test_a_folder_that_was_tidied_up_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    bench = Bench(folder)
+    bench.recorder.start()
+    bench.serve("one", 1)
+    _until(lambda: bench.recorder.totals.written == 1)
+    shutil.rmtree(folder)
+    bench.serve("two", 1)
+    bench.recorder.close()
+    assert (bench.recorder.totals.failed, bench.recorder.totals.lost) == (0, 1)
+    assert len(lines(folder)) == 2
+    assert folder.stat().st_mode & 0o077 == 0
+
+
 def test_a_file_that_is_deleted_before_its_end_is_lost(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.recorder.start()
@@ -339,6 +370,36 @@ def test_a_full_disk_loses_rows_not_requests(tmp_path: Path, monkeypatch: pytest
     bench.recorder.close()
     assert bench.recorder.totals.written == 1
     assert len(lines(tmp_path)) == 2
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_line_leaves_a_file_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk does it: what there is room for is written, and the rest is refused."""
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    for number in range(3):
+        bench.serve(f"kept {number}", 1)
+    _until(lambda: bench.recorder.totals.written == 3)
+    files = bench.recorder._files
+
+    def half(line: bytes) -> None:
+        assert files._file is not None
+        files._file.write(line[: len(line) // 2])
+        files._file.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "_append", half)
+    bench.serve("too much", 1)
+    _until(lambda: bench.recorder.totals.failed == 1)
+    monkeypatch.undo()
+    bench.clock.advance(11.0)
+    bench.serve("there is room again", 1)
+    bench.recorder.close()
+    first, second = sorted(tmp_path.glob(FILE_PATTERN))
+    assert len(read_recording(first).requests) == 3
+    assert len(read_recording(second).requests) == 1
+    assert bench.recorder.totals.written == 4
 
 
 def test_a_folder_that_cannot_be_is_refused_at_start(tmp_path: Path) -> None:

@@ -130,6 +130,41 @@ async def test_errors_come_to_who_asked(router: Router) -> None:
         await asyncio.wait_for(stranded, 20)
 
 
+async def test_a_bug_in_looking_whether_one_stays_is_no_others(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who left before it in the same poll is booked already: without its placement it would wait for ever."""
+    tasks = [router.ask(name) for name in ("first", "second", "third")]
+    await turns()
+    assert router.placer.num_held == 3
+    stays = router.placer._held._is_bound_to_stay  # type: ignore[attr-defined]
+
+    def fail_for_one(held: Any, *arguments: Any) -> bool:
+        if held.request_id == "second":
+            raise RuntimeError("broken")
+        return bool(stays(held, *arguments))
+
+    monkeypatch.setattr(router.placer._held, "_is_bound_to_stay", fail_for_one)  # type: ignore[attr-defined]
+    router.report(busy=False)
+    first, second, third = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    assert isinstance(second, RuntimeError)
+    assert (first.replica_id, third.replica_id) == (A, A)
+    assert router.placer.num_held == 0
+
+
+async def test_who_came_when_a_poll_failed_leaves_nothing(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(router.placer._held, "poll", fail)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="broken"):
+        await router.ask()
+    assert router.placer.num_held == 0
+    assert not router.placer._futures  # type: ignore[attr-defined]
+
+
 async def test_a_bug_that_one_meets_is_no_others(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither theirs who left before it in the same look, nor theirs behind it."""
     tasks = [router.ask(name) for name in ("first", "met", "last")]

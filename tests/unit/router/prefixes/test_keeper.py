@@ -45,6 +45,14 @@ async def settle(router: PaperRouter) -> None:
     router.fleet.tell()
 
 
+def hold_late(fleet: PaperFleet, request: GenerateRequest) -> None:
+    """The first replica holds what it was asked for, whoever has given it up."""
+    assert request.pin is not None
+    replica = fleet.replicas[ReplicaId("r0")]
+    replica.pins[request.pin.pin_id] = request.pin, 4
+    replica.tokens[request.pin.pin_id] = request.token_ids
+
+
 class TestMaking:
     async def test_copies_are_held_by_different_replicas(
         self, fleet: PaperFleet, router: PaperRouter
@@ -127,6 +135,43 @@ class TestMaking:
         fleet.replicas[ReplicaId("r0")].script = hold_and_die
         with pytest.raises(NoReplica):
             await router.hold(copies=3)
+        await settle(router)
+        assert not any(replica.pins for replica in fleet.replicas.values())
+
+    async def test_a_copy_that_comes_after_its_pin_has_failed_is_given_back(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        """The call was lost while the engine went on. Left there, this Router would have adopted it."""
+        asked: list[GenerateRequest] = []
+
+        def lose(request: GenerateRequest) -> None:
+            asked.append(request)
+            raise ReplicaLost("its connection was cut")
+
+        fleet.replicas[ReplicaId("r0")].script = lose
+        with pytest.raises(NoReplica):
+            await router.hold(copies=3)
+        await settle(router)
+        fleet.clock.advance(20.0)
+        hold_late(fleet, asked[0])
+        await settle(router)
+        assert not any(replica.pins for replica in fleet.replicas.values())
+        assert router.keeper.pins() == []
+
+    async def test_a_copy_that_outruns_its_clients_leaving_is_given_back(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        """The replica heard that it is given back before it heard that its call was cancelled."""
+        asked: list[GenerateRequest] = []
+        fleet.replicas[ReplicaId("r0")].script = asked.append
+        fleet.replicas[ReplicaId("r1")].gate = asyncio.Event()
+        making = asyncio.create_task(router.hold(copies=3))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
+        await settle(router)
+        hold_late(fleet, asked[0])
         await settle(router)
         assert not any(replica.pins for replica in fleet.replicas.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_a_replaced_file_replaces_the_keys(path: Path) -> None:
     assert names(ring) == {"b"}
 
 
+def test_a_file_written_over_with_its_old_times_replaces_the_keys(path: Path) -> None:
+    """As `rsync --inplace -t` leaves it. A digest is as long as any other, so the size is the same, too."""
+    ring = KeyRing(KeyFile(str(path)))
+    stat = path.stat()
+    time.sleep(0.02)  # the file system's clock ticks every 10 ms at worst
+    path.write_text(key_file(entry("b")))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    settle(ring)
+    assert names(ring) == {"b"}
+
+
 def test_a_swapped_link_replaces_the_keys(tmp_path: Path) -> None:
     """As Kubernetes changes a mounted secret."""
     for folder, content in (("v1", ONE), ("v2", TWO)):
@@ -98,20 +110,24 @@ def test_a_broken_file_keeps_the_keys_and_is_said_once(
             settle(ring)
         assert names(ring) == {"a"}
         assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert ring.is_stale
         assert caplog.records[0].__dict__["detail"]
         path.write_text(ONE)  # mended, with what was there before
         settle(ring)
         assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert (names(ring), ring.num_failures, ring.num_reloads) == ({"a"}, 1, 1)
+    assert not ring.is_stale
 
 
 def test_a_file_that_went_and_came_back_unchanged_counts_as_mended(path: Path) -> None:
     ring = KeyRing(KeyFile(str(path)))
     away = path.rename(path.with_name("away"))
     settle(ring)
+    assert ring.is_stale
     away.rename(path)
     settle(ring)
     assert (names(ring), ring.num_failures, ring.num_reloads) == ({"a"}, 1, 1)
+    assert not ring.is_stale
 
 
 @pytest.mark.parametrize("content", [None, "", "keys: ["])
