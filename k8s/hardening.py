@@ -69,7 +69,7 @@ def _secrets(config: ServeFile) -> Iterator[str]:
     if router.debug_token is not None:
         yield "args.router.debug_token: no secret belongs into a manifest; use API keys (components/api-keys)"
     if router.record is not None and router.record.key is not None:
-        yield "args.router.record.key: no secret belongs into a manifest; without it Routers draw their own"
+        yield "args.router.record.key: no secret belongs into a manifest; key_file names a mounted one"
 
 
 def _pod(pod: Pod) -> Iterator[str]:

@@ -285,12 +285,13 @@ def _config(
                 f"args.replica.model is {model}, which HF_HUB_OFFLINE forbids to fetch: name a mounted folder"
             )
             yield Finding(where, pod.owner, message)
-    tenants = config.app.tenants
-    for path in (tenants.keys_file, tenants.secret_file):
+    tenants, record = config.app.tenants, config.app.router_sketch().record
+    files = [("tenants", tenants.keys_file), ("tenants", tenants.secret_file)]
+    files += [("record", record.key_file)] if record is not None else []
+    for section, path in files:
         for pod in pods:
             if path is not None and pod.slots.get("router") and not _mounted(pod, path):
-                yield Finding(where, pod.owner, f"args.router.tenants names {path}, which no volume holds")
-    record = config.app.router_sketch().record
+                yield Finding(where, pod.owner, f"args.router.{section} names {path}, which no volume holds")
     for pod in pods:
         if record is not None and pod.slots.get("router"):
             for message in _recording(pod, record):

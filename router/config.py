@@ -17,6 +17,7 @@ BINDINGS = ("at_once", "late")
 
 
 MIN_SECRET_CHARS = 16
+MAX_SECRET_BYTES = 4096  # of a file
 MAX_RECORDED_BLOCK = 1024  # tokens: what readers of a trace take
 HIDDEN = "(hidden)"  # stands for a secret in errors, which end up in logs
 
@@ -31,6 +32,7 @@ class RecordConfig:
     # Block ids are keyed, so that nobody can look a guessed prompt up. None: drawn at random, never
     # written; the same key in several Routers makes ids that name the same prompt everywhere.
     key: str | None = field(default=None, repr=False)
+    key_file: str | None = None  # instead: a file on the Router's node that holds it
     block_tokens: int | None = None  # a multiple of the block size: coarser ids, smaller files; None = that
 
     def __post_init__(self) -> None:
@@ -46,10 +48,34 @@ class RecordConfig:
                 "record.max_total_bytes", self.max_total_bytes, "must be between max_file_bytes and 16 TiB"
             )
         check_secret("record.key", self.key)
+        if self.key_file is not None:
+            if self.key is not None:
+                raise ConfigError("record.key_file", self.key_file, "cannot be set beside key")
+            if not Path(self.key_file).is_absolute():
+                accepted = "must be an absolute path: Routers run in folders of Ray's"
+                raise ConfigError("record.key_file", self.key_file, accepted)
         if self.block_tokens is not None and not 1 <= self.block_tokens <= MAX_RECORDED_BLOCK:
             raise ConfigError(
                 "record.block_tokens", self.block_tokens, f"must be between 1 and {MAX_RECORDED_BLOCK}"
             )
+
+    def read_key(self) -> bytes | None:
+        """What block ids are keyed with; None: to be drawn. White space around it in a file is no part of it.
+
+        Raises ConfigError, without showing it, if its file cannot be read or holds too little.
+        """
+        if self.key_file is None:
+            return self.key.encode() if self.key is not None else None
+        try:
+            with Path(self.key_file).open("rb") as file:
+                key = file.read(MAX_SECRET_BYTES).strip()
+        except OSError as error:
+            accepted = f"cannot be read ({error.strerror})"
+            raise ConfigError("record.key_file", self.key_file, accepted) from None
+        if len(key) < MIN_SECRET_CHARS:
+            accepted = f"must hold at least {MIN_SECRET_CHARS} characters"
+            raise ConfigError("record.key_file", HIDDEN, accepted)
+        return key
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def of_recording(trace: Workload) -> str:
     if trace.num_keys > 1:
         told += (
             f"Block ids are of {trace.num_keys} keys: what prompts share across them is not seen, so there "
-            "are fewer hits here than there were. Set one `record.key` for all Routers. "
+            "are fewer hits here than there were. Set one `record.key` or `record.key_file` for all Routers. "
         )
     return told
 

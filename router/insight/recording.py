@@ -254,7 +254,7 @@ class TrafficRecorder(SilentObserver):
         self._began_at = clock()
         self._block_tokens = config.block_tokens or block_size
         self._stride = self._block_tokens // block_size
-        secret = config.key.encode() if config.key is not None else secrets.token_bytes(32)
+        secret = config.read_key() or secrets.token_bytes(32)
         # Any length of secret; a digest, so that the key in memory is not the one in the settings.
         self._ids = BlockIds(hashlib.sha256(b"warmpath trace" + secret).digest())
         recording, started_at = secrets.token_hex(4), wall_clock()

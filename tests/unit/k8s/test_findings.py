@@ -183,6 +183,10 @@ GPU_REFERENCES: list[tuple[Break, str]] = [
     ),
     (lambda t: drop(t, "PersistentVolumeClaim/warmpath-models"), "no PersistentVolumeClaim is called"),
     (lambda t: serve(t, "/models/model", "/weights/model"), "/weights/model, which no volume holds"),
+    (
+        lambda t: serve(t, "expose_routing: false", "record: {folder: /tmp/t, key_file: /etc/key}"),
+        "args.router.record names /etc/key, which no volume holds",
+    ),
     (lambda t: drop(head(t), "initContainers"), "no init container with MODEL=/models/model waits"),
     (
         lambda t: serve(t, "/models/model", "/models/other"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,33 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"record\.key"):
         RecordConfig(folder="/traces", key="hunter2")
+
+
+def test_a_recordings_key_may_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("k" * 16 + "\n")
+    record = RecordConfig(folder="/traces", key_file=str(file))
+    assert record.read_key() == b"k" * 16
+    file.write_text("k" * 15 + "\n")
+    with pytest.raises(ConfigError, match=r"record\.key_file = '\(hidden\)': must hold at least 16"):
+        record.read_key()
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"record\.key_file = '.*key': cannot be read \(No such file"):
+        record.read_key()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"key_file": "key"}, "must be an absolute path"),
+        ({"key_file": "/key", "key": "k" * 16}, "cannot be set beside key"),
+    ],
+)
+def test_a_recordings_key_file_that_makes_no_sense_is_refused(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        RecordConfig(folder="/traces", **settings)  # type: ignore[arg-type]
+    assert caught.value.field == "record.key_file"
+    assert "kkkk" not in str(caught.value)
 
 
 @pytest.mark.parametrize("token", ["s" * 20 + "\n", " " * 20, "ß" * 20, "s" * 20 + "\0"])

@@ -128,6 +128,8 @@ def test_the_header_names_the_key_and_nothing_of_it(tmp_path: Path) -> None:
 
     ours, theirs = "a secret of many letters", "another one of many letters"
     assert named("a", key=ours) == named("b", key=ours) != named("c", key=theirs)
+    (tmp_path / "key").write_text(f"{ours}\n")
+    assert named("d", key_file=str(tmp_path / "key")) == named("a", key=ours)
     assert named("d") != named("e")
 
 
