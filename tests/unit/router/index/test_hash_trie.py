@@ -229,6 +229,18 @@ def test_more_replicas_than_bits_in_a_word() -> None:
     assert trie.num_bytes() < 0.6 * wide, "the words of those who left are given back"
 
 
+def test_the_first_word_of_a_replica_beyond_a_word_may_be_of_host_memory() -> None:
+    """What was stored and demoted within one batch is told as hosted alone, and before what is stored."""
+    trie = HashTrie()
+    for i in range(65):
+        trie.add_replica(replica_id(i))
+    last, hints = replica_id(64), hint_chain("p", 3)
+    trie.host(last, hints)
+    assert trie.match(hints) == {last: 3}
+    assert trie.match_pools(hints) == {last: 0}
+    assert trie.host_digest(last) == trie.digest(last) == digest_of(hints)
+
+
 def test_the_cap_holds_and_the_digest_is_still_the_replicas() -> None:
     """Else a replica beyond the cap would be asked for its snapshot again and again."""
     trie = HashTrie(max_blocks=100)
