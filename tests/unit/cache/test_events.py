@@ -90,6 +90,8 @@ def spoil_queued(column: int, value: object) -> Callable[[dict[str, Any]], objec
         (spoil_queued(1, math.inf), "load.queued has a share of inf"),
         (lambda value: value["load"].update(queued=65 * value["load"]["queued"]), r"\$\.load\.queued"),
         (lambda value: value["load"].update(queued=2 * value["load"]["queued"]), "has 't' twice"),
+        (lambda value: value["load"].update(num_waiting=1 << 60), r"\$\.load\.num_waiting"),
+        (lambda value: value["load"].update(num_running=1 << 60), r"\$\.load\.num_running"),
         (lambda value: value.update(stored=[6, 7]), "listed twice"),
         (lambda value: value.update(stored=[7, 7]), "listed twice"),
         (lambda value: value.update(removed=[7, 7]), "listed twice"),
