@@ -213,6 +213,9 @@ def decode_batch(wire: bytes) -> EventBatch:
     names = (*batch.stored, *batch.hosted, *batch.removed)
     if len(set(names)) != len(names):
         raise WireError("malformed event batch: a hash is listed twice")
+    # By their digests receivers bound what they keep of a cache.
+    if len(batch.stored) + len(batch.hosted) > batch.digest.count:
+        raise WireError("malformed event batch: it adds more hashes than are held")
     if not math.isfinite(batch.sent_s):
         raise WireError("malformed event batch: sent_s is not finite")
     return batch
@@ -234,6 +237,8 @@ def decode_snapshot(frames: Sequence[bytes | memoryview]) -> Snapshot:
         raise WireError(f"snapshot in {len(frames)} frames, not 3")
     head = _HEAD.decode(frames[0])
     _check_load(head.load, "snapshot")
+    if head.num_hosted > head.digest.count:
+        raise WireError("malformed snapshot: more hashes in host memory than in all")
     columns = []
     for frame, count in zip(frames[1:], (head.digest.count, head.num_hosted), strict=True):
         packed = within(frame, MAX_SNAPSHOT_BYTES, "snapshot")

@@ -63,7 +63,7 @@ BATCHES = st.builds(
     lambda epoch, seq, names, cut, digest, load, sent_s: EventBatch(
         FORMAT_VERSION, epoch, seq, tuple(names[:cut]), tuple(names[cut:]), digest, load, sent_s
     ),
-    U64, COUNT, HINTS, st.integers(0, 12), st.builds(Digest, COUNT, U64), LOADS, SECONDS,
+    U64, COUNT, HINTS, st.integers(0, 12), st.builds(Digest, st.integers(12, 2**40), U64), LOADS, SECONDS,
 )  # fmt: skip
 UPDATES = st.builds(LoadUpdate, st.just(FORMAT_VERSION), U64, COUNT, COUNT, LOADS)
 SNAPSHOTS = st.builds(
