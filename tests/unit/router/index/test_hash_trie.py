@@ -53,6 +53,16 @@ def test_storing_twice_counts_once() -> None:
     assert trie.digest(A) == before == Digest(3, prompt[0] ^ prompt[1] ^ prompt[2])
 
 
+def test_a_hint_that_is_named_twice_ends_its_prediction_once() -> None:
+    """No batch does, and a snapshot may: nobody has looked before it is applied."""
+    trie, [hint] = a_trie(), hint_chain("p", 1)
+    for name in ("p", "q", "r"):
+        trie.predict(A, hint_chain(name, 1), 10.0)
+    trie.store(A, [hint, hint])
+    assert trie.num_exact(A, [hint]) == 1
+    assert trie.digest(A) == digest_of([hint])
+
+
 @pytest.mark.parametrize("size", [5, 50])
 def test_hints_may_come_packed_or_not(size: int) -> None:
     """Events bring tuples, snapshots arrays and views of what was received."""
