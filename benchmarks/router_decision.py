@@ -74,7 +74,7 @@ class Decider:
             total_blocks=BLOCKS_PER_REPLICA,
             step_time=STEP_TIME,
         )
-        return EventBatch(FORMAT_VERSION, 1, self._num_batches, stored, removed, Digest(), load)
+        return EventBatch(FORMAT_VERSION, 1, self._num_batches, stored, removed, Digest(len(stored)), load)
 
     def hash(self, prompt: array[int]) -> RouteQuery:
         self._num_requests += 1

@@ -36,10 +36,14 @@ MAX_ADMITTED_PER_BATCH = 65_536
 # At most 9 bytes each on the wire: leaves 3.5 MB of a batch for the load's request ids.
 MAX_CHANGES_PER_BATCH = 500_000
 
+# Running or waiting at one engine: Routers keep sums of them, of which ones without bound would leave errors.
+MAX_REQUESTS = 1 << 24
+
 # Of all tenants together: what a report says of a queue takes 2 KB, and a reader looks a place up in no time.
 MAX_QUEUED_TOLD = 64
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Requests = Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUESTS)]
 U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgpack itself carries nothing above 64 bits
 Hints = tuple[Annotated[HashHint, msgspec.Meta(ge=0)], ...]
 
@@ -102,8 +106,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queued_attention: NonNegative | None = None
     # Whose those are, and in which order they are computed; of `MAX_QUEUED_TOLD` tenants at most, each once.
     queued: Annotated[tuple[QueuedPrompts, ...], msgspec.Meta(max_length=MAX_QUEUED_TOLD)] = ()
-    num_waiting: NonNegative = 0
-    num_running: NonNegative = 0
+    num_waiting: Requests = 0
+    num_running: Requests = 0
     context_tokens: NonNegative = 0  # of all running sequences
     free_blocks: NonNegative = 0  # blocks not referenced by a running sequence or a held prefix
     # Of the free ones, those kept for what running sequences are expected to take; 0 while half are free.
@@ -209,6 +213,9 @@ def decode_batch(wire: bytes) -> EventBatch:
     names = (*batch.stored, *batch.hosted, *batch.removed)
     if len(set(names)) != len(names):
         raise WireError("malformed event batch: a hash is listed twice")
+    # By their digests receivers bound what they keep of a cache.
+    if len(batch.stored) + len(batch.hosted) > batch.digest.count:
+        raise WireError("malformed event batch: it adds more hashes than are held")
     if not math.isfinite(batch.sent_s):
         raise WireError("malformed event batch: sent_s is not finite")
     return batch
@@ -230,6 +237,8 @@ def decode_snapshot(frames: Sequence[bytes | memoryview]) -> Snapshot:
         raise WireError(f"snapshot in {len(frames)} frames, not 3")
     head = _HEAD.decode(frames[0])
     _check_load(head.load, "snapshot")
+    if head.num_hosted > head.digest.count:
+        raise WireError("malformed snapshot: more hashes in host memory than in all")
     columns = []
     for frame, count in zip(frames[1:], (head.digest.count, head.num_hosted), strict=True):
         packed = within(frame, MAX_SNAPSHOT_BYTES, "snapshot")

@@ -235,7 +235,7 @@ class Publisher:
             except ContextTerminated:
                 return
             except Exception:
-                # Events are a hint: losing one shows as a gap, losing the thread would lose them all.
+                # Losing the thread would lose all events.
                 logger.exception("event publisher failed, going on")
 
     def _drain_wake(self) -> None:
@@ -252,21 +252,30 @@ class Publisher:
                 news = self._news.get_nowait()
             except queue.Empty:
                 return True
-            match news:
-                case None:
-                    return False
-                case Arrival():
-                    self._arrivals.arrived(news, self._hashes, self._clock())
-                case _Refusal():
-                    self._arrivals.refused(news.request_id)
-                case _Draining():
-                    self._arrivals.drain()
-                case EngineReport():
-                    self._pub.send_multipart([REPORT_TOPIC, encode_report(news)])
-                case EventBatch():
-                    self._apply(news)
-                    told = news if self._tells_blocks else _load_alone(news)
-                    self._pub.send_multipart([TOPIC, encode(told)])
+            if news is None:
+                return False
+            try:
+                self._take(news)
+            except ContextTerminated:
+                raise
+            except Exception:
+                # Events are a hint: losing one shows as a gap. What is queued behind it has been woken for.
+                logger.exception("event publisher failed, going on")
+
+    def _take(self, news: _News) -> None:
+        match news:
+            case Arrival():
+                self._arrivals.arrived(news, self._hashes, self._clock())
+            case _Refusal():
+                self._arrivals.refused(news.request_id)
+            case _Draining():
+                self._arrivals.drain()
+            case EngineReport():
+                self._pub.send_multipart([REPORT_TOPIC, encode_report(news)])
+            case EventBatch():
+                self._apply(news)
+                told = news if self._tells_blocks else _load_alone(news)
+                self._pub.send_multipart([TOPIC, encode(told)])
 
     def _apply(self, batch: EventBatch) -> None:
         assert batch.seq == self._seq + 1, "batches are published in order"

@@ -109,6 +109,11 @@ class EventStream:
     def needs_snapshot(self) -> bool:
         return self._state is _State.SYNCING
 
+    @property
+    def reason(self) -> ResyncReason:
+        """Why a snapshot was wanted last."""
+        return self._reason
+
     def start(self) -> None:
         """First contact: tell the sink that a snapshot is on its way."""
         self._sink.on_resync(self._replica_id, ResyncReason.JOIN)

@@ -37,13 +37,16 @@ from cache.events import (
 )
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.events.event_stream import EventCounters, EventSink, EventStream
+from router.events.event_stream import EventCounters, EventSink, EventStream, ResyncReason
 from router.events.frame_socket import FrameSocket, connected
 
 TOPIC = b"kv"
 LOAD_TOPIC = b"load"
 REPORT_TOPIC = b"report"
 SNAPSHOT_REQUEST = b"snapshot"
+
+# A snapshot repairs the first such, and what the replica goes on doing wrong makes the next one.
+_CONTRADICTED = (ResyncReason.DRIFT, ResyncReason.MALFORMED)
 
 _MAX_QUEUED_BATCHES = 10_000  # in the socket; beyond it ZMQ drops, which shows as a gap
 
@@ -169,18 +172,25 @@ class Subscriber:
                 raise WireError(f"{len(frames)} frames, not a topic and a message")
 
     async def _resync(self) -> None:
-        """Fetch snapshots while they are wanted, never faster than the settings allow."""
-        interval_s = self._settings.resync_interval_s
+        """Fetch snapshots while they are wanted, never faster than the settings allow.
+
+        One that what comes after it contradicts is wanted again at once, and will be contradicted again: that
+        counts as failed, unless it went well for a while.
+        """
+        least_s, most_s = self._settings.resync_interval_s, self._settings.max_resync_interval_s
+        interval_s, clock, has_come = least_s, asyncio.get_running_loop().time, True
         while True:
+            began_at = clock()
             await self._snapshot_wanted.wait()
             self._snapshot_wanted.clear()
             if not self._stream.needs_snapshot:
                 continue
-            if await self._try_snapshot():
-                interval_s = self._settings.resync_interval_s
-            else:
-                interval_s = min(2 * interval_s, self._settings.max_resync_interval_s)
+            has_helped = self._stream.reason not in _CONTRADICTED or clock() - began_at >= most_s
+            if has_come and has_helped:
+                interval_s = least_s
+            has_come = await self._try_snapshot()
             await asyncio.sleep(interval_s)
+            interval_s = min(2 * interval_s, most_s)
             if self._stream.needs_snapshot:
                 self._snapshot_wanted.set()
 

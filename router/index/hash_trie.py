@@ -406,7 +406,7 @@ class HashTrie:
         if not lasts:
             return
         # Only after the whole batch: within it a chain's last block may be named before its first.
-        candidates = lasts if len(lasts) < len(hints) else [h for h in hints if h in lasts]
+        candidates = lasts if len(lasts) < len(hints) else [h for h in dict.fromkeys(hints) if h in lasts]
         for last in [last for last in candidates if held(last) >> member & 1]:
             predictions.end(member, last)
 

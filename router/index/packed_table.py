@@ -120,6 +120,8 @@ class PackedTable:
 
     def hints_of(self, member: int) -> Keys:
         """Every hint that has this member, in no order. O(slots)."""
+        if member // WORD_BITS >= len(self._at.words):
+            return np.zeros(0, np.uint64)
         word, bit = self._at.words[member // WORD_BITS], np.uint64(1 << member % WORD_BITS)
         parts = []
         for start, stop in self._at.stretches():

@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from router.pricing.replica_state import ReplicaState
 
+# Times as slow as a typical one, at the most: a sum of floats keeps nothing of a part that is much smaller.
+MOST_SLOW = 1e6
+
 
 class FleetQueue(NamedTuple):
     """Sums, so that one replica's change is O(1)."""
@@ -48,4 +51,4 @@ def queue_of(states: Iterable[ReplicaState]) -> FleetQueue:
 
 def _part(state: ReplicaState) -> float:
     """Of a typical replica; one that is quicker is one as well."""
-    return 1.0 / max(1.0, state.slowness)
+    return 1.0 / min(max(1.0, state.slowness), MOST_SLOW)

@@ -12,7 +12,6 @@ Pure functions of values: know fits and names; know no queues and no clock.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from cache.types import ReplicaId
 # seen, so two of them differ by up to 22 %. Half as slow again is another machine.
 ALIKE = 1.25  # times as slow as the middle one, or as quick
 STILL_ALIKE = 1.35  # for who was alike before: nobody goes to and fro on the border
+MOST_S = 3600.0  # of a term: sums of much larger ones are infinite, and what is infinite is not priced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,8 +153,9 @@ def mean_of(fits: Sequence[StepTimeModel]) -> StepTimeModel:
 
 
 def sound(fit: StepTimeModel | None) -> StepTimeModel | None:
-    """The fit if its terms are finite and not negative: a bad one must not price work below zero."""
+    """The fit if its terms are seconds that a machine may take: a bad one must not price work below zero, nor
+    make a cost that cannot be compared."""
     if fit is None:
         return None
     terms = (fit.base_s, fit.per_token_s, fit.per_attention_s, fit.per_sequence_s)
-    return fit if all(math.isfinite(term) and term >= 0 for term in terms) and any(terms) else None
+    return fit if all(0.0 <= term <= MOST_S for term in terms) and any(terms) else None

@@ -7,6 +7,7 @@ tested without sockets in `tests/property/test_event_stream.py`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -326,6 +327,18 @@ async def test_a_snapshot_that_never_comes_is_asked_for_again_but_not_in_a_hurry
     assert 2 <= raw.num_asked <= 4  # 0.3 s patience and 0.02 s, 0.04 s, ... between
     raw.answers = [GOOD_SNAPSHOT]
     await until(lambda: group.is_synced(A))
+
+
+async def test_snapshots_that_what_comes_next_contradicts_are_not_asked_for_in_a_hurry(
+    raw: RawReplica, routing: Routing, group: SubscriberGroup
+) -> None:
+    """A replica that goes on saying what nobody can follow would have its cache sent all day."""
+    raw.answers = [GOOD_SNAPSHOT] * 100
+    follow(routing, group, {A: raw.info})
+    await until(lambda: group.is_synced(A))
+    ends_at = time.monotonic() + 1.0
+    await until(lambda: time.monotonic() > ends_at, lambda: raw.pub.send_multipart([b"kv", b"\x00"]))
+    assert 2 <= raw.num_asked <= 15  # 0.02 s, 0.04 s, 0.08 s, and then 0.1 s between, and a message's wait
 
 
 async def test_drift_is_found_by_the_digest_and_repaired(

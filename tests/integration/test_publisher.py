@@ -284,6 +284,17 @@ def test_a_subscriber_that_does_not_read_blocks_nobody() -> None:
         assert time.monotonic() - began_s < 30
 
 
+def test_what_is_queued_behind_a_batch_that_cannot_be_sent_goes_out() -> None:
+    """Closing is queued, too: nobody wakes the thread again after that."""
+    with connected() as (publisher, log, listener):
+        first, unsendable, last = [log.flush(Load(context_tokens=n)) for n in (1, 1 << 64, 3)]
+        with publisher._wake_lock:  # all at once, as from an engine that is quicker than the thread
+            for batch in (first, unsendable, last):
+                publisher._news.put(batch)
+            publisher._wake_out.send(b"")
+        assert [listener.batch().seq for _ in range(2)] == [first.seq, last.seq]
+
+
 def test_ports_follow_from_the_base_port() -> None:
     port = free_base()
     publisher = a_publisher(port=port, epoch=EPOCH)

@@ -35,6 +35,7 @@ from tests.fakes.cache import Subscriber
 
 U64 = st.integers(0, 2**64 - 1)
 COUNT = st.integers(0, 2**40)
+REQUESTS = st.integers(0, events.MAX_REQUESTS)
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
 PROMPTS = st.lists(st.tuples(SECONDS, COUNT), max_size=4).map(sorted)
 QUEUED = st.builds(
@@ -47,8 +48,8 @@ LOADS = st.builds(
     Load,
     queued_uncached_tokens=COUNT,
     queued=st.lists(QUEUED, max_size=3, unique_by=lambda of: of.tenant).map(tuple),
-    num_waiting=COUNT,
-    num_running=COUNT,
+    num_waiting=REQUESTS,
+    num_running=REQUESTS,
     context_tokens=COUNT,
     free_blocks=COUNT,
     growth_blocks=COUNT,
@@ -62,7 +63,7 @@ BATCHES = st.builds(
     lambda epoch, seq, names, cut, digest, load, sent_s: EventBatch(
         FORMAT_VERSION, epoch, seq, tuple(names[:cut]), tuple(names[cut:]), digest, load, sent_s
     ),
-    U64, COUNT, HINTS, st.integers(0, 12), st.builds(Digest, COUNT, U64), LOADS, SECONDS,
+    U64, COUNT, HINTS, st.integers(0, 12), st.builds(Digest, st.integers(12, 2**40), U64), LOADS, SECONDS,
 )  # fmt: skip
 UPDATES = st.builds(LoadUpdate, st.just(FORMAT_VERSION), U64, COUNT, COUNT, LOADS)
 SNAPSHOTS = st.builds(

@@ -53,6 +53,16 @@ def test_storing_twice_counts_once() -> None:
     assert trie.digest(A) == before == Digest(3, prompt[0] ^ prompt[1] ^ prompt[2])
 
 
+def test_a_hint_that_is_named_twice_ends_its_prediction_once() -> None:
+    """No batch does, and a snapshot may: nobody has looked before it is applied."""
+    trie, [hint] = a_trie(), hint_chain("p", 1)
+    for name in ("p", "q", "r"):
+        trie.predict(A, hint_chain(name, 1), 10.0)
+    trie.store(A, [hint, hint])
+    assert trie.num_exact(A, [hint]) == 1
+    assert trie.digest(A) == digest_of([hint])
+
+
 @pytest.mark.parametrize("size", [5, 50])
 def test_hints_may_come_packed_or_not(size: int) -> None:
     """Events bring tuples, snapshots arrays and views of what was received."""
@@ -227,6 +237,18 @@ def test_more_replicas_than_bits_in_a_word() -> None:
         trie.remove_replica(replica)
     assert trie.match(prompt) == {replica: index + 1 for index, replica in enumerate(fleet[:10])}
     assert trie.num_bytes() < 0.6 * wide, "the words of those who left are given back"
+
+
+def test_the_first_word_of_a_replica_beyond_a_word_may_be_of_host_memory() -> None:
+    """What was stored and demoted within one batch is told as hosted alone, and before what is stored."""
+    trie = HashTrie()
+    for i in range(65):
+        trie.add_replica(replica_id(i))
+    last, hints = replica_id(64), hint_chain("p", 3)
+    trie.host(last, hints)
+    assert trie.match(hints) == {last: 3}
+    assert trie.match_pools(hints) == {last: 0}
+    assert trie.host_digest(last) == trie.digest(last) == digest_of(hints)
 
 
 def test_the_cap_holds_and_the_digest_is_still_the_replicas() -> None:

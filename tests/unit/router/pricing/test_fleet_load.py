@@ -221,9 +221,14 @@ def test_who_is_slow_has_a_place_the_later() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [StepTimeModel(-0.1, 1e-4, 0.0, 0.0), StepTimeModel(math.nan, 1e-4, 0.0, 0.0), StepTimeModel(0, 0, 0, 0)],
+    [
+        StepTimeModel(-0.1, 1e-4, 0.0, 0.0),
+        StepTimeModel(math.nan, 1e-4, 0.0, 0.0),
+        StepTimeModel(0.01, 1e308, 0.0, 0.0),
+        StepTimeModel(0, 0, 0, 0),
+    ],
 )
-def test_a_fit_that_prices_work_below_zero_or_at_nothing_is_no_fit(
+def test_a_fit_that_prices_work_below_zero_at_nothing_or_without_end_is_no_fit(
     fleet: Fleet, model: StepTimeModel
 ) -> None:
     fleet.loads.report(B, load(step_time=None))

@@ -31,3 +31,9 @@ def test_a_slow_ones_queue_is_not_the_fleets() -> None:
 def test_one_that_is_quicker_counts_as_one() -> None:
     """A fit may have nothing in `base_s`: then its idle engine is infinitely quick."""
     assert queue_of([state(slowness=0.0, num_waiting=2)]) == FleetQueue(2.0, 1.0)
+
+
+@pytest.mark.parametrize("slowness", [1e20, float("inf")])
+def test_one_that_hardly_moves_is_a_part_of_one_when_the_others_have_left(slowness: float) -> None:
+    quick, slow = state(slowness=1.0, num_waiting=5), state(slowness=slowness, num_waiting=2)
+    assert queue_of([quick, slow]).without(quick).mean(num_held=0.0) == pytest.approx(2.0)

@@ -100,5 +100,6 @@ def test_a_fit_below_zero_at_nothing_or_without_end_is_none() -> None:
     assert sound(StepTimeModel(-0.1, 1e-4, 0.0, 0.0)) is None
     assert sound(StepTimeModel(math.inf, 1e-4, 0.0, 0.0)) is None
     assert sound(StepTimeModel(0.0, 0.0, 0.0, 0.0)) is None
+    assert sound(StepTimeModel(1e308, 1e-4, 0.0, 0.0)) is None  # nor is its time for two tokens finite
     assert sound(None) is None
     assert sound(fit(1.0)) == fit(1.0)
