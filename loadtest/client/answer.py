@@ -88,6 +88,7 @@ class AnswerReader:
         self._status: int | None = None
         self._replica: str | None = None
         self._is_done = False
+        self._done_s = sent_s  # when that was read
         self._error_body = bytearray()
         self._failure: Failure | None = None
         self._problem = ""
@@ -131,7 +132,9 @@ class AnswerReader:
         return self._answer(now_s)
 
     def broke(self, failure: Failure, problem: str, now_s: float) -> Answer:
-        """The connection failed. What was wrong before that stays the reason."""
+        """The connection failed. What was wrong before that stays the reason, and what was whole is whole."""
+        if self._is_done:
+            return self.finished(self._done_s)
         if self._failure is None:
             self._fail(failure, problem)
         return self._answer(now_s)
@@ -140,7 +143,7 @@ class AnswerReader:
         if self.is_over:
             return
         if event.data == _DONE:
-            self._is_done = True
+            self._is_done, self._done_s = True, now_s
             return
         if event.name == "error":
             self._fail(Failure.ERROR_EVENT, _shown(event.data))

@@ -30,9 +30,9 @@ MEASURES = {
     "ttft_p99": Measure("p99 TTFT", lambda tally: tally.ttft.quantile_s(0.99)),
     "gap_p50": Measure("p50 ITL", lambda tally: tally.gaps.quantile_s(0.50)),
     "gap_p99": Measure("p99 ITL", lambda tally: tally.gaps.quantile_s(0.99)),
-    "hit_ratio": Measure("hit rate", lambda tally: tally.hit_ratio or 0.0, more_is_better=True),
+    "hit_ratio": Measure("hit rate", lambda tally: _or_nan(tally.hit_ratio), more_is_better=True),
     "goodput": Measure("goodput", lambda tally: tally.goodput_per_s, more_is_better=True),
-    "imbalance": Measure("imbalance", lambda tally: tally.imbalance or math.nan),
+    "imbalance": Measure("imbalance", lambda tally: _or_nan(tally.imbalance)),
 }
 
 
@@ -85,6 +85,11 @@ def found_rate(results: Results, contender: str, workload: str) -> Interval | No
             if (found.contender, found.workload) == (contender, workload)
         ]
     )
+
+
+def _or_nan(value: float | None) -> float:
+    """What the server did not tell is no 0."""
+    return math.nan if value is None else value
 
 
 def _paired(pairs: Sequence[tuple[float, float]]) -> Interval | None:

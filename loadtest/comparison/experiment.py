@@ -5,6 +5,7 @@ Ctrl-C ends it with what was measured until then. Knows the order of things; mea
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -161,13 +162,15 @@ class _Visit:
     def load(self, cell: Cell, name: str, *, ends_when_lost: bool) -> tuple[Load, float]:
         """What to send, and the hit ratio of an infinite cache on what counts of it."""
         block_tokens, arrivals = _window(self.plan, cell, self.seed)
-        first = min(cell.num_warming, len(arrivals) - 1)
+        from_s = arrivals[min(cell.num_warming, len(arrivals) - 1)].due_s
+        # A trace's clock may tick: whoever is due at that instant counts, and so for the ceiling.
+        first = bisect_left(arrivals, from_s, key=lambda arrival: arrival.due_s)
         salt = f"{cell.workload.label} {self.seed} {name}"
         load = Load(
             arrivals=arrivals,
             prompts=self._prompts(block_tokens, salt),
             targets=self.plan.targets,
-            counted_from_s=arrivals[first].due_s,
+            counted_from_s=from_s,
             salt=salt,
             ends_when_lost=ends_when_lost,
             num_replicas=self.contender.num_replicas,

@@ -10,6 +10,7 @@ from loadtest.placement.intervals import Interval
 from loadtest.text_table import TextTable
 
 LATE_S = 0.05  # beyond it the client itself is part of what was measured
+FAILED_SHARE = 0.01  # of requests without an answer: from there on a p99 of the others says little
 KNOWN_SHARE = (
     0.2  # of prompt tokens, more than a cache that begins empty could hit: finer blocks hit a few more
 )
@@ -40,6 +41,15 @@ def warnings(results: Results) -> list[str]:
             f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). "
             "Times count from when a request was due: lateness is in them."
         )
+    failed = [run for run in results.runs if run.kind == "fixed" and _failed_share(run) > FAILED_SHARE]
+    if failed:
+        worst = max(failed, key=_failed_share)
+        told.append(
+            f"Times are those of answers: in {len(failed)} of {len(results.runs)} runs more than "
+            f"{_percent(FAILED_SHARE)} of the requests had none, at worst {_percent(_failed_share(worst))} "
+            f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). Who leaves out the latest is "
+            "no sooner for that: goodput counts them."
+        )
     if any(run.tally.untold for run in results.runs):
         told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
     known = [run for run in results.runs if (run.tally.hit_ratio or 0.0) > run.ceiling + KNOWN_SHARE]
@@ -53,6 +63,13 @@ def warnings(results: Results) -> list[str]:
     if results.num_repeats == 1:
         told.append("One repeat: there are no intervals, and a difference may be chance.")
     return told
+
+
+def _failed_share(run: Run) -> float:
+    """Of the requests that are over."""
+    tally = run.tally
+    num_over = tally.num_failed + tally.answers
+    return tally.num_failed / num_over if num_over else 0.0
 
 
 def _at_rate(results: Results, workload: str, rate: float) -> TextTable:

@@ -59,9 +59,15 @@ def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
         f"{request.policy.label}",
         ("cache per replica", "replicas", "mean TTFT, s", "p99 TTFT, s", "tokens from cache, %"),
         tuple(rows),
-        f"Replayed: the busiest {len(busiest.requests)} requests, {_rate(busiest)}. "
+        f"Replayed: the busiest {len(busiest.requests)} requests, {_rate(busiest)}{_after(plan)}. "
         f"{of_recording(busiest)}Machine: {request.machine.describe()}",
     )
+
+
+def _after(plan: Plan) -> str:
+    if plan.num_warming:
+        return f", after the {plan.num_warming} before them, which only warm the caches"
+    return ", from empty caches"
 
 
 def _rate(workload: Workload) -> str:

@@ -29,9 +29,12 @@ class CellSummary:
     mean_ttft_by_length_s: tuple[float | None, ...]  # by `LENGTH_LABELS`; None where there is no such prompt
 
 
-def summarize(result: CellResult, num_replicas: int) -> CellSummary:
-    """num_replicas: at the start; replicas that came later count as well."""
-    kept = slice(int(len(result.arrival_s) * WARM_UP_SHARE), None)
+def summarize(result: CellResult, num_replicas: int, *, num_warming: int | None = None) -> CellSummary:
+    """num_replicas: at the start; replicas that came later count as well. num_warming: of the first requests
+    those that do not count; None: a window's share."""
+    if num_warming is None:
+        num_warming = int(len(result.arrival_s) * WARM_UP_SHARE)
+    kept = slice(num_warming, None)
     ttft_s, inputs, cached = result.ttft_s[kept], result.input_tokens[kept], result.cached_tokens[kept]
     e2e_s, outputs = result.e2e_s[kept], result.output_tokens[kept]
     several = outputs > 1

@@ -9,7 +9,9 @@ its size. Knows who talks to whom and when; how a router decides and an engine w
 
 from __future__ import annotations
 
+import math
 import random
+from bisect import bisect_left
 
 from cache.disciplines import DEFAULT, paged_cache
 from cache.errors import ConfigError
@@ -19,12 +21,16 @@ from cache.types import ReplicaId, RequestId
 from loadtest.simulation.cell import CellResult, CellSpec
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.crowd import Crowd
-from loadtest.simulation.engine import NEVER_FULL, SimEngine
+from loadtest.simulation.engine import HEARTBEAT_S, NEVER_FULL, SimEngine
 from loadtest.simulation.host_memory import host_tier
 from loadtest.simulation.recorder import Recorder
 from loadtest.simulation.router_node import RouterNode
 from loadtest.simulation.turns import Turn, TurnHasher, fingerprint, make_turns
 from loadtest.workloads.request import Workload
+
+# Of a fleet without a request these heartbeats are heard all the same: the first, while routers still look at
+# what the last request has changed, and the last before somebody comes, from which they take what they know.
+_HEARD_S = 10 * HEARTBEAT_S
 
 
 class Cluster:
@@ -45,6 +51,10 @@ class Cluster:
         self._infos: dict[ReplicaId, ReplicaInfo] = {}  # of the members
         self._router_of: dict[RequestId, RouterNode] = {}
         self._num_retries = 0
+        self._num_arrived = 0
+        self._num_inside = 0  # requests that have come and are not over
+        self._quiet_since_s = 0.0  # when the last one ended, or the fleet changed since
+        self._changes_s = sorted(_changes_s(spec))  # when the fleet does
         self._crowd = Crowd.of(spec.machine)
         # One stream of draws for the way to a router, the same whatever the policy; one per router.
         self._way = random.Random(f"{spec.seed} way")
@@ -86,6 +96,8 @@ class Cluster:
     # -- a request's way --------------------------------------------------------------------------
 
     def _arrive(self, turn: Turn) -> None:
+        self._num_arrived += 1
+        self._num_inside += 1
         router = self._routers[self._way.randrange(len(self._routers))]
         self._router_of[turn.request_id] = router
         router.submit(turn)
@@ -117,6 +129,8 @@ class Cluster:
     def finished(self, engine: SimEngine, turn: Turn) -> None:
         self._recorder.finished(turn, self._queue.now)
         self._router_of.pop(turn.request_id).finished(turn)
+        self._num_inside -= 1
+        self._quiet_since_s = self._queue.now
 
     def published(self, engine: SimEngine, batch: EventBatch) -> None:
         delay_s = self._spec.event_delay_s
@@ -166,6 +180,7 @@ class Cluster:
             slowdown=slowdown,
             crowd=self._crowd,
             jumps=self._jumps,
+            quiet_until=self._quiet_until if self._jumps else lambda: 0.0,
         )
         self._engines.append(engine)
         self._by_id[replica_id] = engine
@@ -190,7 +205,18 @@ class Cluster:
     def _slowdown(self, seat: int) -> float:
         return self._spec.slowdowns[seat] if seat < len(self._spec.slowdowns) else 1.0
 
+    def _quiet_until(self) -> float:
+        """No router looks before then at what idle replicas say. 0: somebody is there, or was lately."""
+        heard_s = self._spec.event_delay_s + _HEARD_S
+        is_lately = self._queue.now < self._quiet_since_s + heard_s
+        if self._num_inside or is_lately or self._num_arrived == len(self._turns):
+            return 0.0
+        change = bisect_left(self._changes_s, self._queue.now)
+        change_s = self._changes_s[change] if change < len(self._changes_s) else math.inf
+        return min(change_s, self._turns[self._num_arrived].work.arrival_s) - heard_s
+
     def _tell_members(self) -> None:
+        self._quiet_since_s = self._queue.now
         for router in self._routers:
             router.members(self._infos)
 
@@ -239,3 +265,10 @@ class Cluster:
         while len(self._seats) < num_replicas:
             self._seats.append(self._start_replica(self._slowdown(len(self._seats))))
         self._tell_members()
+
+
+def _changes_s(spec: CellSpec) -> list[float]:
+    """When somebody dies, comes back, joins or leaves."""
+    deaths = [failure.at_s for failure in spec.failures]
+    returns = [failure.at_s + failure.down_s for failure in spec.failures]
+    return [*deaths, *returns, *(scaling.at_s for scaling in spec.scalings)]

@@ -4,7 +4,8 @@ It goes from step to step as `replica/engine/engine.py` does: between steps it t
 tells the routers when there is something to tell; what comes inside a step is told at once
 (`replica/engine/arrivals.py`). Steps that only decode are taken many at once: that changes how long the
 simulation takes, and nothing else (a property test). To that end such steps tell nothing of themselves, where
-the engine would send its load every 10 ms: only the length of its contexts has changed.
+the engine would send its load every 10 ms: only the length of its contexts has changed. Heartbeats of a
+fleet that waits for its next request are left out alike.
 Its speed is published from the start: on steps that follow the model the engine's fit finds the model.
 Knows steps and seconds; knows neither routers nor placement.
 """
@@ -12,7 +13,7 @@ Knows steps and seconds; knows neither routers nor placement.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from cache.block_hash import hints
@@ -67,10 +68,12 @@ class SimEngine:
         slowdown: float = 1.0,
         crowd: Crowd | None = None,
         jumps: bool = True,
+        quiet_until: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """num_blocks: that its running sequences may hold. events: the log that is also the cache's sink;
         None publishes nothing. crowd: of its machine, if it shares that. jumps: take quiet steps many at
-        once, which those that share a machine never do: others begin in the middle of them."""
+        once, which those that share a machine never do: others begin in the middle of them. quiet_until:
+        before then nobody looks at what idle replicas say; a time that has passed: somebody may."""
         self.index = index
         self.replica_id = replica_id
         self._pace = Pace(machine.step_time(slowdown), index, crowd)
@@ -98,6 +101,7 @@ class SimEngine:
         self._listener = listener
         self._events = events
         self._jumps = jumps and crowd is None
+        self._quiet_until = quiet_until
         self._inbox: list[tuple[Turn, int]] = []  # and how many tokens of its answer it brings along
         self._turns: dict[RequestId, Turn] = {}
         self._admitted: list[RequestId] = []  # taken in since the last batch
@@ -336,7 +340,13 @@ class SimEngine:
             return
         if self._run is None:
             self._publish_if_due()
-        self._queue.at(max(self._published_s, self._queue.now) + HEARTBEAT_S, self._heartbeat)
+        next_s = max(self._published_s, self._queue.now) + HEARTBEAT_S
+        if self._run is None:
+            # One by one, since a product would be another time in its last bits than a sum.
+            until_s = self._quiet_until()
+            while next_s < until_s:
+                next_s += HEARTBEAT_S
+        self._queue.at(next_s, self._heartbeat)
 
 
 class _Run:

@@ -60,6 +60,35 @@ def test_many_steps_at_once_give_what_single_steps_give(work: Workload, cell: Ce
     assert_same(simulate(work, cell), single, but=frozenset({"num_events"}))
 
 
+@given(
+    workloads(),
+    specs(),
+    st.integers(1, 18),
+    st.floats(5.0, 40.0),
+    st.sampled_from([(), (3.0,)]),
+    st.sampled_from([0.0, 0.05, 2.0]),
+)
+@settings(max_examples=60)
+def test_heartbeats_of_an_empty_fleet_may_be_left_out(
+    work: Workload,
+    cell: CellSpec,
+    first: int,
+    gap_s: float,
+    slowdowns: tuple[float, ...],
+    event_delay_s: float,
+) -> None:
+    """The fleet changes in the gap, a slow replica is to be tried again after it, routers hear late of all:
+    every time is what it is with all heartbeats."""
+    late = tuple(
+        replace(one, arrival_s=one.arrival_s + (gap_s if index >= first else 0.0))
+        for index, one in enumerate(work.requests)
+    )
+    gapped = replace(work, requests=late)
+    slow = replace(cell, slowdowns=slowdowns, event_delay_s=event_delay_s)
+    single = simulate(gapped, slow, jumps=False)
+    assert_same(simulate(gapped, slow), single, but=frozenset({"num_events"}))
+
+
 @given(workloads(), specs(), st.sampled_from(IDEALS))
 @settings(max_examples=80)
 def test_the_ideals_jump_as_exactly(work: Workload, cell: CellSpec, policy: str) -> None:

@@ -110,3 +110,17 @@ def test_what_was_wrong_first_stays_the_reason() -> None:
     reader.feed(event({"error": "engine died"}), 1.0)
     answer = reader.broke(Failure.CUT, "peer closed", 2.0)
     assert (answer.failure, "engine died" in answer.problem) == (Failure.ERROR_EVENT, True)
+
+
+def test_a_connection_that_breaks_after_the_end_has_cut_nothing() -> None:
+    """Nor made it longer: whoever reads such a stream stops at `[DONE]`."""
+    reader = AnswerReader(0.0)
+    reader.began(200, STREAM)
+    for at_s, value in ((1.0, chat("a", "stop")), (2.0, "[DONE]")):
+        reader.feed(event(value), at_s)
+    answer = reader.broke(Failure.TIMEOUT, "nothing came for 300 s", 302.0)
+    assert (answer.failure, answer.took_s, answer.text) == (None, 2.0, "a")
+    half = AnswerReader(0.0)
+    half.began(200, STREAM)
+    half.feed(event(chat("a")) + event("[DONE]"), 1.0)
+    assert half.broke(Failure.CUT, "peer closed", 2.0).failure is Failure.NO_FINISH_REASON

@@ -26,10 +26,13 @@ from loadtest.comparison.load import Load, Look, Sent, is_lost, is_met
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.report import report
 from loadtest.comparison.results import Results, Run, read
+from loadtest.comparison.tables import tables, warnings
 from loadtest.open_loop.tally import Tally, Targets
 from loadtest.placement.intervals import Interval
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.reference import WorkloadRef
+from loadtest.workloads.request import Workload
+from tests.fakes.simulation import request
 
 CHATS = WorkloadRef("multi_turn", (("think_s", 1.0), ("turns", 3.0)))
 CONTENT = {"applications": [{"import_path": "deploy.app:build", "args": {}}]}
@@ -271,6 +274,48 @@ def test_addresses_with_brackets_are_told_whole(tmp_path: Path) -> None:
     results = Results({}, (url,), {url: "tiny"}, Targets(), (run,))
     report(results, tmp_path, Console(file=out, width=200), with_plots=False)
     assert f"at worst 1 s ({url}, made at 1/s)" in out.getvalue()
+
+
+def results_of(**tallies: Tally) -> Results:
+    """One run of each, at one rate of one workload."""
+    runs = tuple(Run(who, "made", 1.0, 0, 0, "fixed", 0.5, tally) for who, tally in tallies.items())
+    return Results({}, tuple(tallies), dict.fromkeys(tallies, "tiny"), Targets(), runs)
+
+
+def test_whose_requests_are_refused_is_not_sooner_without_a_word() -> None:
+    """Times are of answers, so refusing half of the requests leaves only those that were quick."""
+    some, everybody = Tally(), Tally()
+    for index in range(10):
+        for tally in (some, everybody):
+            tally.sent(float(index), 0.0)
+        some.answered(float(index), 0.0, answer(0.1, Failure.BUSY if index % 2 else None))
+        everybody.answered(float(index), 0.0, answer(5.0 if index % 2 else 0.1))
+    told = " ".join(warnings(results_of(some=some, everybody=everybody)))
+    assert "in 1 of 2 runs more than 1.0 % of the requests had none, at worst 50.0 % (some, made" in told
+    assert "had none" not in " ".join(warnings(results_of(everybody=everybody)))
+
+
+def test_a_hit_rate_that_nobody_told_is_no_hit_rate_of_nothing() -> None:
+    silent, cold = Tally(), Tally()
+    silent.answered(0.0, 0.0, replace(answer(0.1), cached_tokens=None))
+    cold.answered(0.0, 0.0, replace(answer(0.1), cached_tokens=0))
+    table = tables(results_of(silent=silent, cold=cold))[0]
+    place = table.columns.index("hit rate")
+    assert [row[place] for row in table.rows] == ["", "0.0 %"]
+
+
+def test_who_comes_at_one_instant_counts_together_for_the_ceiling_too(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first eighth of sixteen ends in the middle of five, of whom only the first can hit nothing."""
+    requests = [
+        request(3.0 * ((n + 4) // 5), 64, 1, range(4, 8) if n == 1 else range(4), n) for n in range(16)
+    ]
+    ticking = Workload("ticks", 16, tuple(requests))
+    monkeypatch.setattr(module, "at_rate", lambda *_, **__: ticking)
+    runs = experiment(servers, plan(repeats=1)).run().runs
+    assert servers.sent[1][1].num_counted == 15
+    assert runs[0].ceiling == (14 * 48) / (15 * 64)  # of fourteen all but the block with the last token
 
 
 def test_a_mean_of_rates_of_which_one_is_nothing_is_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,20 @@ def test_it_closes_in_from_wherever_it_begins(capacity: float, first: float) -> 
     run(search, capacity)
     if capacity >= first / 64:
         assert search.found_per_s <= capacity <= search.found_per_s * 1.05 * 1.0001
+
+
+@pytest.mark.parametrize("times", [1 / 60, 1 / 30, 40.0, 56.0, 86.0, 1_000.0])
+def test_a_first_guess_far_off_costs_no_precision(times: float) -> None:
+    """Or of two servers the better one would be found the worse, as its search ran out of tries."""
+    search = RateSearch(4.0)
+    run(search, 4.0 * times)
+    assert search.found_per_s <= 4.0 * times <= search.found_per_s * 1.08 * 1.0001
+
+
+def test_a_precision_that_no_number_has_ends_all_the_same() -> None:
+    search = RateSearch(4.0, precision=1e-300)
+    assert len(run(search, 5.0)) < 100
+    assert search.found_per_s == pytest.approx(5.0)
 
 
 def test_a_server_that_meets_nothing_ends_the_search() -> None:

@@ -92,6 +92,16 @@ def test_the_way_to_a_replica_takes_its_time() -> None:
     assert far.ttft_s[0] == pytest.approx(near.ttft_s[0] + 0.25)
 
 
+def test_a_day_without_requests_takes_no_longer_than_an_hour() -> None:
+    """Idle replicas say that they are there twice a second, and nobody looks."""
+    hour, day = (
+        simulate(unrelated((0.0, 200, 10), (gap_s, 200, 10)), spec(num_replicas=4))
+        for gap_s in (3_600.0, 86_400.0)
+    )
+    assert day.num_events == hour.num_events < 1_000
+    np.testing.assert_allclose(day.ttft_s, hour.ttft_s, rtol=1e-9)
+
+
 def test_late_events_are_known_late() -> None:
     """The same prompt again, when the prediction has long ended: only events tell where it is cached."""
     blocks = Blocks().extend((), 64)
