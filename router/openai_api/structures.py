@@ -19,6 +19,7 @@ from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
 from router.openai_api.gbnf import is_gbnf, lark_of
 from router.openai_api.schema_bounds import make_inclusive
+from router.openai_api.schema_keywords import leave_out
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
@@ -129,19 +130,22 @@ def schema_structure(value: object, at: str, limits: Limits, *, is_lenient: bool
         raise InvalidField(
             at, f"'{at}' must nest schemas at most {limit} deep; at {deepest.shown()} it goes deeper."
         )
-    return Structure(StructureKind.JSON_SCHEMA, _with_bounds_that_hold(source), is_lenient)
+    return Structure(StructureKind.JSON_SCHEMA, _as_followed(source, is_lenient), is_lenient)
 
 
 def _written(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def _with_bounds_that_hold(source: str) -> str:
-    """The schema with exclusive bounds that would not be held as inclusive ones."""
-    if '"exclusiveM' not in source:
+def _as_followed(source: str, is_lenient: bool) -> str:
+    """The schema without what llguidance would let pass, or refuse without need."""
+    if not any(name in source for name in ('"exclusiveM', '"propertyNames"', '"pattern"')):
         return source
     schema = json.loads(source)
-    make_inclusive([part.schema for part in parts(schema) if isinstance(part.schema, dict)])
+    schemas = [part.schema for part in parts(schema) if isinstance(part.schema, dict)]
+    for each in schemas:
+        leave_out(each, is_lenient=is_lenient)
+    make_inclusive(schemas)
     return _written(schema)
 
 

@@ -1,0 +1,39 @@
+"""Keywords of a schema that need not be followed, taken out: llguidance 1.9 refuses the schema for them.
+
+    propertyNames {"type": "string"}    asks for nothing: all names are strings. Zod's records have it
+    pattern ^(?!x).*$, \\bx, (a)\\1       cannot be followed: left out of account where a schema is lenient
+
+Knows these keywords; knows neither where parts are nor what else is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_SAYING_NOTHING = {"type", "title", "description"}
+
+# Escapes and classes first, in which nothing has a meaning of its own; the only group is what cannot be
+# followed. Possessive: an unclosed class would be looked for again from each of its brackets.
+_PARTS = re.compile(
+    r"(\(\?<?[=!]|\\[1-9bBk]|\(\?P=)|\\(?:.|\Z)|\[\^?(?:\\(?:.|\Z)|[^\]\\])*+(?:\]|\Z)", re.DOTALL
+)
+
+
+def leave_out(schema: dict[str, Any], *, is_lenient: bool) -> None:
+    """Changes one schema; those in it are their own."""
+    if "propertyNames" in schema and _says_nothing(schema["propertyNames"]):
+        del schema["propertyNames"]
+    pattern = schema.get("pattern")
+    if is_lenient and isinstance(pattern, str) and any(part[1] for part in _PARTS.finditer(pattern)):
+        del schema["pattern"]
+
+
+def _says_nothing(names: object) -> bool:
+    if names is True:
+        return True
+    return (
+        isinstance(names, dict)
+        and names.keys() <= _SAYING_NOTHING
+        and names.get("type", "string") == "string"
+    )
