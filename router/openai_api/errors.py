@@ -154,10 +154,18 @@ def _message(error: BaseException, row: _Row) -> str:
     return str(error)
 
 
+# Clients whose base URL lacks the /v1, or whose usual endpoint is another, show this and nothing else.
+_SERVED = (
+    "Answers come from POST /v1/chat/completions and /v1/completions; GET /openapi.json lists all routes."
+)
+
+
 def route_error(status: int, method: str, path: str) -> ErrorAnswer:
     """An answer for requests that reached no handler: wrong path, wrong method."""
     if status == 404:
-        return ErrorAnswer(404, f"Nothing is served at {path[:200]}.", INVALID_REQUEST, code="unknown_url")
+        return ErrorAnswer(
+            404, f"Nothing is served at {path[:200]}. {_SERVED}", INVALID_REQUEST, code="unknown_url"
+        )
     if status == 405:
         return ErrorAnswer(
             405,

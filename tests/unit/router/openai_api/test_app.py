@@ -30,6 +30,19 @@ async def test_wrong_routes_have_the_same_error_shape(
     assert ("allow" in answer.headers) is (status == 405)
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/chat/completions", "//v1/completions"])
+async def test_a_route_that_is_not_there_is_told_with_those_that_are(
+    router: RouterUnderTest, path: str
+) -> None:
+    """Several clients ask for `responses` unless they are told not to, and show nothing but the message."""
+    error = error_of(await router.client.post(f"http://test{path}", json={}))
+    assert error["code"] == "unknown_url"
+    assert f"at {path}." in error["message"]
+    assert "/v1/chat/completions" in error["message"]
+    listed = (await router.client.get("/openapi.json")).json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions"} <= set(listed)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
