@@ -142,7 +142,8 @@ class ReplicaQueue:
         return self.order.lag(priority) if self.order.preempts else 0.0
 
     def part_before(self, tenant: str, num_tokens: int, share: float, place: float, had: Had) -> float:
-        """Of what is queued, the part that is computed before so many tokens of that tenant; 0 to 1.
+        """Of what is queued, the part that is computed before so many tokens of that tenant; 0 to 1, and 1 of
+        nothing.
 
         had: of tenants of which the engine has not told. O(tenants, and prompts of this one).
         """
@@ -154,8 +155,6 @@ class ReplicaQueue:
         """That part, and how many prompts of its tenant are behind it."""
         own = self.lines.get(tenant)
         tokens, num_behind = own.split(place) if own is not None else (0, 0)
-        if own is not None and len(self.lines) == 1:
-            return tokens / own.tokens if own.tokens else 1.0, num_behind
         return self._part(own, tenant, tokens, num_tokens, share, newcomers), num_behind
 
     def _part(

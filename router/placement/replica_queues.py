@@ -27,7 +27,10 @@ IsThere = Callable[[ReplicaId, Sequence[HashHint], int], bool]
 
 
 class ReplicaQueues:
-    """Told of each decision, of who took it, of when it waits no more, and of what engines say."""
+    """Told of each decision, of who took it, of when it waits no more, and of what engines say.
+
+    Asked of replicas that it was told of alone.
+    """
 
     def __init__(self, block_size: int, is_there: IsThere) -> None:
         self._block_size = block_size
@@ -60,8 +63,7 @@ class ReplicaQueues:
 
     def place(self, replica_id: ReplicaId, query: RouteQuery, own_s: float, now: float) -> float:
         """Of a request that comes to that replica now, among its tenant's. own_s: of its prefill there."""
-        queue = self._queues.get(replica_id)
-        return LAST if queue is None else queue.place(query, own_s, now)
+        return self._queues[replica_id].place(query, own_s, now)
 
     def promised_place(
         self, replica_id: ReplicaId, query: RouteQuery, hints: Sequence[HashHint], cached: int
@@ -71,9 +73,8 @@ class ReplicaQueues:
 
         hints: of its full blocks.
         """
-        queue = self._queues.get(replica_id)
-        last = cached // self._block_size - 1
-        if queue is None or not queue.order.preempts or last < 0:
+        queue, last = self._queues[replica_id], cached // self._block_size - 1
+        if not queue.order.preempts or last < 0:
             return -math.inf
         name = hints[last]  # of the whole prefix
         for sent in queue.sent.values():
@@ -99,15 +100,12 @@ class ReplicaQueues:
         place: as `place` has it. had: over all replicas; of tenants of which this one's engine has not told,
         it is taken to have served as much as the others. O(tenants there, and prompts of this one).
         """
-        queue, num_replicas = self._waiting.get(replica_id), len(self._queues)
-        if queue is None:
-            return 1.0
+        queue, num_replicas = self._queues[replica_id], len(self._queues)
         return queue.part_before(tenant, num_tokens, share, place, lambda name: had(name) / num_replicas)
 
     def before_s(self, replica_id: ReplicaId, part: float, busy_until: float, now: float) -> float:
         """As `ReplicaQueue.before_s`."""
-        queue = self._queues.get(replica_id)
-        return max(0.0, part * (busy_until - now)) if queue is None else queue.before_s(part, busy_until, now)
+        return self._queues[replica_id].before_s(part, busy_until, now)
 
     # --- what becomes of them -----------------------------------------------------------------
 
