@@ -58,6 +58,9 @@ def as_yaml(value: object) -> str:
     return value.isoformat() if isinstance(value, date) else repr(value)
 
 
+HIDDEN = "(hidden)"  # stands for a secret in errors, which end up in logs
+
+
 class ConfigError(ServingError):
     """A setting has a value it cannot have: names the field, the value and what would be accepted."""
 

@@ -14,12 +14,12 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from cache.errors import ConfigError
+from cache.errors import HIDDEN, ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy.errors import UnknownKey
 from deploy.traces import check_exporter
 from replica.config import ReplicaConfig
-from router.config import HIDDEN, RouterConfig
+from router.config import RouterConfig
 from router.tenants.settings import TenantSettings
 
 ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})

@@ -23,13 +23,12 @@ from ray.serve.schema import (
     gRPCOptionsSchema,
 )
 
-from cache.errors import ConfigError
+from cache.errors import HIDDEN, ConfigError
 from cache.host_name import HOST_FORM, is_host
 from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.scaling_options import check_scaling, replica_bounds
-from router.config import HIDDEN
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"

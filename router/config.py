@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from cache.errors import ConfigError
+from cache.errors import HIDDEN, ConfigError
 from cache.fingerprint import Fingerprint
 from cache.header_text import fits_header
 from router.limits import Limits
 from router.policies import check_policy
+from router.secret_file import check_path, read_secret
 from router.tenants.settings import TenantSettings
 
 BINDINGS = ("at_once", "late")
 
 
 MIN_SECRET_CHARS = 16
-MAX_SECRET_BYTES = 4096  # of a file
 MAX_RECORDED_BLOCK = 1024  # tokens: what readers of a trace take
-HIDDEN = "(hidden)"  # stands for a secret in errors, which end up in logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +34,7 @@ class RecordConfig:
     block_tokens: int | None = None  # a multiple of the block size: coarser ids, smaller files; None = that
 
     def __post_init__(self) -> None:
-        if not Path(self.folder).is_absolute():
-            accepted = "must be an absolute path: Routers run in folders of Ray's"
-            raise ConfigError("record.folder", self.folder, accepted)
+        check_path("record.folder", self.folder)
         if not 1 << 16 <= self.max_file_bytes <= 1 << 40:
             raise ConfigError(
                 "record.max_file_bytes", self.max_file_bytes, "must be between 64 KiB and 1 TiB"
@@ -51,9 +47,7 @@ class RecordConfig:
         if self.key_file is not None:
             if self.key is not None:
                 raise ConfigError("record.key_file", self.key_file, "cannot be set beside key")
-            if not Path(self.key_file).is_absolute():
-                accepted = "must be an absolute path: Routers run in folders of Ray's"
-                raise ConfigError("record.key_file", self.key_file, accepted)
+            check_path("record.key_file", self.key_file)
         if self.block_tokens is not None and not 1 <= self.block_tokens <= MAX_RECORDED_BLOCK:
             raise ConfigError(
                 "record.block_tokens", self.block_tokens, f"must be between 1 and {MAX_RECORDED_BLOCK}"
@@ -64,18 +58,9 @@ class RecordConfig:
 
         Raises ConfigError, without showing it, if its file cannot be read or holds too little.
         """
-        if self.key_file is None:
-            return self.key.encode() if self.key is not None else None
-        try:
-            with Path(self.key_file).open("rb") as file:
-                key = file.read(MAX_SECRET_BYTES).strip()
-        except OSError as error:
-            accepted = f"cannot be read ({error.strerror})"
-            raise ConfigError("record.key_file", self.key_file, accepted) from None
-        if len(key) < MIN_SECRET_CHARS:
-            accepted = f"must hold at least {MIN_SECRET_CHARS} characters"
-            raise ConfigError("record.key_file", HIDDEN, accepted)
-        return key
+        if self.key_file is not None:
+            return read_secret("record.key_file", self.key_file, MIN_SECRET_CHARS)
+        return self.key.encode() if self.key is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,13 @@ from typing import Any
 
 import yaml
 
-from cache.errors import ConfigError
+from cache.errors import HIDDEN, ConfigError
 from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.tenants.api_key import MAX_KEY_BYTES, digest_of
 
 MAX_KEYS = 10_000  # each has its own limits in every Router's memory: about 1 KB
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # it goes into log lines
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_HIDDEN = "(hidden)"
 _MAX_DEPTH = 8  # four are needed
 # libyaml's parser is ten times faster and not everywhere.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -106,10 +105,10 @@ def parse_keys(text: str) -> KeyTable:
         _check_shape(text)
         content = yaml.load(text, _LOADER)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date there cannot be
-        raise ConfigError("keys", _HIDDEN, f"is not YAML{_place(error)}") from None
+        raise ConfigError("keys", HIDDEN, f"is not YAML{_place(error)}") from None
     # An empty list says that no key works; an empty file, that somebody is still writing it.
     if not isinstance(content, dict) or not isinstance(content.get("keys"), list):
-        raise ConfigError("keys", _HIDDEN, "must be a list under `keys:`")
+        raise ConfigError("keys", HIDDEN, "must be a list under `keys:`")
     _refuse_unknown("", content, ("keys",))
     entries = content["keys"]
     if len(entries) > MAX_KEYS:
@@ -128,7 +127,7 @@ def parse_keys(text: str) -> KeyTable:
             raise ConfigError(f"{where}.share", key.share, f"must be {first}")
         for digest in digests:
             if digest in by_digest:
-                raise ConfigError(f"{where}.sha256", _HIDDEN, f"is also {by_digest[digest].name}'s")
+                raise ConfigError(f"{where}.sha256", HIDDEN, f"is also {by_digest[digest].name}'s")
             by_digest[digest] = key
     return KeyTable(by_digest)
 
@@ -143,11 +142,11 @@ def _check_shape(text: str) -> None:
         elif isinstance(event, yaml.NodeEvent):
             if unclosed and unclosed[-1].has_twice(event):
                 again = "" if event.start_mark is None else f", again at line {event.start_mark.line + 1}"
-                raise ConfigError("keys", _HIDDEN, f"has a key of a mapping twice{again}")
+                raise ConfigError("keys", HIDDEN, f"has a key of a mapping twice{again}")
             if isinstance(event, yaml.CollectionStartEvent):
                 unclosed.append(_Collection(is_mapping=isinstance(event, yaml.MappingStartEvent)))
         if len(unclosed) > _MAX_DEPTH:
-            raise ConfigError("keys", _HIDDEN, "is nested deeper than a key file can be")
+            raise ConfigError("keys", HIDDEN, "is nested deeper than a key file can be")
 
 
 class _Collection:
@@ -170,7 +169,7 @@ class _Collection:
 
 def _entry(where: str, entry: Any) -> tuple[ApiKey, list[bytes]]:
     if not isinstance(entry, dict):
-        raise ConfigError(where, _HIDDEN, "must be a mapping with name and sha256")
+        raise ConfigError(where, HIDDEN, "must be a mapping with name and sha256")
     _refuse_unknown(where, entry, ("name", "tenant", "sha256", "operator", "limits", "share", "priority"))
     name = _name(f"{where}.name", entry.get("name"))
     tenant = _name(f"{where}.tenant", entry["tenant"]) if "tenant" in entry else name
@@ -205,7 +204,7 @@ def _digests(where: str, value: Any) -> list[bytes]:
     digests = value if isinstance(value, list) else [value]
     if not digests or not all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in digests):
         accepted = "must be the key's SHA-256 as 64 hexadecimal digits in quotes, or a list of such"
-        raise ConfigError(where, _HIDDEN, accepted)
+        raise ConfigError(where, HIDDEN, accepted)
     return [bytes.fromhex(each) for each in digests]
 
 
@@ -225,7 +224,7 @@ def _refuse_unknown(where: str, mapping: Mapping[Any, Any], known: Collection[st
     for name in mapping:
         if name not in known:
             place = f"{where}." if where else ""
-            raise ConfigError(f"{place}{str(name)[:64]}", _HIDDEN, "is unknown: use " + ", ".join(known))
+            raise ConfigError(f"{place}{str(name)[:64]}", HIDDEN, "is unknown: use " + ", ".join(known))
 
 
 def _place(error: Exception) -> str:

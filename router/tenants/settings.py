@@ -10,13 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from cache.errors import ConfigError
+from router.secret_file import check_path, read_secret, stripped
 
 MIN_SECRET_CHARS = 32  # 128 bits as hexadecimal digits
-_MAX_SECRET_BYTES = 4096
-_HIDDEN = "(hidden)"
 
 
 class CacheScope(StrEnum):
@@ -44,8 +42,8 @@ class TenantSettings:
                 raise _error(second, getattr(self, second), f"cannot be set beside {first}")
         for name in ("keys_file", "secret_file"):
             path = getattr(self, name)
-            if path is not None and not Path(path).is_absolute():
-                raise _error(name, path, "must be an absolute path: Routers run in folders of Ray's")
+            if path is not None:
+                check_path(f"tenants.{name}", path)
         if self.cache_scope is not None and self.cache_scope not in list(CacheScope):
             raise _error("cache_scope", self.cache_scope, "must be one of " + ", ".join(CacheScope))
         if self.scope is CacheScope.TENANT and not self.has_keys:
@@ -74,24 +72,13 @@ class TenantSettings:
         if self.scope is CacheScope.SHARED:
             return None
         if self.secret_variable is not None:
-            name, secret = "secret_variable", environment.get(self.secret_variable, "").encode()
+            secret = environment.get(self.secret_variable, "").encode()
             if not secret:
-                raise _error(name, self.secret_variable, "names an environment variable that is not set")
-        else:
-            assert self.secret_file is not None
-            name, secret = "secret_file", _read(self.secret_file)
-        secret = secret.strip()
-        if len(secret) < MIN_SECRET_CHARS:
-            raise _error(name, _HIDDEN, f"must hold at least {MIN_SECRET_CHARS} characters")
-        return secret
-
-
-def _read(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(_MAX_SECRET_BYTES)
-    except OSError as error:
-        raise _error("secret_file", path, f"cannot be read ({error.strerror})") from None
+                accepted = "names an environment variable that is not set"
+                raise _error("secret_variable", self.secret_variable, accepted)
+            return stripped("tenants.secret_variable", secret, MIN_SECRET_CHARS)
+        assert self.secret_file is not None
+        return read_secret("tenants.secret_file", self.secret_file, MIN_SECRET_CHARS)
 
 
 def _error(name: str, value: object, accepted: str) -> ConfigError:
