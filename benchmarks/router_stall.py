@@ -25,7 +25,7 @@ from benchmarks.router_report import Row
 from benchmarks.router_timing import Spread, quantile
 from benchmarks.router_workload import Fleet, Hit
 from cache.block_hash import hints
-from cache.events import decode_batch, encode
+from cache.event_wire import decode_batch, encode
 from cache.fingerprint import HashAlgorithm
 from cache.types import HashHint
 

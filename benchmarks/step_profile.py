@@ -39,7 +39,8 @@ from benchmarks import cases, machine, models
 from benchmarks.arguments import positive
 from benchmarks.cases import ModelSpec, random_prompts
 from benchmarks.worker import ALLOCATOR
-from cache.events import EventLog, encode
+from cache.event_log import EventLog
+from cache.event_wire import encode
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 

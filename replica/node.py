@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from cache.events import EventLog
+from cache.event_log import EventLog
 from cache.messages import ReplicaInfo
 from cache.scheduling_order import SchedulingOrder
 from replica.assembly import Assembly, assemble

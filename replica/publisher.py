@@ -44,15 +44,8 @@ from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 
 from cache.engine_report import EngineReport, encode_report
-from cache.events import (
-    FORMAT_VERSION,
-    Digest,
-    EventBatch,
-    LoadUpdate,
-    Snapshot,
-    encode,
-    encode_snapshot,
-)
+from cache.event_wire import encode, encode_snapshot
+from cache.events import FORMAT_VERSION, Digest, EventBatch, LoadUpdate, Snapshot
 from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.engine.arrivals import Arrival, Arrivals

@@ -15,7 +15,8 @@ from bisect import bisect_left
 
 from cache.disciplines import DEFAULT, paged_cache
 from cache.errors import ConfigError
-from cache.events import EventBatch, EventLog, Load
+from cache.event_log import EventLog
+from cache.events import EventBatch, Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from loadtest.simulation.cell import CellResult, CellSpec

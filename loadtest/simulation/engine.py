@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from cache.block_hash import hints
-from cache.events import EventBatch, EventLog, Load, StepTimeModel
+from cache.event_log import EventLog
+from cache.events import EventBatch, Load, StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import msgspec
 
 from cache.engine_report import EngineReport
-from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, EventLog, Load
+from cache.event_log import EventLog
+from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, Load
 from cache.types import RequestId
 from replica.engine.engine_core import EngineCore
 from replica.engine.engine_stats import EngineStats

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from cache.block_hash import hints
 from cache.engine_report import EngineReport
 from cache.errors import HandedOver
-from cache.events import EventBatch, EventLog, Load
+from cache.event_log import EventLog
+from cache.events import EventBatch, Load
 from cache.messages import Delta, GenerateRequest, HeldPrefix
 from cache.types import PinId, RequestId
 from replica.config import ReplicaConfig

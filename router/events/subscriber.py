@@ -27,14 +27,8 @@ from zmq.error import ZMQError
 
 from cache.engine_report import EngineReport, decode_report
 from cache.errors import WireError
-from cache.events import (
-    MAX_BATCH_BYTES,
-    MAX_SNAPSHOT_BYTES,
-    Snapshot,
-    decode_batch,
-    decode_load,
-    decode_snapshot,
-)
+from cache.event_wire import MAX_BATCH_BYTES, MAX_SNAPSHOT_BYTES, decode_batch, decode_load, decode_snapshot
+from cache.events import Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.events.event_stream import EventCounters, EventSink, EventStream, ResyncReason

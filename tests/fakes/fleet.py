@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cache.block_hash import BlockHasher
-from cache.events import EventLog
+from cache.event_log import EventLog
 from cache.fingerprint import Fingerprint
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cache.block_hash import BlockHasher
-from cache.events import EventBatch, EventLog
+from cache.event_log import EventLog
+from cache.events import EventBatch
 from cache.messages import Delta, GenerateRequest
 from replica.config import SimConfig
 from replica.engine.door import Door

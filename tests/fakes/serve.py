@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import ForwardFailed, QueueFull
-from cache.events import EventLog, Load
+from cache.event_log import EventLog
+from cache.events import Load
 from cache.fingerprint import Fingerprint
 from cache.messages import Delta, FinishReason, GenerateRequest, ReplicaInfo
 from replica.publisher import new_epoch

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from cache.block_hash import BlockHasher
-from cache.events import EventBatch, EventLog
+from cache.event_log import EventLog
+from cache.events import EventBatch
 from cache.messages import Delta
 from replica.config import SimConfig
 from replica.engine.bulletins import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S

@@ -10,7 +10,7 @@ import pytest
 
 from cache.block_hash import BlockHasher
 from cache.engine_report import EngineReport
-from cache.events import EventLog
+from cache.event_log import EventLog
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from replica.config import SimConfig

@@ -16,17 +16,9 @@ import pytest
 from zmq.asyncio import Context
 from zmq.constants import LAST_ENDPOINT, PUB, ROUTER
 
-from cache.events import (
-    FORMAT_VERSION,
-    Digest,
-    EventBatch,
-    EventLog,
-    Load,
-    Snapshot,
-    digest_of,
-    encode,
-    encode_snapshot,
-)
+from cache.event_log import EventLog
+from cache.event_wire import encode, encode_snapshot
+from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, Snapshot, digest_of
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId
 from deploy.ports import free_base

@@ -16,18 +16,9 @@ from zmq.error import Again
 from zmq.sugar.context import Context
 
 from cache.block_hash import BlockHasher, hints
-from cache.events import (
-    Digest,
-    EventBatch,
-    EventLog,
-    Load,
-    LoadUpdate,
-    QueuedPrompts,
-    Snapshot,
-    decode_batch,
-    decode_load,
-    decode_snapshot,
-)
+from cache.event_log import EventLog
+from cache.event_wire import decode_batch, decode_load, decode_snapshot
+from cache.events import Digest, EventBatch, Load, LoadUpdate, QueuedPrompts, Snapshot
 from cache.types import BlockHash, RequestId
 from deploy.ports import free_base
 from replica.engine.arrivals import Arrival

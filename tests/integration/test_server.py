@@ -17,7 +17,7 @@ from zmq.constants import SUB, SUBSCRIBE
 from zmq.sugar.context import Context
 
 from cache.errors import ConfigError
-from cache.events import decode_batch
+from cache.event_wire import decode_batch
 from cache.messages import FinishReason, ReplicaInfo
 from replica.config import ReplicaConfig, SimConfig
 from replica.errors import EngineStopped, InvalidRequest

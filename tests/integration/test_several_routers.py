@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cache.block_hash import BlockHasher
-from cache.events import EventLog
+from cache.event_log import EventLog
 from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId, RequestId

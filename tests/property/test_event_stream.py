@@ -18,16 +18,8 @@ from hypothesis import strategies as st
 
 from cache.block_hash import BlockHasher
 from cache.block_hash import hints as to_hints
-from cache.events import (
-    FORMAT_VERSION,
-    Digest,
-    EventBatch,
-    EventLog,
-    Load,
-    LoadUpdate,
-    Snapshot,
-    digest_of,
-)
+from cache.event_log import EventLog
+from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, LoadUpdate, Snapshot, digest_of
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from replica.engine.engine_core import EngineCore
 from router.events.event_stream import EventStream

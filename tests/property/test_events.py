@@ -11,24 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache import events
+from cache import event_log, events
 from cache.errors import WireError
+from cache.event_log import EventLog
+from cache.event_wire import decode_batch, decode_load, decode_snapshot, encode, encode_snapshot
 from cache.events import (
     FORMAT_VERSION,
     Digest,
     EventBatch,
-    EventLog,
     Load,
     LoadUpdate,
     QueuedPrompts,
     Snapshot,
     StepTimeModel,
-    decode_batch,
-    decode_load,
-    decode_snapshot,
     digest_of,
-    encode,
-    encode_snapshot,
 )
 from cache.types import BlockHash, HashHint, RequestId
 from tests.fakes.cache import Subscriber
@@ -161,7 +157,7 @@ LOG_ACTS = st.lists(
 
 
 def play(acts: list[tuple[str, int, int]], max_changes: int) -> None:
-    with mock.patch.object(events, "MAX_CHANGES_PER_BATCH", max_changes):
+    with mock.patch.object(event_log, "MAX_CHANGES_PER_BATCH", max_changes):
         log, subscriber, cached = EventLog(epoch=7), Subscriber(), set[BlockHash]()
         for verb, name, twin in acts:
             block_hash = a_hash(name, twin)

@@ -15,11 +15,12 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 
-from cache import events
+from cache import event_log
 from cache.block_hash import BlockHasher, hint, hints
 from cache.disciplines import PAGED, CacheDiscipline, paged_cache
 from cache.errors import NoFreeBlocks
-from cache.events import Digest, EventBatch, EventLog, Load, digest_of
+from cache.event_log import EventLog
+from cache.events import Digest, EventBatch, Load, digest_of
 from cache.host_tier import HostTier
 from cache.kv_cache_manager import PrefixHit, SequenceBlocks
 from cache.types import BlockHash, HashHint
@@ -186,7 +187,7 @@ class Driver(CacheActs):
 
     def flush(self, pick: int, amount: int, is_so: bool) -> None:
         """What routers hear, in batches of whatever size, is what there is; and so is a snapshot."""
-        with mock.patch.object(events, "MAX_CHANGES_PER_BATCH", 1 + amount):
+        with mock.patch.object(event_log, "MAX_CHANGES_PER_BATCH", 1 + amount):
             self._flush_once()
             while self.log.has_changes:
                 self._flush_once()

@@ -15,10 +15,11 @@ from unittest import mock
 import pytest
 from hypothesis import given, seed, settings
 
-from cache import events
+from cache import event_log
 from cache.block_hash import BlockHasher, hint, hints
 from cache.errors import BlocksAwaited, PinsFull
-from cache.events import EventLog, Load
+from cache.event_log import EventLog
+from cache.events import Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import PinId, pack_tokens
 from tests.fakes.cache import ForgedHasher, NaiveCache, Subscriber, a_fingerprint, check_pool, check_sequence
@@ -188,7 +189,7 @@ class Driver(CacheActs):
         if is_so:
             self._join()
         with mock.patch.object(
-            events, "MAX_CHANGES_PER_BATCH", 1 + amount
+            event_log, "MAX_CHANGES_PER_BATCH", 1 + amount
         ):  # cut: still closed under parents
             self._flush_once()
             while self.log.has_changes:

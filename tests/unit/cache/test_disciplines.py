@@ -9,7 +9,8 @@ import pytest
 from cache.block_hash import BlockHasher
 from cache.disciplines import PAGED, CacheDiscipline, paged_cache
 from cache.errors import ConfigError, StaleHit
-from cache.events import EventLog, Load
+from cache.event_log import EventLog
+from cache.events import Load
 from cache.kv_cache_manager import KVCacheManager, SequenceBlocks
 from cache.merging import MergingKVCacheManager
 from cache.radix_cache import RadixCache

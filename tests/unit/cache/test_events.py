@@ -10,23 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from cache import events
+from cache import event_log, event_wire
 from cache.errors import WireError
+from cache.event_log import EventLog
+from cache.event_wire import decode_batch, decode_load, decode_snapshot, encode, encode_snapshot
 from cache.events import (
     Digest,
     EventBatch,
-    EventLog,
     Load,
     LoadUpdate,
     QueuedPrompts,
     Snapshot,
     StepTimeModel,
-    decode_batch,
-    decode_load,
-    decode_snapshot,
     digest_of,
-    encode,
-    encode_snapshot,
 )
 from cache.types import BlockHash, HashHint, RequestId
 
@@ -174,12 +170,12 @@ def test_size_caps_hold_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: decode_snapshot(snapshot),
         lambda: encode_snapshot(a_snapshot()),
     ]
-    monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", len(snapshot[1]) - 1)
+    monkeypatch.setattr(event_wire, "MAX_SNAPSHOT_BYTES", len(snapshot[1]) - 1)
     for call in calls:
         with pytest.raises(WireError, match="bytes, at most"):
             call()
-    monkeypatch.setattr(events, "MAX_SNAPSHOT_BYTES", 1000)
-    for message in (events._BATCH, events._LOAD, events._HEAD):
+    monkeypatch.setattr(event_wire, "MAX_SNAPSHOT_BYTES", 1000)
+    for message in (event_wire._BATCH, event_wire._LOAD, event_wire._HEAD):
         monkeypatch.setattr(message, "max_bytes", smallest - 1)
     calls += [
         lambda: decode_batch(batch),
@@ -205,9 +201,9 @@ def test_what_cannot_be_sent_is_named(value: object) -> None:
 def test_the_largest_batch_fits_its_cap() -> None:
     """As many changes as `flush` puts into one, as long as a hint can be, with a crowd of request ids."""
     top = (1 << 64) - 1
-    stored = hints(*range(top - events.MAX_CHANGES_PER_BATCH, top))
+    stored = hints(*range(top - event_log.MAX_CHANGES_PER_BATCH, top))
     load = Load(admitted=tuple(RequestId(f"{number:032x}") for number in range(65_536)))
-    assert len(encode(a_batch(stored=stored, removed=(), load=load))) < events.MAX_BATCH_BYTES
+    assert len(encode(a_batch(stored=stored, removed=(), load=load))) < event_wire.MAX_BATCH_BYTES
 
 
 def a_hash(name: int) -> BlockHash:
@@ -273,7 +269,7 @@ def test_a_hint_shared_by_two_hashes_stays_until_both_are_gone() -> None:
 
 
 def test_a_change_too_large_for_one_batch_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_CHANGES_PER_BATCH", 2)
+    monkeypatch.setattr(event_log, "MAX_CHANGES_PER_BATCH", 2)
     log = EventLog(epoch=9)
     for name in (1, 2):
         log.stored(a_hash(name))

@@ -8,7 +8,8 @@ import pytest
 
 from cache.block_hash import BlockHasher, ExtraKeys, hints
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
-from cache.events import EventLog, Load
+from cache.event_log import EventLog
+from cache.events import Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit
 from cache.types import BlockHash
 from tests.fakes.cache import ForgedHasher, ForgingHasher, a_fingerprint, check_pool

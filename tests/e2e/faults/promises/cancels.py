@@ -22,7 +22,8 @@ import httpx
 
 from cache.block_hash import BlockHasher
 from cache.errors import ServingError
-from cache.events import EventBatch, EventLog
+from cache.event_log import EventLog
+from cache.events import EventBatch
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.config import SimConfig

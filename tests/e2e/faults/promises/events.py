@@ -15,7 +15,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from cache.events import decode_snapshot
+from cache.event_wire import decode_snapshot
 from tests.e2e.faults import checks, fleet
 from tests.e2e.faults.bad_wires import Wire
 from tests.e2e.faults.checks import Row

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from cache.events import EventBatch, EventLog, Load
+from cache.event_log import EventLog
+from cache.events import EventBatch, Load
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import ReplicaId
 from loadtest.simulation.clock import EventQueue

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from cache.engine_report import EngineReport
-from cache.events import EventBatch, EventLog
+from cache.event_log import EventLog
+from cache.events import EventBatch
 from cache.types import RequestId
 from replica.engine.bulletins import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S, REPORT_INTERVAL_S, Bulletins
 from tests.fakes.engine import VirtualClock, make_request, sim_core

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from cache.block_hash import hints as to_hints
-from cache.events import FORMAT_VERSION, Digest, EventBatch, EventLog, digest_of
+from cache.event_log import EventLog
+from cache.events import FORMAT_VERSION, Digest, EventBatch, digest_of
 from cache.scheduling_order import SchedulingOrder
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.events.event_stream import EventStream
