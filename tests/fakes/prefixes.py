@@ -206,3 +206,20 @@ def _hashes(tokens: array[int], salt: str) -> PackedHashes:
 
 def names(*indices: int) -> Sequence[ReplicaId]:
     return [ReplicaId(f"r{index}") for index in indices]
+
+
+async def settle(router: PaperRouter) -> None:
+    """Let replicas report, the Router look, and what it started come to its end."""
+    router.fleet.tell()
+    router.keeper.look()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    router.fleet.tell()
+
+
+def hold_late(fleet: PaperFleet, request: GenerateRequest) -> None:
+    """The first replica holds what it was asked for, whoever has given it up."""
+    assert request.pin is not None
+    replica = fleet.replicas[ReplicaId("r0")]
+    replica.pins[request.pin.pin_id] = request.pin, 4
+    replica.tokens[request.pin.pin_id] = request.token_ids

@@ -272,6 +272,13 @@ async def raw() -> AsyncIterator[RawReplica]:
 GOOD_SNAPSHOT = encode_snapshot(Snapshot(FORMAT_VERSION, 1, 3, hints(1, 2, 3), Load()))
 
 
+async def follow_well(raw: RawReplica, routing: Routing, group: SubscriberGroup) -> None:
+    """A replica whose snapshots are right, however often it is asked for one."""
+    raw.answers = [GOOD_SNAPSHOT] * 100
+    follow(routing, group, {A: raw.info})
+    await until(lambda: group.is_synced(A))
+
+
 async def test_garbage_is_counted_and_survived(
     raw: RawReplica, routing: Routing, group: SubscriberGroup
 ) -> None:
@@ -325,9 +332,7 @@ async def test_snapshots_that_what_comes_next_contradicts_are_not_asked_for_in_a
     raw: RawReplica, routing: Routing, group: SubscriberGroup
 ) -> None:
     """A replica that goes on saying what nobody can follow would have its cache sent all day."""
-    raw.answers = [GOOD_SNAPSHOT] * 100
-    follow(routing, group, {A: raw.info})
-    await until(lambda: group.is_synced(A))
+    await follow_well(raw, routing, group)
     ends_at = time.monotonic() + 1.0
     await until(lambda: time.monotonic() > ends_at, lambda: raw.pub.send_multipart([b"kv", b"\x00"]))
     assert 2 <= raw.num_asked <= 15  # 0.02 s, 0.04 s, 0.08 s, and then 0.1 s between, and a message's wait
@@ -336,9 +341,7 @@ async def test_snapshots_that_what_comes_next_contradicts_are_not_asked_for_in_a
 async def test_drift_is_found_by_the_digest_and_repaired(
     raw: RawReplica, routing: Routing, group: SubscriberGroup
 ) -> None:
-    raw.answers = [GOOD_SNAPSHOT] * 50
-    follow(routing, group, {A: raw.info})
-    await until(lambda: group.is_synced(A))
+    await follow_well(raw, routing, group)
     wrong = encode(EventBatch(FORMAT_VERSION, 1, 4, (), (), Digest(2, 1 ^ 2), Load()))
     await until(
         lambda: routing.statistics().resyncs.get("drift", 0) >= 1,
@@ -350,9 +353,7 @@ async def test_drift_is_found_by_the_digest_and_repaired(
 async def test_a_doubted_replica_is_asked_for_a_snapshot(
     raw: RawReplica, routing: Routing, group: SubscriberGroup
 ) -> None:
-    raw.answers = [GOOD_SNAPSHOT] * 50
-    follow(routing, group, {A: raw.info})
-    await until(lambda: group.is_synced(A))
+    await follow_well(raw, routing, group)
     num_asked = raw.num_asked
     group.resync(A)
     group.resync(B)  # nobody listens to it

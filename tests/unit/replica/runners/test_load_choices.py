@@ -98,14 +98,6 @@ def test_auto_is_the_type_that_routers_are_told_of(said: dict[str, str], tmp_pat
     assert load_choices.choose_dtype("auto", torch.device("cpu"), model) == torch.float32
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> ResolvedModel:
-    """A million weights in float32."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float32"}))
-    save_file({"weight": np.zeros((1024, 1024), dtype=np.float32)}, tmp_path / "model.safetensors")
-    return resolve(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("dtype", "is_refused"),
     [(torch.bfloat16, True), (torch.float32, False)],  # mapped from its file, and copied from there

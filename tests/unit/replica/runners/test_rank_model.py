@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
 
 from replica.attention import kv_pages
-from replica.models.model_source import NotEnoughMemory, ResolvedModel, resolve
+from replica.models.model_source import NotEnoughMemory, ResolvedModel
 from replica.runners import rank_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MIB = 1 << 20
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> ResolvedModel:
-    """A million weights in float32."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float32"}))
-    save_file({"weight": np.zeros((1024, 1024), dtype=np.float32)}, tmp_path / "model.safetensors")
-    return resolve(str(tmp_path))
 
 
 @pytest.mark.parametrize(
