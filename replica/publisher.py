@@ -266,19 +266,22 @@ class Publisher:
             case EngineReport():
                 self._pub.send_multipart([REPORT_TOPIC, encode_report(news)])
             case EventBatch():
-                self._apply(news)
-                told = news if self._tells_blocks else _load_alone(news)
-                self._pub.send_multipart([TOPIC, encode(told)])
+                told = self._apply(news)
+                self._pub.send_multipart([TOPIC, encode(told if self._tells_blocks else _load_alone(told))])
 
-    def _apply(self, batch: EventBatch) -> None:
+    def _apply(self, batch: EventBatch) -> EventBatch:
+        """The batch as it is sent: with those beside its load who are at the door."""
         assert batch.seq == self._seq + 1, "batches are published in order"
         for name in batch.removed:
             del self._hashes[name]
         self._hashes.update(dict.fromkeys(batch.stored, False))
         self._hashes.update(dict.fromkeys(batch.hosted, True))
         self._seq, self._digest = batch.seq, batch.digest
-        self._arrivals.settle(batch.load, self._clock(), self._hashes)
         self._num_updates = 0
+        now_s = self._clock()
+        self._arrivals.settle(batch.load, now_s, self._hashes)
+        load = self._arrivals.beside(batch.load, now_s)
+        return batch if load is batch.load else msgspec.structs.replace(batch, load=load)
 
     def _idle_ms(self) -> int | None:
         """Milliseconds until an update is due; None = there is nothing to tell."""

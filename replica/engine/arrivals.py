@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cache.events import Load
+from cache.events import MAX_ADMITTED_PER_BATCH, Load
 from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.scheduling.told_queue import QueuedPrompt, origin, told_queue
@@ -122,9 +122,18 @@ class Arrivals:
                 del self._taken_in[request_id]
                 self._stop_expecting(taken.new_hints)
 
-    def take_unnamed(self) -> tuple[RequestId, ...]:
-        """Requests that arrived since this was asked last, and that the engine has not named either."""
-        unnamed, self._unnamed = tuple(self._unnamed), []
+    def beside(self, load: Load, now_s: float) -> Load:
+        """The account it was settled with last, of now, and whoever is at the door beside it: that itself
+        while nobody is."""
+        if not (self._waiting or self._tells_draining or (self._is_draining and not load.is_draining)):
+            return load
+        room = MAX_ADMITTED_PER_BATCH - len(load.admitted)
+        return self.load(now_s, (*load.admitted, *self.take_unnamed(room)))
+
+    def take_unnamed(self, at_most: int = MAX_ADMITTED_PER_BATCH) -> tuple[RequestId, ...]:
+        """Requests that arrived since this was asked last, and that the engine has not named either; the
+        first of them, and the others the next time."""
+        unnamed, self._unnamed = tuple(self._unnamed[:at_most]), self._unnamed[at_most:]
         return unnamed
 
     def recent(self) -> tuple[RequestId, ...]:

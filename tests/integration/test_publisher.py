@@ -200,6 +200,31 @@ def test_an_arrival_whose_batch_is_out_already_is_not_told_of_again() -> None:
         assert heard in ([str(log.seq - 1), str(log.seq)], ["load", str(log.seq - 1), str(log.seq)])
 
 
+def test_a_batch_counts_whoever_is_at_the_door_as_it_is_sent() -> None:
+    """It ends a step: the engine has not looked at its inbox, and routers have dropped what they booked."""
+    with connected() as (publisher, log, listener):
+        publisher.publish(log.flush(Load(num_running=1)))
+        listener.batch()
+        publisher.arrived(arrival("a"))
+        told = listener.update().load
+        assert told.admitted == ("a",)
+        publisher.publish(log.flush(Load(num_running=1)))
+        late = listener.batch()
+        assert (late.load.queued_uncached_tokens, late.load.num_waiting) == (told.queued_uncached_tokens, 1)
+        assert late.digest == log.digest
+        taken_in = Load(queued_uncached_tokens=17, num_running=2, admitted=(RequestId("a"),))
+        publisher.publish(log.flush(taken_in))
+        assert listener.batch().load == taken_in
+
+
+def test_a_batch_made_before_the_engine_heard_of_a_drain_does_not_take_it_back() -> None:
+    with connected() as (publisher, log, listener):
+        publisher.draining()
+        assert listener.update().load.is_draining
+        publisher.publish(log.flush(Load(num_running=1)))
+        assert listener.batch().load == Load(num_running=1, is_draining=True)
+
+
 def test_a_crowd_of_arrivals_is_told_of_in_few_messages() -> None:
     with connected() as (publisher, _, listener):
         names = [f"r{number}" for number in range(500)]

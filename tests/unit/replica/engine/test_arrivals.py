@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cache.events import Load, QueuedPrompts, StepTimeModel
+from cache.events import MAX_ADMITTED_PER_BATCH, Load, QueuedPrompts, StepTimeModel
 from cache.scheduling_order import AGING, SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.engine.arrivals import MAX_EXPECTED_S, MAX_RECENT, Arrival, Arrivals
@@ -157,6 +159,86 @@ def test_arrivals_are_told_of_in_the_engines_order_beside_its_own_queue() -> Non
     for of, before in zip(arrivals.load(12.0, ()).queued, said, strict=True):
         assert of.places == pytest.approx(before.places)
         assert msgspec.structs.replace(of, places=()) == msgspec.structs.replace(before, places=())
+
+
+def test_an_account_that_is_late_leaves_nobody_at_the_door_out() -> None:
+    """The batch that ends a step is made before the engine looks at its inbox."""
+    arrivals = new_arrivals()
+    arrivals.arrived(arrival("told", 10), (), 0.0)
+    arrivals.take_unnamed()
+    arrivals.arrived(arrival("new", 7), (), 0.0)
+    ends = Load(queued_uncached_tokens=100, num_running=1, free_blocks=5, admitted=rid("before"))
+    arrivals.settle(ends, 1.0, ())
+    load = arrivals.beside(ends, 1.0)
+    assert (load.queued_uncached_tokens, load.num_waiting, load.num_running) == (117, 2, 1)
+    assert load.free_blocks == 5
+    assert load.admitted == rid("before", "new")
+    assert not arrivals.has_news
+    begins = Load(queued_uncached_tokens=117, num_waiting=2, num_running=1, admitted=rid("told", "new"))
+    arrivals.settle(begins, 1.0, ())
+    assert arrivals.beside(begins, 1.0) is begins
+
+
+def test_an_account_that_is_late_does_not_take_a_drain_back() -> None:
+    arrivals = new_arrivals()
+    arrivals.drain()
+    for _ in range(2):
+        arrivals.settle(Load(num_running=1), 0.0, ())
+        assert arrivals.beside(Load(num_running=1), 0.0) == Load(num_running=1, is_draining=True)
+        assert not arrivals.has_news
+    said = Load(num_running=1, is_draining=True)
+    arrivals.settle(said, 0.0, ())
+    assert arrivals.beside(said, 0.0) is said
+
+
+def test_an_account_names_no_more_than_a_reader_takes() -> None:
+    """The rest are told of next."""
+    arrivals = new_arrivals()
+    for name in ("a", "b", "c"):
+        arrivals.arrived(arrival(name), (), 0.0)
+    full = Load(admitted=rid(*map(str, range(MAX_ADMITTED_PER_BATCH - 2))))
+    arrivals.settle(full, 0.0, ())
+    assert arrivals.beside(full, 0.0).admitted[-2:] == rid("a", "b")
+    assert arrivals.take_unnamed() == rid("c")
+
+
+ACTS = ["arrives", "taken in", "step begins", "step ends", "update", "ends", "refused"]
+
+
+@given(st.lists(st.sampled_from(ACTS), max_size=40))
+def test_whoever_was_named_is_counted_until_it_is_over(acts: list[str]) -> None:
+    """A router drops what it booked for a request that is named: from then on every account counts it."""
+    arrivals, named, over = new_arrivals(), set[str](), set[str]()
+    door: list[RequestId] = []  # posted to the engine, which has not looked yet
+    inside: list[RequestId] = []  # of the engine
+    unnamed: list[RequestId] = []  # by the engine itself
+    number = 0
+    for act in acts:
+        told: Load | None = None
+        if act == "arrives":
+            number += 1
+            door.append(RequestId(f"r{number}"))
+            arrivals.arrived(arrival(door[-1]), (), 0.0)
+        elif act == "taken in":
+            inside += door
+            unnamed += door
+            door.clear()
+        elif act in ("step begins", "step ends"):  # of whom it has taken in, the others being at its door
+            said = Load(num_waiting=len(inside), admitted=tuple(unnamed))
+            unnamed.clear()
+            arrivals.settle(said, 0.0, ())
+            told = arrivals.beside(said, 0.0)
+        elif act == "update":
+            told = arrivals.load(0.0, arrivals.take_unnamed())
+        elif act == "ends" and inside:
+            over.add(inside.pop(0))
+        elif act == "refused" and door:
+            over.add(door[0])
+            arrivals.refused(door.pop(0))
+        if told is not None:
+            named |= set(told.admitted)
+            assert told.num_waiting >= len(named - over)
+            assert told.num_waiting <= number
 
 
 def test_where_nobody_stands_back_sums_are_enough() -> None:
