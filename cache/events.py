@@ -107,8 +107,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_time: StepTimeModel | None = None  # None until the fit has enough samples
     # Seconds to copy a block back from host memory, measured; None: it has none, or has not copied yet.
     copy_block_s: float | None = None
-    # Request ids the engine has taken in since the last batch, or that are at its door and in no other message
-    # yet: they are counted here, and routers drop their reservations.
+    # Request ids the engine has taken in since the last batch, or that are at its door and were in no other
+    # message yet: they are counted here, and routers drop their reservations.
     admitted: Annotated[tuple[RequestId, ...], msgspec.Meta(max_length=MAX_ADMITTED_PER_BATCH)] = ()
 
 

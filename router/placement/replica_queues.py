@@ -45,11 +45,6 @@ class ReplicaQueues:
         return len(self._by_id)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nobody waits anywhere, as far as is known."""
-        return not self._waiting
-
-    @property
     def passable(self) -> Mapping[ReplicaId, ReplicaQueue]:
         """Where somebody waits and may stand back for a shorter prompt; not to be changed."""
         return self._passable
