@@ -57,13 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _quieten()
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     plan, dtype = (TINY if options.tiny else FULL), getattr(torch, options.dtype)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.fresh:
-        options.out.unlink(missing_ok=True)
     try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        if options.fresh:
+            options.out.unlink(missing_ok=True)
         sheet = Sheet(options.out, conditions(plan, device_name(device), options.dtype))
     except OtherConditions as error:
         return _refuse(f"{error}; name another --out, or --fresh")
+    except OSError as error:
+        return _refuse(f"--out cannot be written: {error}; name another")
     began_s = time.monotonic()
     names = tuple(options.contenders)
     bench = Bench(plan, names, device, dtype, is_done=sheet.__contains__)
@@ -152,9 +154,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fresh", action="store_true", help="measure anew what FILE already holds")
     parser.add_argument(
-        "--limit-s", type=float, default=float("inf"), metavar="S", help="start nothing after so many seconds"
+        "--limit-s",
+        type=_seconds,
+        default=float("inf"),
+        metavar="S",
+        help="start nothing after so many seconds",
     )
     return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:  # nor nan
+        raise argparse.ArgumentTypeError(f"{text!r}: seconds are wanted, 0 or more")
+    return seconds
 
 
 if __name__ == "__main__":

@@ -45,8 +45,9 @@ class Sheet:
     """Owned by the benchmark's process; `path` is replaced as a whole, never half written."""
 
     def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
-        """Takes in what the file holds. Raises OtherConditions."""
+        """Takes in what the file holds. Raises OtherConditions, and OSError where nothing can be written."""
         self._path, self._conditions = path, dict(conditions)
+        self._draft = path.with_name(f".{path.name}")
         self._results: dict[tuple[str, str, str], Result] = {}
         if path.exists():
             document = json.loads(path.read_text())
@@ -55,6 +56,7 @@ class Sheet:
             for each in document["results"]:
                 nested = {name: _frozen(each.pop(name)) for name in ("outputs", "warm_outputs", "nearest")}
                 self._keep(Result(**each, **nested))
+        self._draft.write_text("")  # what cannot be written is told now, not with the first result
 
     def __contains__(self, key: tuple[str, str, str]) -> bool:
         return key in self._results
@@ -69,9 +71,8 @@ class Sheet:
         """Keep it, on disk too."""
         self._keep(result)
         document = {"conditions": self._conditions, "results": [asdict(each) for each in self]}
-        draft = self._path.with_name(f".{self._path.name}")
-        draft.write_text(json.dumps(document, indent=1) + "\n")
-        os.replace(draft, self._path)
+        self._draft.write_text(json.dumps(document, indent=1) + "\n")
+        os.replace(self._draft, self._path)
 
     def _keep(self, result: Result) -> None:
         self._results[result.key] = result

@@ -173,8 +173,8 @@ def _swapped(
                 return None
     except torch.OutOfMemoryError:
         raise  # says nothing of the layer
-    except (TypeError, ValueError, RuntimeError, KeyError) as error:  # called, or made, in another way
-        logger.info("a decoder layer stays as loaded: %s", error)
+    except Exception as error:  # called, or made, in another way, or a kernel of it is not for this card
+        logger.info("a decoder layer stays as loaded: %s: %s", type(error).__name__, error)
         return None
     if hasattr(own, "attention_type"):  # some models ask their layers which mask they need
         object.__setattr__(block, "attention_type", own.attention_type)

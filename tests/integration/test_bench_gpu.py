@@ -56,6 +56,20 @@ def test_it_measures_everything_and_goes_on_where_it_stopped(
     assert results(out) == found
 
 
+def test_what_it_cannot_keep_it_does_not_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("not a folder")
+    assert run(taken / "bench.json") == 2
+    assert "--out cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "soon"])
+def test_a_limit_is_a_number_of_seconds(tmp_path: Path, seconds: str) -> None:
+    with pytest.raises(SystemExit) as refused:
+        run(tmp_path / "bench.json", "--limit-s", seconds)
+    assert refused.value.code == 2
+
+
 def test_it_tells_whose_layers_are_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Those that were not taken are slower, and nothing else would show it."""
     assert run(tmp_path / "bench.json", "--contenders", GATHER, "--limit-s", "60") == 1

@@ -129,6 +129,28 @@ def test_weights_are_given_back_layer_by_layer(kind: Kind, monkeypatch: pytest.M
     assert not any(weight() is not None for weight in weights)
 
 
+def test_a_kernel_that_is_not_for_this_card_leaves_the_layer_as_loaded(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton's errors are of no kind but its own."""
+
+    class OutOfResources(Exception):
+        """As `triton.OutOfResources`."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OutOfResources("shared memory, Required: 300000, Hardware limit: 232448")
+
+    monkeypatch.setattr(kind.block, "forward", refused)
+    model = model_of("llama").to(kind.dtype)
+    layers = list(model.model.layers)
+    with caplog.at_level("INFO"):
+        assert kind.fuse(model) == 0
+    assert list(model.model.layers) == layers
+    assert {each.dtype for each in model.parameters()} == {kind.dtype}
+    told = "a decoder layer stays as loaded: OutOfResources: shared memory, Required: 300000"
+    assert any(message.startswith(told) for message in caplog.messages)
+
+
 def test_memory_that_ran_out_is_no_reason_to_leave_a_layer_as_loaded(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
