@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import logging
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began_s = time.monotonic()
     rows: list[Row] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with _quietly(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting")
 
         def advance(description: str) -> None:
@@ -121,6 +123,18 @@ def _describe() -> str:
         f"{cpu_name(text)}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}, "
         f"git {commit(Path(__file__).parent)}"
     )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Answers here take what they take: that replicas are late for it is no news, and tears the progress."""
+    log = logging.getLogger("router")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,11 +6,15 @@ Knows replicas' names and loads; knows neither hashes nor costs. Owner: the rout
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from cache.types import ReplicaId, RequestId
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.lateness import Lateness
+
+# Between two lines of the log about one replica: in overload some are late and not late many times a second.
+TELL_INTERVAL_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +27,7 @@ class LateReplicas:
         self._clock = clock
         self._lateness = Lateness()
         self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
+        self._told_at: dict[ReplicaId, float] = {}
 
     def sent(
         self, request_id: RequestId, replica_id: ReplicaId, expected_s: float | None, own_s: float
@@ -51,6 +56,7 @@ class LateReplicas:
         """It has left, whatever becomes of what it has."""
         self._lateness.gone(replica_id)
         self._late.discard(replica_id)
+        self._told_at.pop(replica_id, None)
 
     def look(self) -> None:
         """Look at everybody, if the last look is some time ago."""
@@ -64,7 +70,12 @@ class LateReplicas:
             self._loads.delay(replica_id, now)
         for replica_id, late_s in late.items():
             if replica_id not in self._late:
-                extra = {"replica_id": replica_id, "late_s": round(late_s, 3)}
-                logger.info("replica is late, expecting it to stay so", extra=extra)
+                self._tell(replica_id, late_s, now)
             self._loads.delay(replica_id, now + late_s)
         self._late = set(late)
+
+    def _tell(self, replica_id: ReplicaId, late_s: float, now: float) -> None:
+        if now >= self._told_at.get(replica_id, -math.inf) + TELL_INTERVAL_S:
+            self._told_at[replica_id] = now
+            extra = {"replica_id": replica_id, "late_s": round(late_s, 3)}
+            logger.info("replica is late, expecting it to stay so", extra=extra)

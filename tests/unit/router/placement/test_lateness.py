@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache.types import ReplicaId
+from cache.types import ReplicaId, RequestId
 from router.placement.routing import RouteQuery
 from router.pricing.lateness import LATE_S
 from tests.fakes.router import chain, query, replica_id
@@ -61,6 +61,23 @@ def test_it_is_as_good_as_before_once_it_answers() -> None:
     bench.routing.finish("twin")  # type: ignore[arg-type]
     bench.routing.first_token(asked.request_id, A, 0)
     assert bench.routing.choose(query("q", 200, request_id="third")).replica_id == A
+
+
+def test_one_that_is_late_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    bench = RoutingBench(2)
+    with caplog.at_level("INFO", logger="router.placement.late_replicas"):
+        for number, told in enumerate((1, 1, 2)):  # 5 s between two times that it is late
+            asked = query(f"q{number}", 1, excluded=frozenset({B}))
+            bench.routing.choose(asked)
+            bench.clock.advance(4.0)
+            bench.say(A, admitted=(asked.request_id,))
+            bench.say(B)
+            assert bench.routing.choose(query(f"other{number}", 1)).replica_id == B
+            bench.routing.finish(RequestId(f"other{number}"))
+            bench.routing.first_token(asked.request_id, A, 0)
+            bench.routing.finish(asked.request_id)
+            bench.clock.advance(1.0)
+            assert [record.message.split(",")[0] for record in caplog.records] == ["replica is late"] * told
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3])
