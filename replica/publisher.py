@@ -280,7 +280,7 @@ class Publisher:
         self._num_updates = 0
         now_s = self._clock()
         self._arrivals.settle(batch.load, now_s, self._hashes)
-        load = self._arrivals.beside(batch.load, now_s)
+        load = self._arrivals.beside(now_s)
         return batch if load is batch.load else msgspec.structs.replace(batch, load=load)
 
     def _idle_ms(self) -> int | None:

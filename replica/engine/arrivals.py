@@ -122,9 +122,10 @@ class Arrivals:
                 del self._taken_in[request_id]
                 self._stop_expecting(taken.new_hints)
 
-    def beside(self, load: Load, now_s: float) -> Load:
-        """The account it was settled with last, of now, and whoever is at the door beside it: that itself
+    def beside(self, now_s: float) -> Load:
+        """The engine's account, as it was settled just now, and whoever is at the door beside it: that itself
         while nobody is."""
+        load = self._load
         if not (self._waiting or self._tells_draining or (self._is_draining and not load.is_draining)):
             return load
         room = MAX_ADMITTED_PER_BATCH - len(load.admitted)

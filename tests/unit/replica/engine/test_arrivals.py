@@ -169,14 +169,14 @@ def test_an_account_that_is_late_leaves_nobody_at_the_door_out() -> None:
     arrivals.arrived(arrival("new", 7), (), 0.0)
     ends = Load(queued_uncached_tokens=100, num_running=1, free_blocks=5, admitted=rid("before"))
     arrivals.settle(ends, 1.0, ())
-    load = arrivals.beside(ends, 1.0)
+    load = arrivals.beside(1.0)
     assert (load.queued_uncached_tokens, load.num_waiting, load.num_running) == (117, 2, 1)
     assert load.free_blocks == 5
     assert load.admitted == rid("before", "new")
     assert not arrivals.has_news
     begins = Load(queued_uncached_tokens=117, num_waiting=2, num_running=1, admitted=rid("told", "new"))
     arrivals.settle(begins, 1.0, ())
-    assert arrivals.beside(begins, 1.0) is begins
+    assert arrivals.beside(1.0) is begins
 
 
 def test_an_account_that_is_late_does_not_take_a_drain_back() -> None:
@@ -184,11 +184,11 @@ def test_an_account_that_is_late_does_not_take_a_drain_back() -> None:
     arrivals.drain()
     for _ in range(2):
         arrivals.settle(Load(num_running=1), 0.0, ())
-        assert arrivals.beside(Load(num_running=1), 0.0) == Load(num_running=1, is_draining=True)
+        assert arrivals.beside(0.0) == Load(num_running=1, is_draining=True)
         assert not arrivals.has_news
     said = Load(num_running=1, is_draining=True)
     arrivals.settle(said, 0.0, ())
-    assert arrivals.beside(said, 0.0) is said
+    assert arrivals.beside(0.0) is said
 
 
 def test_an_account_names_no_more_than_a_reader_takes() -> None:
@@ -198,7 +198,7 @@ def test_an_account_names_no_more_than_a_reader_takes() -> None:
         arrivals.arrived(arrival(name), (), 0.0)
     full = Load(admitted=rid(*map(str, range(MAX_ADMITTED_PER_BATCH - 2))))
     arrivals.settle(full, 0.0, ())
-    assert arrivals.beside(full, 0.0).admitted[-2:] == rid("a", "b")
+    assert arrivals.beside(0.0).admitted[-2:] == rid("a", "b")
     assert arrivals.take_unnamed() == rid("c")
 
 
@@ -227,7 +227,7 @@ def test_whoever_was_named_is_counted_until_it_is_over(acts: list[str]) -> None:
             said = Load(num_waiting=len(inside), admitted=tuple(unnamed))
             unnamed.clear()
             arrivals.settle(said, 0.0, ())
-            told = arrivals.beside(said, 0.0)
+            told = arrivals.beside(0.0)
         elif act == "update":
             told = arrivals.load(0.0, arrivals.take_unnamed())
         elif act == "ends" and inside:
