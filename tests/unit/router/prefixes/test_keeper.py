@@ -7,10 +7,7 @@ import asyncio
 import pytest
 
 from cache.types import ReplicaId
-from router.errors import (
-    AllBusy,
-    PrefixNotFound,
-)
+from router.errors import AllBusy, PrefixNotFound
 from router.prefixes.keeper import MAX_UNTOLD_REPORTS
 from tests.fakes.prefixes import PaperFleet, PaperRouter, names, settle
 from tests.fakes.router import load

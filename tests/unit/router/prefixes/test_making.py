@@ -10,13 +10,7 @@ from cache.block_hash import hints
 from cache.events import EventBatch, digest_of
 from cache.messages import GenerateRequest
 from cache.types import ReplicaId
-from router.errors import (
-    AllBusy,
-    NoReplica,
-    PrefixCachingOff,
-    PrefixDoesNotFit,
-    ReplicaLost,
-)
+from router.errors import AllBusy, NoReplica, PrefixCachingOff, PrefixDoesNotFit, ReplicaLost
 from tests.fakes.prefixes import MAX_PINNED, PaperFleet, PaperRouter, a_prefix, hold_late, names, settle
 from tests.fakes.router import load
 
