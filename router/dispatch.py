@@ -396,6 +396,7 @@ class Generation:
     def _cause(self, error: ReplicaLost | RequestRefused) -> str | None:
         """The retry's label; None if no other replica would do better."""
         if isinstance(error, ReplicaLost):
+            self._shared.routing.request_lost()
             self._count_death()
             return "replica_lost" if self._deaths_in_a_row < self._shared.config.max_deaths else None
         if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused):

@@ -153,6 +153,11 @@ class Routing:
             self._inheritance.replica_left(self._clock())
             self._tell_membership()
 
+    def request_lost(self) -> None:
+        """A replica lost a request: where it died, that is how it is known first, and its prefixes are
+        without a home from now on. Not forgotten: it may live, and only the way to it have failed."""
+        self._inheritance.replica_left(self._clock())
+
     def watch_membership(self, listener: Callable[[Mapping[ReplicaId, ReplicaInfo]], None]) -> None:
         """Call `listener` with the replicas after every change; it must not block."""
         self._membership_listeners.append(listener)

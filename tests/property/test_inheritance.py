@@ -48,12 +48,14 @@ class Fleet:
         for routing in self.routers:
             routing.on_events(name, batch)
 
-    def ask(self, prefix: str, router: int, *, is_over: bool = False) -> ReplicaId:
+    def ask(
+        self, prefix: str, router: int, *, is_over: bool = False, excluded: frozenset[ReplicaId] = frozenset()
+    ) -> ReplicaId:
         """A prompt with that prefix and a tail of its own."""
         self.num_asked += 1
         name = f"q{self.num_asked}"
         hashes = chain(name, 1, parent=chain(prefix, PREFIX_BLOCKS))
-        asked = query(name)._replace(block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1)
+        asked = query(name, block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1, excluded=excluded)
         routing = self.routers[router]
         chosen = routing.choose(asked).replica_id
         routing.routed(asked.request_id, chosen)
@@ -70,10 +72,10 @@ class Fleet:
     uses=st.integers(8, 40),
     num_prefixes=st.integers(1, 3),
     burst=st.integers(2, 9),
-    says_so=st.booleans(),
+    leaves_by=st.sampled_from(["drain", "membership", "lost requests"]),
 )
 def test_each_hot_prefix_of_a_leaving_replica_gets_one_new_home(
-    num_replicas: int, num_routers: int, uses: int, num_prefixes: int, burst: int, says_so: bool
+    num_replicas: int, num_routers: int, uses: int, num_prefixes: int, burst: int, leaves_by: str
 ) -> None:
     fleet = Fleet(num_replicas, num_routers)
     prefixes = [f"prefix{index}" for index in range(num_prefixes)]
@@ -84,15 +86,20 @@ def test_each_hot_prefix_of_a_leaving_replica_gets_one_new_home(
                 fleet.ask(prefix, router, is_over=True)
                 fleet.clock.advance(0.5 / num_routers)
     for name in fleet.infos:
-        fleet.say(name, is_draining=says_so and name == LEAVER)
-    if not says_so:
+        fleet.say(name, is_draining=leaves_by == "drain" and name == LEAVER)
+    excluded: frozenset[ReplicaId] = frozenset()
+    if leaves_by == "membership":
         del fleet.infos[LEAVER]
         for routing in fleet.routers:
             routing.update_replicas(fleet.infos)
+    elif leaves_by == "lost requests":  # its connections end before anybody says that it died
+        excluded = frozenset({LEAVER})
+        for routing in fleet.routers:
+            routing.request_lost()
     homes: dict[str, set[ReplicaId]] = {prefix: set() for prefix in prefixes}
     for number in range(burst):
         for prefix in prefixes:
-            homes[prefix].add(fleet.ask(prefix, number % num_routers))
+            homes[prefix].add(fleet.ask(prefix, number % num_routers, excluded=excluded))
     assert all(len(home) == 1 for home in homes.values()), homes
     assert LEAVER not in set().union(*homes.values())
 

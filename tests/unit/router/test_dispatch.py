@@ -94,6 +94,19 @@ async def test_lost_deltas_are_nobodys_failure_and_go_on_where_they_are_cached(a
         assert router.metric("warmpath_retries_total", why="deltas_lost", phase=phase) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "hears"), [(ReplicaLost("gone"), 1), (QueueFull(1, 1), 0), (PiecesLost(), 0)]
+)
+async def test_before_it_goes_on_elsewhere_whoever_decides_hears_that_a_replica_lost_it(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch, error: Exception, hears: int
+) -> None:
+    sent, heard = router.calls.requests, list[int]()  # how many were sent by then
+    monkeypatch.setattr(router.parts.routing, "request_lost", lambda: heard.append(len(sent)))
+    _first_only(router, failing(error, 2))
+    assert await run(a_generation(router)) == EXPECTED
+    assert heard == [1] * hears
+
+
 @pytest.mark.parametrize("binding", ["late", "at_once"])
 async def test_an_answer_whose_deltas_were_lost_is_not_refused_while_others_wait_too_long(
     binding: str,
