@@ -14,9 +14,9 @@ from loadtest.report_folder import check_folder
 
 SUMMARY = "the project's own comparison"
 DESCRIPTION = """\
-The project's own comparison, in parts. Without arguments a part of it that takes 10 to 25 minutes on two
-cores; --full is all of it, which may be stopped and taken up again. docs/benchmarks/placement.md
-has what it gave.
+The project's own comparison, in parts. Without arguments every policy on the trace before 4 replicas, up
+to ten minutes on two cores; --full is all of it, which may be stopped and taken up again.
+docs/benchmarks/placement.md has what it gave.
 
 examples
   python -m loadtest bench-placement

@@ -67,7 +67,7 @@ def _part(name: str, bench: Bench, trace: WorkloadRef) -> Part:
     whole = GridSpec(
         (trace,),
         everybody,
-        replicas=(4, 16, 64) if bench.is_full else (4, 16),
+        replicas=(4, 16, 64) if bench.is_full else (4,),
         loads=(0.6, 0.85, 1.05) if bench.is_full else (0.6, 0.85),
         seeds=SEEDS if bench.is_full else SEEDS[:3],
         cache_tokens=(bench.cache_tokens,),
