@@ -1,5 +1,9 @@
 """Who keeps requests waiting longer than was expected, and is therefore expected to go on doing so.
 
+A Router that stood still itself, for a collection of garbage or because its machine did, has read nothing
+meanwhile: the first token that it misses may be in the next thing it reads. So nobody is later than it was
+when anything was heard last, from whomever: an idle one says something every half second.
+
 Knows replicas' names and loads; knows neither hashes nor costs. Owner: the router's event loop.
 """
 
@@ -16,6 +20,8 @@ from router.pricing.lateness import Lateness
 # Between two lines of the log about one replica: in overload some are late and not late many times a second.
 TELL_INTERVAL_S = 10.0
 
+LOOK_S = 0.1  # between two looks at everybody
+
 logger = logging.getLogger(__name__)
 
 
@@ -28,6 +34,12 @@ class LateReplicas:
         self._lateness = Lateness()
         self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
         self._told_at: dict[ReplicaId, float] = {}
+        self._heard_at = -math.inf  # from any of them
+        self._look_at = -math.inf  # when it is worth looking again
+
+    def heard(self) -> None:
+        """A replica has said something."""
+        self._heard_at = self._clock()
 
     def sent(
         self, request_id: RequestId, replica_id: ReplicaId, expected_s: float | None, own_s: float
@@ -44,6 +56,7 @@ class LateReplicas:
 
     def answered(self, request_id: RequestId) -> None:
         """It has its first token. Idempotent."""
+        self.heard()
         if self._lateness.answered(request_id) in self._late:
             self._look()
 
@@ -60,12 +73,13 @@ class LateReplicas:
 
     def look(self) -> None:
         """Look at everybody, if the last look is some time ago."""
-        if self._clock() >= self._lateness.look_at:
+        if self._clock() >= self._look_at:
             self._look()
 
     def _look(self) -> None:
         now = self._clock()
-        late = self._lateness.late(now, len(self._loads))
+        self._look_at = now + LOOK_S
+        late = self._lateness.late(min(now, self._heard_at), len(self._loads))
         for replica_id in self._late - late.keys():
             self._loads.delay(replica_id, now)
         for replica_id, late_s in late.items():

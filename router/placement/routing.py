@@ -433,4 +433,5 @@ class Routing:
         self._loads.report(replica_id, load, is_between_steps=is_between_steps)
         self.queues.said(replica_id, load, self._clock())
         self._fleet.heard(replica_id)
+        self._late.heard()
         self._tell_load()

@@ -12,14 +12,12 @@ Knows names and seconds; knows neither load nor costs. Owner: the router's event
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from cache.types import ReplicaId, RequestId
 
 LATE_S = 0.5  # beyond what was expected: less is what estimates are worth
 LATE_TIMES = 3.0  # of what was expected, likewise
-LOOK_S = 0.1  # between two looks at everybody
 
 
 @dataclass(slots=True)
@@ -39,7 +37,6 @@ class Lateness:
     """The requests that have no token yet, by where they are."""
 
     def __init__(self) -> None:
-        self.look_at = -math.inf  # when `late` is worth asking again
         self._sent: dict[RequestId, _Sent] = {}
         self._waiting: dict[ReplicaId, dict[RequestId, _Sent]] = {}  # oldest first
 
@@ -91,14 +88,13 @@ class Lateness:
         for request_id in self._waiting.pop(replica_id, ()):
             del self._sent[request_id]
 
-    def late(self, now: float, num_replicas: int) -> dict[ReplicaId, float]:
-        """Who is late, and by how much: its oldest request's seconds. O(replicas).
+    def late(self, at: float, num_replicas: int) -> dict[ReplicaId, float]:
+        """Who was late at that time, and by how much: its oldest request's seconds. O(replicas).
 
         Where all are, what was expected was wrong, or the machine they share is slow: it is by how much they
         are later than the least late of them.
         """
-        self.look_at = now + LOOK_S
         oldest = {name: next(iter(waiting.values())) for name, waiting in self._waiting.items()}
-        found = {name: late_s for name, sent in oldest.items() if (late_s := sent.lateness_s(now))}
+        found = {name: late_s for name, sent in oldest.items() if (late_s := sent.lateness_s(at))}
         least = min(found.values()) if found and len(found) >= num_replicas else 0.0
         return {name: late_s - least for name, late_s in found.items() if late_s > least}

@@ -45,8 +45,22 @@ def test_affinity_yields_too() -> None:
     first = bench.routing.choose(query("q", 200))
     assert first.replica_id == A
     bench.clock.advance(4.0)
+    bench.say(B)
     twin = query("q", 200, request_id="twin")
     assert bench.routing.choose(twin).replica_id == B
+
+
+def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_anything() -> None:
+    """Twins one after another: their replica answers while the Router's process stands still."""
+    bench = RoutingBench(2)
+    bench.say(A, stored=chain("q", 200))
+    asked = query("q", 200)
+    assert bench.routing.choose(asked).replica_id == A
+    bench.clock.advance(4.0)
+    assert bench.routing.choose(query("q", 200, request_id="read first")).replica_id == A
+    bench.routing.first_token(asked.request_id, A, 0)  # what was there to be read
+    bench.say(B)
+    assert bench.routing.choose(query("q", 200, request_id="read next")).replica_id == A
 
 
 def test_it_is_as_good_as_before_once_it_answers() -> None:
