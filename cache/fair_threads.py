@@ -65,7 +65,7 @@ class FairThreads:
         Raises QueueFull if nobody has more waiting, RuntimeError after `close`.
         """
         future: Future[T] = Future()
-        future.add_done_callback(partial(self._left, tenant))
+        future.add_done_callback(partial(self._given_up, tenant))
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("its threads have ended")
@@ -102,8 +102,10 @@ class FairThreads:
         displaced, _ = longest.popitem()
         return displaced
 
-    def _left(self, tenant: str, future: Future[Any]) -> None:
-        """It is done, run or cancelled."""
+    def _given_up(self, tenant: str, future: Future[Any]) -> None:
+        """It is done: nothing if it was run, else it leaves its line."""
+        if not future.cancelled():
+            return
         with self._lock:
             self._num_pending -= 1
             line = self._lines.get(tenant)
@@ -124,7 +126,7 @@ class FairThreads:
     def _work(self) -> None:
         """On a thread, until nobody waits."""
         while (taken := self._take()) is not None:
-            _run(*taken)
+            self._run(*taken)
 
     def _take(self) -> tuple[Future[Any], _Job] | None:
         """The job whose turn it is, running from now on; None: nobody waits, and the thread works no more."""
@@ -141,12 +143,18 @@ class FairThreads:
             self._num_working -= 1
             return None
 
+    def _run(self, future: Future[Any], job: _Job) -> None:
+        try:
+            result = job()
+        except BaseException as error:
+            self._leave()
+            future.set_exception(error)
+            del future  # the error's traceback has this frame, and would keep itself alive by it
+        else:
+            self._leave()
+            future.set_result(result)
 
-def _run(future: Future[Any], job: _Job) -> None:
-    try:
-        result = job()
-    except BaseException as error:
-        future.set_exception(error)
-        del future  # the error's traceback has this frame, and would keep itself alive by it
-    else:
-        future.set_result(result)
+    def _leave(self) -> None:
+        """One has been run. Said before its future says so: who sees that may ask for the place at once."""
+        with self._lock:
+            self._num_pending -= 1

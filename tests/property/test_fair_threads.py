@@ -204,6 +204,27 @@ def test_many_at_once_from_many_threads_are_each_run_once_or_cancelled() -> None
     assert (threads.num_pending, threads._num_working) == (0, 0)
 
 
+@pytest.mark.parametrize("job", [int, lambda: 1 // 0])
+def test_whoever_sees_a_job_done_sees_its_place_free(
+    monkeypatch: pytest.MonkeyPatch, job: Callable[[], int]
+) -> None:
+    """Or who asks at once for another one is told that there is no room."""
+    threads, seen = FairThreads(1, "fair", max_pending=1), list[tuple[bool, int]]()
+    tell = Future._invoke_callbacks  # type: ignore[attr-defined]  # a future is done before it tells
+
+    def look(future: Future[int]) -> None:
+        seen.append((future.done(), threads.num_pending))
+        tell(future)
+
+    monkeypatch.setattr(Future, "_invoke_callbacks", look)
+    threads.submit("alice", job).exception(LIMIT_S)
+    threads.close()
+    for thread in list(threads._pool._threads):
+        thread.join(LIMIT_S)
+    assert (True, 0) in seen
+    assert (True, 1) not in seen
+
+
 def test_an_error_keeps_nothing_of_its_job() -> None:
     threads = FairThreads(1, "fair")
     future = threads.submit("alice", lambda: 1 // 0)
