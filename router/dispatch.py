@@ -378,6 +378,9 @@ class Generation:
 
     def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
         """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""
+        if isinstance(error, ReplicaLost):
+            self._shared.routing.request_lost()
+            self._count_death()
         why = self._cause(error)
         # Not a copy of a pin: that is for this replica, and whoever wants it chooses another.
         self._is_handed_over = why == "handed_over" and self._job.pin is None
@@ -396,8 +399,6 @@ class Generation:
     def _cause(self, error: ReplicaLost | RequestRefused) -> str | None:
         """The retry's label; None if no other replica would do better."""
         if isinstance(error, ReplicaLost):
-            self._shared.routing.request_lost()
-            self._count_death()
             return "replica_lost" if self._deaths_in_a_row < self._shared.config.max_deaths else None
         if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused):
             return None

@@ -140,7 +140,6 @@ class Routing:
         ours = self._fleet.of_our_model(replicas)
         for replica_id in self._fleet.leaving(ours):
             self._remove(replica_id)
-            self._inheritance.replica_left(self._clock())
         for replica_id, info in self._fleet.joining(ours).items():
             self._add(replica_id, info)
         self._tell_membership()
@@ -150,7 +149,6 @@ class Routing:
         self._fleet.lose(replica_id)
         if replica_id in self._fleet:
             self._remove(replica_id)
-            self._inheritance.replica_left(self._clock())
             self._tell_membership()
 
     def request_lost(self) -> None:
@@ -409,6 +407,7 @@ class Routing:
             observer.replica_added(replica_id, info)
 
     def _remove(self, replica_id: ReplicaId) -> None:
+        self._inheritance.replica_left(self._clock())
         self._fleet.remove(replica_id)
         self._loads.remove_replica(replica_id)
         self._index.remove_replica(replica_id)
