@@ -19,6 +19,15 @@ def answer(bench: RoutingBench, asked: RouteQuery) -> None:
     bench.routing.finish(asked.request_id)
 
 
+def four_seconds_ago() -> tuple[RoutingBench, RouteQuery]:
+    """A prompt was sent to A, which holds it, and nobody has said anything since."""
+    bench, asked = RoutingBench(2), query("q", 200)
+    bench.say(A, stored=chain("q", 200))
+    assert bench.routing.choose(asked).replica_id == A
+    bench.clock.advance(4.0)
+    return bench, asked
+
+
 def test_a_hung_replica_gets_no_more_than_what_came_before_anybody_could_know() -> None:
     """It said last that it is idle, and has answered nothing since. The others answer at once."""
     bench = RoutingBench(3)
@@ -40,11 +49,7 @@ def test_a_hung_replica_gets_no_more_than_what_came_before_anybody_could_know() 
 
 
 def test_affinity_yields_too() -> None:
-    bench = RoutingBench(2)
-    bench.say(A, stored=chain("q", 200))
-    first = bench.routing.choose(query("q", 200))
-    assert first.replica_id == A
-    bench.clock.advance(4.0)
+    bench, _ = four_seconds_ago()
     bench.say(B)
     twin = query("q", 200, request_id="twin")
     assert bench.routing.choose(twin).replica_id == B
@@ -52,11 +57,7 @@ def test_affinity_yields_too() -> None:
 
 def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_anything() -> None:
     """Twins one after another: their replica answers while the Router's process stands still."""
-    bench = RoutingBench(2)
-    bench.say(A, stored=chain("q", 200))
-    asked = query("q", 200)
-    assert bench.routing.choose(asked).replica_id == A
-    bench.clock.advance(4.0)
+    bench, asked = four_seconds_ago()
     assert bench.routing.choose(query("q", 200, request_id="read first")).replica_id == A
     bench.routing.first_token(asked.request_id, A, 0)  # what was there to be read
     bench.say(B)
@@ -64,11 +65,7 @@ def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_anything
 
 
 def test_it_is_as_good_as_before_once_it_answers() -> None:
-    bench = RoutingBench(2)
-    bench.say(A, stored=chain("q", 200))
-    asked = query("q", 200)
-    assert bench.routing.choose(asked).replica_id == A
-    bench.clock.advance(4.0)
+    bench, asked = four_seconds_ago()
     bench.say(A)
     bench.say(B)
     assert bench.routing.choose(query("q", 200, request_id="twin")).replica_id == B
