@@ -16,8 +16,9 @@ from rich.console import Console
 
 from deploy.ports import Ports
 from tests.e2e.faults import __main__ as command
-from tests.e2e.faults import checks, drivers, memory
+from tests.e2e.faults import checks, drivers, fleet, memory
 from tests.e2e.faults.checks import Row
+from tests.e2e.faults.promises import replica_deaths
 from tests.e2e.faults.run import status, summary
 from tests.e2e.faults.traffic import Outcome, Question, ask, clients
 
@@ -242,3 +243,24 @@ def test_drivers_have_short_paths_whatever_the_folder_for_temporary_files(
     with pytest.raises(KeyboardInterrupt):
         drivers.serve(["serve", "deploy.yaml", "--port", "9000"], variables={}, prepare=lambda: None)
     assert [folder.parent for folder in folders] == [Path("/tmp")]
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "is_kept"),
+    [(4, True), (5, True), (6, False), (0, False)],  # 4 prefixes, and 6 streams that had a token of them
+    ids=["each once", "half of those who share one again", "all again", "nothing is no measurement"],
+)
+def test_a_fleet_that_computes_all_streams_again_is_told_from_one_that_shares(
+    num_computed: int, is_kept: bool
+) -> None:
+    questions = fleet.questions()  # all prefixes once, then again
+    asked = [*questions[:4], *questions[fleet.PREFIXES : fleet.PREFIXES + 2]]
+    death = replica_deaths.Death(tuple(Outcome(question, 0.0) for question in asked), 5.0)
+    sent = fleet.PREFIX_TOKENS + fleet.TAIL_TOKENS + fleet.MAX_TOKENS // 2
+    after = {
+        'warmpath_continued_tokens_total{source="computed"}': float(num_computed * sent),
+        'warmpath_continued_tokens_total{source="cached"}': float((len(asked) - num_computed) * sent),
+        "warmpath_continuations_total": float(len(asked)),
+    }
+    row = replica_deaths.replay(dict.fromkeys(after, 0.0), after, [death])
+    assert row.is_kept is is_kept
