@@ -1,8 +1,9 @@
 """Who keeps requests waiting longer than was expected, and is therefore expected to go on doing so.
 
 A Router that stood still itself, for a collection of garbage or because its machine did, has read nothing
-meanwhile: the first token that it misses may be in the next thing it reads. So nobody is later than it was
-when anything was heard last, from whomever: an idle one says something every half second.
+meanwhile: the first token that it misses may be in the next thing it reads, or in the one after that. So
+nobody is later than it was when anything was heard last, from whomever: an idle one says something every half
+second. And what is heard counts once there was time to read what came with it (`Hearing`).
 
 Knows replicas' names and loads; knows neither hashes nor costs. Owner: the router's event loop.
 """
@@ -22,7 +23,29 @@ TELL_INTERVAL_S = 10.0
 
 LOOK_S = 0.1  # between two looks at everybody
 
+# In which a Router that runs reads whatever lies in its sockets: many turns of its event loop.
+READING_S = 0.05
+
 logger = logging.getLogger(__name__)
+
+
+class Hearing:
+    """Until when a Router has heard everybody who had something to say."""
+
+    def __init__(self) -> None:
+        self._before = -math.inf  # the last thing heard before those of now
+        self._first = -math.inf  # of those of now, which came within `READING_S`
+        self._last = -math.inf
+
+    def heard(self, now: float) -> None:
+        """Somebody has said something. O(1)."""
+        if now >= self._first + READING_S:
+            self._before, self._first = self._last, now
+        self._last = now
+
+    def until(self, now: float) -> float:
+        """What came earlier has been read. O(1)."""
+        return self._last if now >= self._first + READING_S else self._before
 
 
 class LateReplicas:
@@ -34,12 +57,12 @@ class LateReplicas:
         self._lateness = Lateness()
         self._late: set[ReplicaId] = set()  # whose backlog is what their requests have waited
         self._told_at: dict[ReplicaId, float] = {}
-        self._heard_at = -math.inf  # from any of them
+        self._hearing = Hearing()  # of any of them
         self._look_at = -math.inf  # when it is worth looking again
 
     def heard(self) -> None:
         """A replica has said something."""
-        self._heard_at = self._clock()
+        self._hearing.heard(self._clock())
 
     def sent(
         self, request_id: RequestId, replica_id: ReplicaId, expected_s: float | None, own_s: float
@@ -79,7 +102,7 @@ class LateReplicas:
     def _look(self) -> None:
         now = self._clock()
         self._look_at = now + LOOK_S
-        late = self._lateness.late(min(now, self._heard_at), len(self._loads))
+        late = self._lateness.late(self._hearing.until(now), len(self._loads))
         for replica_id in self._late - late.keys():
             self._loads.delay(replica_id, now)
         for replica_id, late_s in late.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache.types import ReplicaId, RequestId
+from router.placement.late_replicas import READING_S
 from router.placement.routing import RouteQuery
 from router.pricing.lateness import LATE_S
 from tests.fakes.router import chain, query, replica_id
@@ -17,6 +18,13 @@ def answer(bench: RoutingBench, asked: RouteQuery) -> None:
     """As a healthy replica does: at once."""
     bench.routing.first_token(asked.request_id, A, 0)
     bench.routing.finish(asked.request_id)
+
+
+def say(bench: RoutingBench, *names: ReplicaId, admitted: tuple[str, ...] = ()) -> None:
+    """The first of them has these; and the Router has the time to read it."""
+    for name in names:
+        bench.say(name, admitted=admitted if name == names[0] else ())
+    bench.clock.advance(READING_S)
 
 
 def four_seconds_ago() -> tuple[RoutingBench, RouteQuery]:
@@ -50,24 +58,33 @@ def test_a_hung_replica_gets_no_more_than_what_came_before_anybody_could_know() 
 
 def test_affinity_yields_too() -> None:
     bench, _ = four_seconds_ago()
-    bench.say(B)
+    say(bench, B)
     twin = query("q", 200, request_id="twin")
     assert bench.routing.choose(twin).replica_id == B
 
 
-def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_anything() -> None:
+def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_everything() -> None:
     """Twins one after another: their replica answers while the Router's process stands still."""
     bench, asked = four_seconds_ago()
     assert bench.routing.choose(query("q", 200, request_id="read first")).replica_id == A
-    bench.routing.first_token(asked.request_id, A, 0)  # what was there to be read
-    bench.say(B)
+    bench.say(B)  # what was there to be read
     assert bench.routing.choose(query("q", 200, request_id="read next")).replica_id == A
+    bench.clock.advance(READING_S / 2)
+    bench.routing.first_token(asked.request_id, A, 0)
+    assert bench.routing.choose(query("q", 200, request_id="read last")).replica_id == A
+
+
+def test_who_speaks_all_the_time_does_not_keep_the_others_from_being_late() -> None:
+    bench, _ = four_seconds_ago()
+    for _ in range(8):
+        bench.say(B)
+        bench.clock.advance(READING_S / 4)
+    assert bench.routing.choose(query("q", 200, request_id="twin")).replica_id == B
 
 
 def test_it_is_as_good_as_before_once_it_answers() -> None:
     bench, asked = four_seconds_ago()
-    bench.say(A)
-    bench.say(B)
+    say(bench, A, B)
     assert bench.routing.choose(query("q", 200, request_id="twin")).replica_id == B
     bench.routing.finish("twin")  # type: ignore[arg-type]
     bench.routing.first_token(asked.request_id, A, 0)
@@ -81,13 +98,12 @@ def test_one_that_is_late_again_and_again_does_not_fill_the_log(caplog: pytest.L
             asked = query(f"q{number}", 1, excluded=frozenset({B}))
             bench.routing.choose(asked)
             bench.clock.advance(4.0)
-            bench.say(A, admitted=(asked.request_id,))
-            bench.say(B)
+            say(bench, A, B, admitted=(asked.request_id,))
             assert bench.routing.choose(query(f"other{number}", 1)).replica_id == B
             bench.routing.finish(RequestId(f"other{number}"))
             bench.routing.first_token(asked.request_id, A, 0)
             bench.routing.finish(asked.request_id)
-            bench.clock.advance(1.0)
+            bench.clock.advance(1.0 - READING_S)
             assert [record.message.split(",")[0] for record in caplog.records] == ["replica is late"] * told
 
 
@@ -111,8 +127,7 @@ def test_a_stream_continued_elsewhere_is_no_late_first_token() -> None:
     where = bench.routing.choose(asked).replica_id
     bench.routing.continued(asked.request_id)
     bench.clock.advance(10.0)
-    bench.say(A)
-    bench.say(B)
+    say(bench, A, B)
     _, free = bench.routing.free_replicas(0.1)
     assert where in {state.replica_id for state in free}
 
@@ -121,8 +136,7 @@ def assert_avoided_while_hung(bench: RoutingBench, all_but_a: frozenset[ReplicaI
     """A takes a request and computes nothing: whatever comes then goes to B."""
     bench.routing.choose(query("hung", 1, excluded=all_but_a))
     bench.clock.advance(5.0)
-    bench.say(A, admitted=("hung",))
-    bench.say(B)
+    say(bench, A, B, admitted=("hung",))
     for number in range(4):
         asked = query(f"q{number}", 1)
         assert bench.routing.choose(asked).replica_id == B
