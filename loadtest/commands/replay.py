@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     load, ceiling = _load(options, reference)
     endpoint = Endpoint.find(options.url, key=options.key, model=options.model)
     if options.text:
-        load = _with_text(load, endpoint, reference, options)
+        load = _with_text(load, endpoint, reference)
     rate = max(len(load.arrivals) - 1, 1) / (load.arrivals[-1].due_s or 1.0)
     cell = Cell(reference, rate, load.arrivals[-1].due_s)
     with ComparisonProgress(console) as progress:
@@ -143,7 +143,7 @@ def _load(options: argparse.Namespace, reference: WorkloadRef) -> tuple[Load, fl
     return load, infinite_cache_hit_ratio(requests, trace.block_tokens, counted_from=first)
 
 
-def _with_text(load: Load, endpoint: Endpoint, reference: WorkloadRef, options: argparse.Namespace) -> Load:
+def _with_text(load: Load, endpoint: Endpoint, reference: WorkloadRef) -> Load:
     block_tokens = reference.trace().block_tokens
     ratio = tokens_per_word(endpoint)
     return replace(load, prompts=TextPrompts(block_tokens, load.salt, tokens_per_word=ratio))

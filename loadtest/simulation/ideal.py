@@ -27,7 +27,7 @@ from loadtest.simulation.cell import IDEALS_APART, IDEALS_SHORTEST, CellResult, 
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.crowd import Crowd
 from loadtest.simulation.engine import SimEngine
-from loadtest.simulation.ideal_caches import Need, OneCache, OwnCaches, need_of
+from loadtest.simulation.ideal_caches import IdealCaches, Need, OneCache, OwnCaches, need_of
 from loadtest.simulation.recorder import Recorder
 from loadtest.simulation.turns import Turn, make_turns
 from loadtest.workloads.request import Workload
@@ -48,7 +48,7 @@ class IdealCluster:
         self._budget = spec.machine.max_batched_tokens
         own_blocks = max(1, spec.cache_tokens // workload.block_tokens)
         caches = OwnCaches if spec.policy in IDEALS_APART else OneCache
-        self._caches = caches(spec.num_replicas, own_blocks, block_tokens=workload.block_tokens)
+        self._caches: IdealCaches = caches(spec.num_replicas, own_blocks, block_tokens=workload.block_tokens)
         crowd = Crowd.of(spec.machine)
         self._engines = [
             SimEngine(

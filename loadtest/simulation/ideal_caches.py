@@ -27,7 +27,9 @@ class Need(NamedTuple):
 
 
 class IdealCaches(Protocol):
-    by_engine: Sequence[KVCacheManager]  # in order of their index; what `SimEngine` is to be given
+    @property
+    def by_engine(self) -> Sequence[KVCacheManager]:
+        """In order of their index; what `SimEngine` is to be given."""
 
     def needs(self, turn: Turn, engines: Sequence[SimEngine]) -> list[Need]:
         """What the turn would leave each of these to compute, as things are. Changes nothing."""

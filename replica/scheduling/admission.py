@@ -51,8 +51,8 @@ class Admission:
         self._misfit = situation
         return None
 
-    def has_place(self, request: Request, running: Sequence[Request], max_running: int) -> bool:
-        """Whether it may run beside the others. It need not have places for those that follow it: who finds
+    def has_place(self, running: Sequence[Request], max_running: int) -> bool:
+        """Whether one more may run beside these. It need not have places for those that follow it: who finds
         none when the prompt is computed waits, and nobody else for all of them."""
         taken = len(running) + sum([len(leader.followers) for leader in running])
         return taken < max_running

@@ -154,10 +154,6 @@ class NaiveCache:
     def unpin(self, pin_id: PinId) -> None:
         self._free(self.pins.pop(pin_id, []))
 
-    @property
-    def num_pinned(self) -> int:
-        return len({block_id for run in self.pins.values() for block_id in run})
-
     def _free(self, table: list[int]) -> None:
         for block_id in reversed(table):
             self.refs[block_id] -= 1

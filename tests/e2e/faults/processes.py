@@ -13,7 +13,6 @@ PROXY = "ray::HAProxyManager"  # of the fast proxy; Serve's own is a ProxyActor
 PYTHON_PROXY = "ray::ProxyActor"
 HAPROXY = "haproxy"
 GCS = "gcs_server"
-RAYLET = "raylet/raylet"
 
 
 @dataclass(frozen=True, slots=True)
