@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -175,17 +175,6 @@ class GenerateRequest:
     def num_answers_left(self) -> int:
         """Answers that are still wanted: so many deltas of its stream carry a finish_reason."""
         return self.n - sum(answer.is_over for answer in self.answers)
-
-    def retried(self, token_ids: array[int], sent_chars: int, dead: ReplicaId) -> GenerateRequest:
-        """The next attempt, after replica `dead` was lost having produced `token_ids` in all."""
-        return replace(
-            self,
-            token_ids=token_ids,
-            sent_chars=sent_chars,
-            attempt=self.attempt + 1,
-            excluded_replicas=self.excluded_replicas | {dead},
-            ranks=(),
-        )
 
 
 @dataclass(frozen=True, slots=True)

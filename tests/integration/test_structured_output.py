@@ -159,6 +159,11 @@ def test_what_is_said_has_the_structure(runners: Runners, structures: Structures
     assert re.fullmatch("[a-z ]{1,40}", decoder.decode(said[2].token_ids))
 
 
+def _continued(request: GenerateRequest, so_far: Sequence[int]) -> GenerateRequest:
+    """As the Router sends it to another replica, with the tokens that the one that was lost has produced."""
+    return replace(request, token_ids=request.token_ids + array("i", so_far), attempt=request.attempt + 1)
+
+
 @pytest.mark.parametrize("index", [0, 2, 6])
 def test_a_continued_answer_goes_on_in_its_structure(
     runners: Runners, structures: Structures, index: int
@@ -167,7 +172,7 @@ def test_a_continued_answer_goes_on_in_its_structure(
     request = _requests(WARM)[index]
     whole = _engine(runners, structures, ALONE).complete([request])[0]
     for so_far in range(1, len(whole.token_ids), 4):
-        again = request.retried(request.token_ids + array("i", whole.token_ids[:so_far]), 0, "gone")  # type: ignore[arg-type]
+        again = _continued(request, whole.token_ids[:so_far])
         said = _engine(runners, structures, SETTINGS[0]).complete([again])[0]
         assert (said.token_ids, said.finish_reason) == (whole.token_ids, whole.finish_reason)
 
@@ -178,7 +183,7 @@ def test_an_answer_that_was_complete_when_its_replica_was_lost_ends_at_once(
     request = _requests(WARM)[4]
     whole = _engine(runners, structures, ALONE).complete([request])[0]
     assert whole.finish_reason is FinishReason.STOP
-    again = request.retried(request.token_ids + array("i", whole.token_ids), 0, "gone")  # type: ignore[arg-type]
+    again = _continued(request, whole.token_ids)
     engine = _engine(runners, structures, ALONE)
     said = engine.complete([again])[0]
     assert (said.token_ids, said.finish_reason) == (whole.token_ids, FinishReason.STOP)
@@ -189,7 +194,7 @@ def test_tokens_that_left_the_structure_before_are_refused(runners: Runners, str
     request = _requests(WARM)[0]
     engine = _engine(runners, structures, ALONE)
     with pytest.raises(StructureRefused):
-        engine.submit(request.retried(request.token_ids + array("i", [5, 6, 7]), 0, "gone"))  # type: ignore[arg-type]
+        engine.submit(_continued(request, [5, 6, 7]))
     assert not engine.has_work
     assert engine.stats().cache.used == 0
 

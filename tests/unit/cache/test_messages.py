@@ -76,12 +76,3 @@ def test_another_shape_is_refused(spoil: Any, error: type[Exception]) -> None:
     spoil(value)
     with pytest.raises(error):
         ReplicaInfo.from_json(value)
-
-
-def test_a_retry_continues_without_the_dead_replica() -> None:
-    longer = pack_tokens([1, 2, 3, 4])
-    retry = REQUEST.retried(longer, sent_chars=9, dead=ReplicaId("b"))
-    assert (retry.token_ids, retry.sent_chars, retry.attempt) == (longer, 9, 1)
-    assert retry.excluded_replicas == {"a", "b"}
-    assert retry.ranks == ()
-    assert (retry.num_prompt_tokens, retry.seed, retry.request_id) == (2, 11, "r1")
