@@ -55,12 +55,6 @@ def folder() -> Path:
     return cache_root() / f"tiny-{digest.hexdigest()[:16]}"
 
 
-def path_if_built() -> Path | None:
-    """The complete model folder, or None before the first start."""
-    path = folder()
-    return path if path.is_dir() else None
-
-
 def ensure_built() -> Path:
     """The complete model folder, drawn now if this is the first start. Safe to call in many processes.
 

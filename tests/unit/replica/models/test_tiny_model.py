@@ -82,15 +82,14 @@ def test_neither_torch_nor_transformers_is_imported_to_build_or_to_find() -> Non
 
 
 def test_a_second_start_reads_what_the_first_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tiny_model.path_if_built() is None
-    folder = tiny_model.ensure_built()
-    assert tiny_model.path_if_built() == folder
+    assert not tiny_model.folder().exists()
+    assert tiny_model.ensure_built() == tiny_model.folder()
 
     def never(*arguments: object) -> None:
         raise AssertionError("drawn again")
 
     monkeypatch.setattr(tiny_model, "draw_weights", never)
-    assert tiny_model.ensure_built() == folder
+    assert tiny_model.ensure_built() == tiny_model.folder()
 
 
 def test_a_build_that_fails_leaves_nothing_and_the_next_succeeds(
@@ -252,4 +251,4 @@ def test_the_chat_template_refuses_what_it_cannot_say(
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny_model.main(["build"]) == 0
-    assert capsys.readouterr().out.strip() == str(tiny_model.path_if_built())
+    assert capsys.readouterr().out.strip() == str(tiny_model.folder())
