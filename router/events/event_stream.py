@@ -144,18 +144,12 @@ class EventStream:
             self._update = place
         self._sink.on_load(self._replica_id, update.load)
 
-    def feed_snapshot(self, snapshot: Snapshot) -> None:
-        """A snapshot arrived: it becomes the truth, then the waiting batches after it are applied.
+    def snapshot_slices(self, snapshot: Snapshot) -> Generator[None, None, None]:
+        """A snapshot arrived: it becomes the truth, a slice with each step, then the waiting batches after it
+        are applied. Other messages may be fed in between; a later snapshot ends an earlier one that is not
+        through.
 
         Ignored while LIVE: it answers a question that no longer stands.
-        """
-        for _ in self.snapshot_slices(snapshot):
-            pass
-
-    def snapshot_slices(self, snapshot: Snapshot) -> Generator[None, None, None]:
-        """`feed_snapshot`, a slice with each step; other messages may be fed in between.
-
-        A later snapshot ends an earlier one that is not through.
         """
         if self._state is _State.LIVE:
             return

@@ -87,30 +87,27 @@ class PrefixIndex:
 
     # --- what replicas say --------------------------------------------------------------------
 
-    def apply(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
+    def apply(self, replica_id: ReplicaId, batch: EventBatch) -> Digest | None:
         """Follow a replica's cache. The digest of what is now indexed of what it has told; None: unknown.
 
         Raises KeyError for a replica not in the index.
         """
         if replica_id in self._followed:
-            if isinstance(events, Snapshot):
-                self._exact.replace(replica_id, events.hashes, events.hosted)
-            else:
-                # While answers grow nothing changes in most batches, and what is not touched stays uncached.
-                if events.removed:
-                    self._exact.remove(replica_id, events.removed)
-                if events.hosted:
-                    self._exact.host(replica_id, events.hosted)
-                if events.stored:
-                    self._exact.store(replica_id, events.stored)
-                self._exact.sweep()
-                self._check_host(replica_id, events.host_digest)
-                if self._exact.digest(replica_id) is None:
-                    self._exact.believe(replica_id, events.digest)
+            # While answers grow nothing changes in most batches, and what is not touched stays uncached.
+            if batch.removed:
+                self._exact.remove(replica_id, batch.removed)
+            if batch.hosted:
+                self._exact.host(replica_id, batch.hosted)
+            if batch.stored:
+                self._exact.store(replica_id, batch.stored)
+            self._exact.sweep()
+            self._check_host(replica_id, batch.host_digest)
+            if self._exact.digest(replica_id) is None:
+                self._exact.believe(replica_id, batch.digest)
         return self.digest(replica_id)
 
     def apply_in_slices(self, replica_id: ReplicaId, snapshot: Snapshot) -> Generator[None, None, None]:
-        """`apply`, one slice with each step. Close it if the replica leaves before."""
+        """`apply` of a snapshot, one slice with each step. Close it if the replica leaves before."""
         if replica_id in self._followed:
             yield from replace_in_slices(self._exact, replica_id, snapshot)
 

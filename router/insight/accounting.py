@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.events import EventBatch, Snapshot
+from cache.events import EventBatch
 from cache.types import HashHint, ReplicaId, RequestId
 from router.insight.content_sketch import ContentSketch
 from router.insight.held_memory import HeldMemory, as_words
@@ -180,8 +180,8 @@ class Accounting(SilentObserver):
     def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
         self._open.pop(request_id, None)
 
-    def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
-        if isinstance(events, EventBatch) and (gone := (*events.removed, *events.hosted)):
+    def events(self, replica_id: ReplicaId, events: EventBatch) -> None:
+        if gone := (*events.removed, *events.hosted):
             self._held.record(as_words(gone))
 
     # --- one request --------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cache.events import EventBatch, Snapshot
+from cache.events import EventBatch
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.decision import DecisionRecord, RouteQuery
@@ -47,8 +47,8 @@ class RoutingObserver(Protocol):
         hints: chain of the query's full blocks, parent first.
         """
 
-    def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
-        """What the replica says of its cache is in the index now."""
+    def events(self, replica_id: ReplicaId, events: EventBatch) -> None:
+        """What has changed in the replica's cache is in the index now. Not told of snapshots."""
 
 
 class SilentObserver:
@@ -75,5 +75,5 @@ class SilentObserver:
     def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         pass
 
-    def events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> None:
+    def events(self, replica_id: ReplicaId, events: EventBatch) -> None:
         pass

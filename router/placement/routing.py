@@ -301,14 +301,14 @@ class Routing:
 
     # --- what replicas say (EventSink) --------------------------------------------------------
 
-    def on_events(self, replica_id: ReplicaId, events: EventBatch | Snapshot) -> Digest | None:
-        """Apply a batch or a snapshot. The digest of what is indexed then; None if unknown, or nothing is."""
+    def on_events(self, replica_id: ReplicaId, events: EventBatch) -> Digest | None:
+        """Apply a batch. The digest of what is indexed then; None if unknown, or nothing is."""
         if replica_id not in self._fleet:
             return None
-        self._report(replica_id, events.load, is_between_steps=isinstance(events, EventBatch))
+        self._report(replica_id, events.load, is_between_steps=True)
         if replica_id not in self._index:
             return None
-        if isinstance(events, EventBatch) and events.removed:
+        if events.removed:
             uses = self._shaper.uses_of_blocks(events.removed)
             self._loads.evictions.evicted(replica_id, len(events.removed), uses)
         digest = self._index.apply(replica_id, events)
@@ -326,8 +326,6 @@ class Routing:
                 yield
                 if self._fleet.members.get(replica_id) is not info:
                     return None  # it has left, and perhaps another one has its name
-        for observer in self._observers:
-            observer.events(replica_id, snapshot)
         return self._index.digest(replica_id)
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:

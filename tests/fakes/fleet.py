@@ -24,6 +24,7 @@ from router.config import RouterConfig
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
 from tests.fakes.engine import VirtualClock, fingerprint, make_request, sim_core
+from tests.fakes.routing import whole
 
 BLOCK_SIZE = 4
 
@@ -122,7 +123,9 @@ class Fleet:
     def snapshot(self, replica_id: ReplicaId) -> None:
         """The router gets a snapshot now."""
         replica = self.replicas[replica_id]
-        self.routing.on_events(replica_id, replica.log.snapshot(replica.core.load()))
+        snapshot = replica.log.snapshot(replica.core.load())
+        self.routing.on_load(replica_id, snapshot.load)
+        whole(self.routing.on_snapshot(replica_id, snapshot))
 
     def _info(self, num_blocks: int) -> ReplicaInfo:
         return ReplicaInfo(

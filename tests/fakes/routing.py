@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import TypeVar
 
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.types import BlockHash, ReplicaId
 from router.placement.routing import Routing
 from tests.fakes.router import FakeClock, config, info, load, replica_id
+
+T = TypeVar("T")
+
+
+def whole(slices: Generator[None, None, T]) -> T:
+    """What comes of a snapshot that is applied slice by slice, if nothing happens in between."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value
 
 
 class RoutingBench:

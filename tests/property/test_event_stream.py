@@ -27,6 +27,7 @@ from router.index import snapshot_slices
 from router.placement.routing import RouteQuery, Routing
 from tests.fakes.engine import BLOCK_SIZE, fingerprint, make_request, sim_core
 from tests.fakes.router import FakeClock, config, info, replica_id
+from tests.fakes.routing import whole
 
 HASHER = BlockHasher(fingerprint())
 NUM_BLOCKS = 14
@@ -180,7 +181,7 @@ class World:
             case "calm":  # a while in which nothing goes wrong
                 for any_link in self.links():
                     if any_link.stream.needs_snapshot:
-                        any_link.stream.feed_snapshot(self.engine_of(any_link).snapshot())
+                        whole(any_link.stream.snapshot_slices(self.engine_of(any_link).snapshot()))
                     for message in take(any_link.on_the_way, 20):
                         any_link.feed(message)
             case _ if link is not None:
@@ -221,7 +222,7 @@ class World:
             if next(slices, "over") == "over":
                 link.slices.remove(slices)
         elif what == "sync" and link.stream.needs_snapshot:
-            link.stream.feed_snapshot(engine.snapshot())
+            whole(link.stream.snapshot_slices(engine.snapshot()))
         elif what == "garbage":
             link.stream.feed_malformed()
         elif what == "doubt":
@@ -245,7 +246,7 @@ class World:
                     link = router.links[replica_id(engine.number)]
                     link.stream.feed_batch(beat)
                     if link.stream.needs_snapshot:
-                        link.stream.feed_snapshot(engine.snapshot())
+                        whole(link.stream.snapshot_slices(engine.snapshot()))
 
     def assert_true(self) -> None:
         """Every router knows what every engine holds, and nothing else."""
@@ -322,7 +323,7 @@ def test_a_perfect_channel_needs_one_snapshot(work: list[int]) -> None:
     engine = Engine(0)
     router = Router([engine])
     link = router.links[replica_id(0)]
-    link.stream.feed_snapshot(engine.snapshot())
+    whole(link.stream.snapshot_slices(engine.snapshot()))
     for value in work:
         for batch in engine.work(value % len(PROMPTS), 1 + value // len(PROMPTS)):
             link.feed(batch)

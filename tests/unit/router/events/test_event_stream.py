@@ -11,6 +11,7 @@ from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, LoadUpdate, S
 from cache.types import HashHint, ReplicaId
 from router.events.event_stream import EventStream, ResyncReason
 from tests.fakes.router import replica_id
+from tests.fakes.routing import whole
 
 A = replica_id(0)
 
@@ -68,7 +69,7 @@ def live_stream() -> tuple[EventStream, Journal]:
     journal = Journal()
     stream = EventStream(A, journal)
     stream.start()
-    stream.feed_snapshot(snapshot(5, {1}))
+    whole(stream.snapshot_slices(snapshot(5, {1})))
     journal.told.clear()
     return stream, journal
 
@@ -81,7 +82,7 @@ def test_live_batches_wait_for_the_snapshot_and_their_load_does_not() -> None:
     stream.feed_batch(batch(4, {1}, {1}))
     stream.feed_batch(batch(6, {1, 2}, {2}))
     assert journal.held == set()
-    stream.feed_snapshot(snapshot(5, {1}))
+    whole(stream.snapshot_slices(snapshot(5, {1})))
     waited = ["resync join", "load 7", "load 4", "load 6"]
     assert journal.told == [*waited, "begin 5", "snapshot 5", "batch 6", "batch 7"]
     assert journal.held == {1, 2, 3}
@@ -99,10 +100,10 @@ def test_a_missing_batch_wants_a_snapshot_and_keeps_what_is_known() -> None:
 def test_a_gap_behind_the_snapshot_wants_another_one() -> None:
     stream, journal = live_stream()
     stream.feed_batch(batch(9, {1, 9}, {9}))
-    stream.feed_snapshot(snapshot(7, {1}))  # batch 8 is in neither
+    whole(stream.snapshot_slices(snapshot(7, {1})))  # batch 8 is in neither
     assert stream.needs_snapshot
     assert journal.held == {1}
-    stream.feed_snapshot(snapshot(8, {1}))
+    whole(stream.snapshot_slices(snapshot(8, {1})))
     assert not stream.needs_snapshot
     assert journal.held == {1, 9}
 
@@ -115,7 +116,7 @@ def test_doubt_wants_one_snapshot_and_keeps_what_is_known() -> None:
     assert journal.told == ["resync mismatch"]
     assert journal.held == {1}
     stream.feed_batch(batch(6, {2, 3}, {3}))
-    stream.feed_snapshot(snapshot(5, {2}))
+    whole(stream.snapshot_slices(snapshot(5, {2})))
     assert journal.held == {2, 3}
     assert not stream.needs_snapshot
 
@@ -123,7 +124,7 @@ def test_doubt_wants_one_snapshot_and_keeps_what_is_known() -> None:
 def test_a_late_snapshot_never_rolls_back_a_live_stream() -> None:
     stream, journal = live_stream()
     stream.feed_batch(batch(6, {1, 2}, {2}))
-    stream.feed_snapshot(snapshot(5, {1}))
+    whole(stream.snapshot_slices(snapshot(5, {1})))
     assert journal.held == {1, 2}
 
 
@@ -140,7 +141,7 @@ def test_a_new_epoch_voids_what_is_known() -> None:
     stream, journal = live_stream()
     stream.feed_batch(batch(1, set(), epoch=2))
     assert journal.told == ["resync epoch", "load 1"]
-    stream.feed_snapshot(snapshot(1, set(), epoch=2))
+    whole(stream.snapshot_slices(snapshot(1, set(), epoch=2)))
     assert journal.held == set()
     assert not stream.needs_snapshot
 
@@ -165,7 +166,7 @@ def test_what_waits_is_bounded() -> None:
     stream = EventStream(A, journal, max_waiting=2)
     for seq in (1, 2, 3, 3):
         stream.feed_batch(batch(seq, {seq}, {seq}))
-    stream.feed_snapshot(snapshot(0, set()))
+    whole(stream.snapshot_slices(snapshot(0, set())))
     # Batch 1 gave way: a gap, found at once.
     assert stream.needs_snapshot
     assert "batch 2" not in journal.told
@@ -187,7 +188,7 @@ def test_a_removal_that_arrives_before_the_store_waits_for_what_is_missing() -> 
     stream.feed_batch(removal(7, {1}, {2}))
     assert stream.needs_snapshot
     stream.feed_batch(batch(6, {1, 2}, {2}))
-    stream.feed_snapshot(snapshot(5, {1}))  # from before both
+    whole(stream.snapshot_slices(snapshot(5, {1})))  # from before both
     assert journal.held == {1}
     stream.feed_batch(batch(6, {1, 2}, {2}))
     assert journal.held == {1}
@@ -212,7 +213,7 @@ def test_a_later_snapshot_ends_an_earlier_one() -> None:
     stream.doubt()
     earlier = stream.snapshot_slices(snapshot(6, {1, 2}))
     next(earlier)
-    stream.feed_snapshot(snapshot(8, {8}))
+    whole(stream.snapshot_slices(snapshot(8, {8})))
     assert next(earlier, "over") == "over"
     assert journal.held == {8}
     assert stream.counters.snapshots == {ResyncReason.JOIN: 1, ResyncReason.MISMATCH: 1}
@@ -222,7 +223,7 @@ def test_a_snapshot_that_is_not_what_its_digest_says_is_not_believed() -> None:
     stream, journal = live_stream()
     stream.doubt()
     lying = replace(snapshot(6, {1, 2}), digest=digest_of([HashHint(1), HashHint(3)]))
-    stream.feed_snapshot(lying)
+    whole(stream.snapshot_slices(lying))
     assert stream.needs_snapshot
     assert "resync drift" in journal.told
 
@@ -244,7 +245,7 @@ def test_load_is_told_while_a_snapshot_is_awaited() -> None:
     stream = EventStream(A, journal)
     stream.feed_load(update(5, 1))
     stream.feed_batch(batch(6, {1}))
-    stream.feed_snapshot(snapshot(5, {1}))  # its load is older than batch 6's
+    whole(stream.snapshot_slices(snapshot(5, {1})))  # its load is older than batch 6's
     assert journal.told == ["load 51", "load 6", "begin 5", "snapshot 5", "batch 6"]
 
 
@@ -252,15 +253,15 @@ def test_what_was_lost_repeated_and_repaired_is_counted() -> None:
     now = [100.0]
     journal = Journal()
     stream = EventStream(A, journal, clock=lambda: now[0])
-    stream.feed_snapshot(snapshot(5, {1}))
+    whole(stream.snapshot_slices(snapshot(5, {1})))
     for seq, delay_s in ((6, 0.0), (7, 0.003), (8, 0.3)):
         now[0] = 100.0 + seq + delay_s
         stream.feed_batch(batch(seq, {1}, sent_s=float(seq)))
     stream.feed_batch(batch(8, {1}))
     stream.feed_batch(batch(12, {1}))
-    stream.feed_snapshot(snapshot(12, {1}))
+    whole(stream.snapshot_slices(snapshot(12, {1})))
     stream.feed_batch(batch(13, {4}))  # not what we have
-    stream.feed_snapshot(snapshot(13, {4}))
+    whole(stream.snapshot_slices(snapshot(13, {4})))
     counters = stream.counters
     assert (counters.applied, counters.repeated, counters.lost) == (4, 1, 3)
     assert counters.snapshots == {ResyncReason.JOIN: 1, ResyncReason.GAP: 1, ResyncReason.DRIFT: 1}

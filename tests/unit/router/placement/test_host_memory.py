@@ -18,7 +18,7 @@ from router.insight.closed_loop import DOUBT_MISSES, ClosedLoop
 from router.placement.routing import RouteReason
 from tests.fakes.held import HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, chain, info, load, query, replica_id, told
-from tests.fakes.routing import RoutingBench
+from tests.fakes.routing import RoutingBench, whole
 
 A, B = replica_id(0), replica_id(1)
 QUICK_S, SLOW_S = 1e-6, 10.0  # to copy a block: next to nothing, and longer than any prefill here
@@ -109,7 +109,7 @@ def test_a_full_index_asks_for_no_snapshot_because_blocks_change_tiers(bench: Ro
     bench.routing._index._exact = trie = HashTrie(max_blocks=64)
     trie.add_replica(A)
     log, stream = EventLog(epoch=1), EventStream(A, bench.routing, clock=bench.clock)
-    stream.feed_snapshot(log.snapshot(load()))
+    whole(stream.snapshot_slices(log.snapshot(load())))
     blocks = chain("q", 100)
     for block in blocks:
         log.stored(block)

@@ -11,7 +11,7 @@ from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.events.event_stream import ResyncReason
 from router.placement.routing import RouteQuery, RouteReason
 from tests.fakes.router import BLOCK_SIZE, chain, info, load, query, replica_id
-from tests.fakes.routing import RoutingBench
+from tests.fakes.routing import RoutingBench, whole
 
 A, B = replica_id(0), replica_id(1)
 
@@ -76,7 +76,7 @@ def test_evicted_blocks_no_longer_attract(bench: RoutingBench) -> None:
 def test_a_snapshot_replaces_what_was_known(bench: RoutingBench) -> None:
     bench.say(B, stored=chain("old", 8))
     fresh = to_hints(chain("new", 8))
-    digest = bench.routing.on_events(B, Snapshot(FORMAT_VERSION, 1, 9, tuple(fresh), load()))
+    digest = whole(bench.routing.on_snapshot(B, Snapshot(FORMAT_VERSION, 1, 9, tuple(fresh), load())))
     assert digest == digest_of(fresh)
     assert bench.routing.choose(query("new")).replica_id == B
     assert bench.routing.choose(query("old")).reason is RouteReason.COLD
