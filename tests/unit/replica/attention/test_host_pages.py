@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,9 +58,14 @@ def test_a_slot_that_is_saved_and_loaded_at_once_is_saved_first() -> None:
 
 
 def test_nothing_is_left_after_closing() -> None:
-    pages = HostPages(cast("KVPages", SimpleNamespace(layers=lambda: [layer(4, 2, 8)])), NUM_SLOTS)
+    layers = [layer(4, 2, 8)]
+    pages = HostPages(cast("KVPages", SimpleNamespace(layers=lambda: layers)), NUM_SLOTS)
+    held = [weakref.ref(each) for each in (*pages._rows, pages._out, pages._in, layers[0].keys)]
+    layers.clear()
+    assert all(each() is not None for each in held)
     pages.close()
     pages.close()
+    assert all(each() is None for each in held)
 
 
 @given(num_rows=st.integers(0, 100_000), row_bytes=st.integers(1, 16 << 20))
