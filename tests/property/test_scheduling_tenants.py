@@ -72,6 +72,25 @@ def test_what_a_tenant_did_not_use_is_gone(num_idle: int, order: SchedulingOrder
     assert abs(computed["busy"] - computed["late"]) <= 2 * BUDGET + CREDIT
 
 
+@given(st.integers(1, 40), orders)
+def test_places_are_kept_for_who_has_less_than_its_part(max_running: int, order: SchedulingOrder) -> None:
+    """Once there are several tenants: whoever comes beside another's long answers waits for none to end."""
+    engine = Engine(order, max_running=max_running)
+    kept = max_running // 8
+    engine.submit(0, Job(0.0, 4, tenant="modest"))
+    engine.step()
+    for number in range(1, max_running + 2):
+        engine.submit(number, Job(0.0, 4, 200, tenant="greedy"))
+    for _ in range(max_running + 1):
+        engine.step()
+    assert engine.scheduler.num_running == max_running - kept
+    for number in range(100, 100 + kept):
+        engine.submit(number, Job(engine.now_s, 4, tenant="modest"))
+    for _ in range(kept):
+        engine.step()
+    assert engine.started[max_running - kept + 1 :] == list(range(100, 100 + kept))
+
+
 def test_a_tenant_is_not_charged_for_what_is_cached_nor_twice() -> None:
     engine = Engine(SchedulingOrder.FIRST_COME)
     shares = engine.scheduler._turns._shares

@@ -401,6 +401,16 @@ def test_a_crowd_of_twins_is_one_prompt_to_compute() -> None:
     assert len(core._scheduler._promises) == 0
 
 
+def test_a_twin_of_whole_blocks_has_the_last_of_them_to_compute() -> None:
+    """One token at least is computed of every prompt, and so the block that it is in."""
+    core = sim_core()
+    for name in ("first", "second"):
+        core.submit(with_hashes(make_request(name, range(100, 120), max_tokens=1)))  # five blocks
+    assert core.load().queued_uncached_tokens == 20 + 4
+    run(core)
+    assert core.stats().computed_tokens == 20 + 4  # as was said
+
+
 def test_what_a_cancelled_request_had_promised_is_counted_with_the_next() -> None:
     core = sim_core(max_running=1)
     core.submit(make_request("running", [1], max_tokens=9))

@@ -46,6 +46,8 @@ def test_a_replica_whose_context_is_too_short_is_passed_over() -> None:
     bench = RoutingBench(0)
     bench.routing.update_replicas({A: info(max_model_len=100), B: info(max_model_len=1000)})
     assert bench.routing.choose(query("q", max_tokens=10)).ranks == (B,)
+    exact = query("exact")
+    assert bench.routing.choose(exact._replace(max_tokens=1000 - exact.num_prompt_tokens)).ranks == (B,)
     assert len(bench.routing.choose(query("r", max_tokens=5000)).ranks) == 2
 
 

@@ -213,6 +213,18 @@ def test_a_level_of_priority_is_so_many_seconds_of_age() -> None:
     assert drain(router) == ["urgent", "first", "still before", "later", "too late"]
 
 
+@pytest.mark.parametrize(
+    ("priority", "waited_s", "is_old"), [(0, 19, False), (0, 21, True), (1, 24, False), (1, 26, True)]
+)
+def test_who_stands_back_is_old_so_much_later(priority: int, waited_s: float, is_old: bool) -> None:
+    """Behind more backlog than its length would have it wait for, only who is past the age floor is sent."""
+    router = a_busy_router()
+    hold(router, "long", round(10.0 / TOKEN_S / BLOCK_SIZE), priority=priority)
+    router.clock.advance(waited_s)
+    router.report(A, backlog_s=0.15)
+    assert (router.poll() == ["long"]) is is_old
+
+
 def test_who_is_urgent_waits_for_those_as_urgent_alone() -> None:
     router = a_busy_router(max_wait_s=5.0)
     router.report(A, backlog_s=1.0)

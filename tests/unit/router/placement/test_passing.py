@@ -97,11 +97,12 @@ def test_who_has_waited_elsewhere_passes_less() -> None:
     assert met(fleet, SHORT, asked_at=fleet.clock.now - 11.0 * own_s)[1] == pytest.approx(1.0)
 
 
-def test_nobody_gives_up_a_place() -> None:
-    fleet = behind_a_long_one(num_running=64)
-    before, passed = met(fleet, SHORT)
-    assert before >= 10.0
-    assert passed == 0.0
+@pytest.mark.parametrize("num_running", [62, 63, 64])
+def test_nobody_gives_up_a_place(num_running: int) -> None:
+    """Of 64, one of which the long one will have."""
+    before, passed = met(behind_a_long_one(num_running=num_running), SHORT)
+    assert (before >= 10.0) is (num_running > 62)
+    assert passed == (0.0 if num_running > 62 else pytest.approx(1.0))
 
 
 @given(num_running=st.integers(1, 60), longer=st.integers(0, 4), stay_s=st.sampled_from([0.5, 10.0]))
