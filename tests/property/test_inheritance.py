@@ -122,6 +122,29 @@ def test_what_is_left_behind_is_shared_out() -> None:
     assert all(60 < heirs.count(name) < 140 for name in replicas)
 
 
+def test_until_then_its_one_holder_is_heir_and_another_copy_no_investment() -> None:
+    fleet, hashes = Fleet(4, 1), chain("p", PREFIX_BLOCKS)
+    [routing] = fleet.routers
+    for _ in range(40):
+        fleet.ask("p", 0, is_over=True)
+    fleet.clock.advance(10.0)  # nobody expects anything any more
+    fleet.say(replica_id(1), hashes)
+
+    def heir_and_hot_tokens() -> tuple[ReplicaId | None, int]:
+        asked = query("asks", block_hashes=hashes, num_prompt_tokens=len(hashes) * BLOCK_SIZE + 1)
+        request = routing.weigh(asked).request
+        return request.heir, request.shape.hot_tokens
+
+    all_of_it = len(hashes) * BLOCK_SIZE
+    assert heir_and_hot_tokens() == (None, all_of_it)
+    del fleet.infos[LEAVER]
+    routing.update_replicas(fleet.infos)
+    fleet.clock.advance(29.0)
+    assert heir_and_hot_tokens() == (replica_id(1), 0)
+    fleet.say(replica_id(2), hashes)
+    assert heir_and_hot_tokens() == (None, all_of_it), "two have it"
+
+
 def test_after_a_while_a_hot_prefix_may_have_copies_again() -> None:
     fleet = Fleet(4, 1)
     for _ in range(30):
