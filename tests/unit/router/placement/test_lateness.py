@@ -63,10 +63,12 @@ def test_affinity_yields_too() -> None:
     assert bench.routing.choose(twin).replica_id == B
 
 
-def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_everything() -> None:
+@pytest.mark.parametrize("first_read", ["a request", "a report"])
+def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_everything(first_read: str) -> None:
     """Twins one after another: their replica answers while the Router's process stands still."""
     bench, asked = four_seconds_ago()
-    assert bench.routing.choose(query("q", 200, request_id="read first")).replica_id == A
+    if first_read == "a request":
+        assert bench.routing.choose(query("q", 200, request_id="read first")).replica_id == A
     bench.say(B)  # what was there to be read
     assert bench.routing.choose(query("q", 200, request_id="read next")).replica_id == A
     bench.clock.advance(READING_S / 2)
@@ -74,9 +76,11 @@ def test_a_router_that_stood_still_calls_nobody_late_before_it_has_read_everythi
     assert bench.routing.choose(query("q", 200, request_id="read last")).replica_id == A
 
 
-def test_who_speaks_all_the_time_does_not_keep_the_others_from_being_late() -> None:
+@pytest.mark.parametrize("num_said", [6, 7, 8])
+def test_who_speaks_all_the_time_does_not_keep_the_others_from_being_late(num_said: int) -> None:
+    """Wherever the decision falls in the time that it takes to read."""
     bench, _ = four_seconds_ago()
-    for _ in range(8):
+    for _ in range(num_said):
         bench.say(B)
         bench.clock.advance(READING_S / 4)
     assert bench.routing.choose(query("q", 200, request_id="twin")).replica_id == B
