@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,6 +133,17 @@ def test_of_those_that_wait_the_most_urgent_goes_first(levels: list[int], order:
     engine = Engine(order, max_running=1)
     engine.run([Job(0.0, 40, priority=level) for level in levels])
     assert [levels[number] for number in engine.started] == sorted(levels)
+
+
+@pytest.mark.parametrize("order", SchedulingOrder)
+def test_a_level_is_as_many_seconds_of_age_in_every_order(order: SchedulingOrder) -> None:
+    """The only place is taken until all have come."""
+    later = Job(0.1, 40, priority=1)
+    before = replace(later, arrival_s=0.1 + LEVEL_S - 0.2, priority=0)
+    behind = replace(later, arrival_s=0.1 + LEVEL_S + 0.2, priority=0)
+    engine = Engine(order, max_running=1)
+    engine.run([Job(0.0, 4, 800), later, before, behind])
+    assert engine.started == [0, 2, 1, 3]
 
 
 def test_a_begun_prompt_stands_back_for_a_more_urgent_one_and_keeps_its_blocks() -> None:
