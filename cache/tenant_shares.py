@@ -2,11 +2,10 @@
 
 Charged in uncached tokens, by engines and by Routers alike: those computed of a tenant's prompts, and those
 generated for it; a tenant of twice the share is charged half of them. What is found in the cache is free,
-because it costs nobody anything. A tenant that wants to prefill
-again after a while begins at the least of those that have wanted it all along, less a credit: what else it
-left unused is gone, and what it had ahead of the others it still has (start-time fair queueing: Goyal, Vin,
-Cheng, SIGCOMM 1996; with token counts for LLMs: Sheng et al., "Fairness in Serving Large Language Models",
-OSDI 2024).
+because it costs nobody anything. A tenant that wants to prefill again after a while begins at the least of
+those that have wanted it all along, less a credit: what else it left unused is gone, and what it had ahead of
+the others it still has (start-time fair queueing: Goyal, Vin, Cheng, SIGCOMM 1996; with token counts for
+LLMs: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 Knows names and counts; knows neither requests nor steps. One owner, whose thread it stays on.
 """
 

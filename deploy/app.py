@@ -1,7 +1,7 @@
 """From checked settings to a Serve application: a Router deployment in front of one of replicas.
 
-`serve run deploy.yaml` calls `build`. With `serve_file.py` the only place that knows `replica` and `router`.
-Here Router and replicas get one fingerprint, so they cannot disagree about hashes.
+`serve run deploy.yaml` calls `build`. The only place where `replica` and `router` are put together: they get
+one fingerprint here, so they cannot disagree about hashes.
 """
 
 from __future__ import annotations

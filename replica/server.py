@@ -1,8 +1,8 @@
 """One replica as Ray Serve sees it: starts a node, streams generations, says how it is.
 
 The only file of `replica` that knows Ray; `deploy/app.py` makes a deployment of it. Thin: what can be
-decided without Serve is decided in `engine.py`. Written against ray 2.60; what is private of it is in
-`_given_by`.
+decided without Serve is decided in `node.py` and `engine/`. Written against ray 2.60; what is private of it
+is in `_serve_replica` and `_given_by`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One Router's parts, put together: everything between the HTTP surface and the calls to replicas.
 
-Knows every Ray-free part of this package; knows nothing of Ray, which stays in `ingress.py` and
-`request_router.py`. Tests and simulations assemble the same parts around other calls.
+Knows every Ray-free part of this package; knows nothing of Ray, which stays in `ingress.py` and what that is
+given. Tests and simulations assemble the same parts around other calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Router as Ray Serve runs it: the HTTP surface around calls through a deployment handle.
 
-The only file beside `request_router.py` that knows Ray. It turns Ray's errors into ours and refuses to
-run where ingress and routing hook would not share one event loop. `deploy/app.py` makes the deployment:
+It turns Ray's errors into ours and refuses to run where ingress and routing hook would not share one event
+loop. `deploy/app.py` makes the deployment:
 
     serve.deployment(serve.ingress()(Ingress)).bind(router_config, ReplicaDeployment.bind(...))
 

@@ -1,9 +1,10 @@
-"""The Router's metrics: every name, unit and label, here and (of what watches decisions) in
-`insight_metrics.py`.
+"""The Router's metrics: names, units and labels of requests, decisions, replicas and events.
 
-All are of one Router process; `fleet/` puts those of several together, by their label `router`. Labels take
-few, known values: no request, tenant or prompt ever becomes one. Gauges read their source when scraped, so a
-replica that left has no series left behind. docs/metrics.md lists every name; a test compares.
+What watches decisions (`insight/insight_metrics.py`) and parts with counters of their own (`*_metrics.py`
+beside them, `tenants/tenancy.py`) name their series themselves, under the same rules. All are of one Router
+process; `fleet/` puts those of several together, by their label `router`. Labels take few, known values: no
+request, tenant or prompt ever becomes one. Gauges read their source when scraped, so a replica that left has
+no series left behind. docs/metrics.md lists every name; a test compares.
 Knows Prometheus; knows neither HTTP nor where the numbers come from.
 """
 

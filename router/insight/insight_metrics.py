@@ -1,6 +1,5 @@
 """Metrics of what `insight.py` watches: where prompt tokens came from, matches against findings, the
-shadow policy, the recording. The other half of `metrics.py`, under its rules: few, known labels, read at
-scrape time.
+shadow policy, the recording. Under the rules of `metrics.py`: few, known labels, read at scrape time.
 
 Knows Prometheus and totals; knows neither HTTP nor where the numbers come from.
 """
