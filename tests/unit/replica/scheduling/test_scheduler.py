@@ -179,6 +179,25 @@ def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
     assert core.load().num_running == 3
 
 
+@pytest.mark.parametrize(("num_blocks", "is_let_in"), [(49, True), (50, False)])
+def test_a_part_of_the_blocks_stays_free_beside_others(num_blocks: int, is_let_in: bool) -> None:
+    """Two of 64, since answers are not quite as expected. 54 are free, and until the newcomer's answer ends
+    the two of them take three beside its prompt's."""
+    core = sim_core(64)
+    core.submit(make_request("runs", range(40), max_tokens=40))
+    core.step()
+    core.submit(make_request("comes", range(100, 100 + num_blocks * BLOCK_SIZE), max_tokens=4))
+    core.step()
+    assert core.load().num_running == 1 + is_let_in
+
+
+def test_who_comes_alone_may_have_all_blocks() -> None:
+    core = sim_core(64)
+    core.submit(make_request("alone", range(63 * BLOCK_SIZE), max_tokens=4))
+    core.step()
+    assert core.load().num_running == 1
+
+
 def test_who_waits_hears_that_free_blocks_are_spoken_for() -> None:
     """Routers are told: of the seven free blocks the running answer takes four, whoever waits needs six."""
     core = sim_core(num_blocks=10)

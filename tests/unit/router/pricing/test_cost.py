@@ -1,4 +1,4 @@
-"""What computing again is charged: it grows faster than the queues, and has an end."""
+"""What computing again is charged, and what full memory costs: either grows, and has an end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policies.expected_time import ExpectedTimeOptions
-from router.pricing.cost import RecomputeCharge
+from router.pricing.cost import RecomputeCharge, memory_pressure
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,12 @@ def test_the_oftener_a_replica_is_free_the_less_computing_again_delays(
 ) -> None:
     """1 + (taken + q) * (1 + q), taken at least one half: twins of a burst stay together."""
     assert RecomputeCharge().weight(queued, taken) == weight
+
+
+@pytest.mark.parametrize(("used", "pressure"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (0.95, 1.0), (1.0, 1.0)])
+def test_memory_that_is_half_full_is_full(used: float, pressure: float) -> None:
+    """A saturated replica's is always near its end: one more block there says nothing."""
+    assert memory_pressure(used) == pytest.approx(pressure)
 
 
 shares = st.floats(0, 1)
