@@ -62,7 +62,11 @@ ROUTING_KEY = "warmpath"  # one Ingress per process, so one name is enough
 ONE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 FAST_PATH_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 _DESCRIBE_RETRY_S = 1.0
+_COUNT_INTERVAL_S = 5.0  # between two looks at how many Routers there are
+_COUNT_TIMEOUT_S = 1.0
 _BACK_PRESSURE_RETRY_AFTER_S = 1.0
+# As Serve (ray 2.60) tells of a stream that ended well before it read whether that was accepted.
+_OVER_UNHEARD = "Unexpected error (StatusCode.OK)"
 
 # Serve shows this logger's lines, with replica and request named, in its console and files.
 logger = logging.getLogger("ray.serve")
@@ -81,13 +85,18 @@ def check_one_loop(environment: Mapping[str, str]) -> None:
         )
 
 
-def place_among_routers() -> tuple[int, int]:
-    """This Router's rank among the Routers, and their number, as Serve has them now. (0, 1) outside Serve."""
+def place_among_routers(num_running: int | None = None) -> tuple[int, int]:
+    """This Router's rank among the Routers, and their number, as Serve has them now. (0, 1) outside Serve.
+
+    num_running: Routers that the latest call to all of them went to; None: there was none yet. Serve's own
+    `world_size` is of when this one was started or reconfigured, which another number of Routers does to
+    nobody (ray 2.60).
+    """
     try:
         context = serve.get_replica_context()
     except RayServeException:
         return 0, 1
-    num_routers = max(1, context.world_size)
+    num_routers = max(1, num_running or context.world_size or 0)
     # While Serve changes their number the two may not fit each other for a moment.
     return context.rank.rank % num_routers, num_routers
 
@@ -118,12 +127,13 @@ class Ingress:
         self._replicas = replicas
         self._fault: str | None = None  # why this process can never serve
         self._channels = DeltaChannels()
+        self._peers = among_routers()
         self._parts = RouterParts(
             config,
             calls=HandleCalls(replicas, self._channels),
             encoder=encoder,
             version=_version(),
-            peers=place_among_routers,
+            peers=self._place,
             tracing=tracing,
         )
         self._parts.routing.watch_membership(self._on_membership)
@@ -135,8 +145,8 @@ class Ingress:
             self._bodies = _body_server()
         self._body_statistics = BodyStatistics()
         self._parts.metrics.registry.register(BodyCollector(lambda: self._body_statistics))
-        if (peers := among_routers()) is not None:
-            self._parts.fleet.peers = peers
+        if self._peers is not None:
+            self._parts.fleet.peers = self._peers
         register_routing(ROUTING_KEY, self._parts.routing)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -194,6 +204,15 @@ class Ingress:
                 break
         # Serve tells who the other Routers are with the first call to them: the first scrape need not wait.
         await self._parts.fleet.hear_all()
+        await self._count_routers()
+
+    async def _count_routers(self) -> None:
+        while self._peers is not None:
+            await asyncio.sleep(_COUNT_INTERVAL_S)
+            await self._peers.count(_COUNT_TIMEOUT_S)
+
+    def _place(self) -> tuple[int, int]:
+        return place_among_routers(None if self._peers is None else self._peers.num_running)
 
     def _on_membership(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
         """The routing hook speaks here first: the second, certain check that it shares our loop."""
@@ -234,7 +253,7 @@ class HandleCalls:
                 response = deltas = self._generate.remote(request)
             else:
                 response = self._generate.remote(request, reader.reply_to)
-                deltas = deltas_of(response, reader, channels.came_by_call)
+                deltas = deltas_of(_until_ended(response), reader, channels.came_by_call)
             async for delta in deltas:
                 # Nothing comes after the last one: whoever has it reads no further, and there is nothing to
                 # cancel. A cancel would cost both sides as much as a delta, and Serve would count it as one.
@@ -269,6 +288,21 @@ class HandleCalls:
         except Exception as error:
             raise translate(error) from error
         return answer
+
+
+async def _until_ended(call: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None]:
+    """A call's items. Serve takes a short one for failed now and then: gRPC need not deliver what precedes a
+    stream's first message, in which Serve looks for whether it was accepted, and a call whose deltas go over
+    a channel has no message.
+
+    One that was not accepted has a message, and one that failed has another status.
+    """
+    try:
+        async for item in call:
+            yield item
+    except RuntimeError as error:
+        if not str(error).startswith(_OVER_UNHEARD):
+            raise
 
 
 def translate(error: Exception) -> Exception:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 METHOD = "fleet_report"  # of the Ingress
+NOTHING = "check_health"  # likewise: what costs a Router nothing to answer
 
 
 class ServePeers:
@@ -29,20 +30,32 @@ class ServePeers:
         self._deployment = deployment
         self._application = application
         self._handle: DeploymentHandle | None = None
+        # Routers of the deployment, this one included, as of the latest call; None: not known yet.
+        self.num_running: int | None = None
 
     async def ask(self, asker: str, wanted: Sequence[str], timeout_s: float) -> list[bytes]:
         """See `Peers`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
+        return await _in_time(await self._call(deadline, METHOD, asker, list(wanted)), deadline)
+
+    async def count(self, timeout_s: float) -> None:
+        """Learn how many there are now. Raises nothing."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        await _in_time(await self._call(deadline, NOTHING), deadline)
+
+    async def _call(self, deadline: float, method: str, *args: object) -> list[Any]:
+        """The results to come, of each that is running; none if Serve does not say in time who that is."""
         try:
             if self._handle is None:  # not earlier: a handle needs the running loop
                 self._handle = serve.get_deployment_handle(
                     self._deployment, self._application, _check_exists=False
                 )
             async with asyncio.timeout_at(deadline):
-                results = await _results_of(self._handle.broadcast(METHOD, asker, list(wanted)))
+                results = await _results_of(self._handle.broadcast(method, *args))
         except (TimeoutError, RayServeException, RayError):
             return []  # the first call waits until Serve has told who there is
-        return await _in_time(results, deadline)
+        self.num_running = len(results) or None
+        return results
 
 
 async def _results_of(response: Any) -> list[Any]:
@@ -50,7 +63,7 @@ async def _results_of(response: Any) -> list[Any]:
     return results
 
 
-async def _in_time(results: Sequence[Any], deadline: float) -> list[bytes]:
+async def _in_time(results: Sequence[Any], deadline: float) -> list[Any]:
     """What has come by then. The other calls are cancelled: a hung Router must not collect them."""
     if not results:
         return []

@@ -99,6 +99,24 @@ async def test_a_call_whose_deltas_are_lost_is_ended_before_another_is_made(
     assert call.is_cancelled
 
 
+class UnheardCall(HangingCall):
+    """Accepted, and over before Serve has read that it was: as it ends a stream without a message then."""
+
+    async def __anext__(self) -> Delta:
+        raise RuntimeError("Unexpected error (StatusCode.OK): .")
+
+
+async def test_an_answer_that_is_over_before_serve_heard_it_accepted_is_whole() -> None:
+    """It was a 500."""
+    reader, handle = PieceReader(ReplyTo(bytes(16), 0)), mock.Mock()
+    handle.options.return_value.remote.return_value = UnheardCall()
+    channels = mock.Mock(open=lambda _request: reader)
+    request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=1), 1)
+    last = DeltaPiece(0, 0, "a", (1,), 0, "length", 0)
+    asyncio.get_running_loop().call_later(0.01, reader.receive, last, mock.Mock())
+    assert [delta.text async for delta in HandleCalls(handle, channels).generate(request)] == ["a"]
+
+
 async def test_a_call_that_cannot_even_be_made_leaves_no_reader() -> None:
     """It stayed registered for ever, and the error came as Ray's."""
     handle, reader = mock.Mock(), PieceReader(ReplyTo(bytes(16), 0))
@@ -121,6 +139,16 @@ def test_serve_tells_a_router_its_place(
     context = SimpleNamespace(rank=SimpleNamespace(rank=rank), world_size=world_size)
     monkeypatch.setattr("router.ingress.serve.get_replica_context", lambda: context)
     assert place_among_routers() == place
+
+
+def test_the_routers_that_there_are_count_and_not_those_that_there_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve reconfigures nobody where their number alone changes: who stayed took itself for one of as many
+    as before, for good."""
+    context = SimpleNamespace(rank=SimpleNamespace(rank=0), world_size=1)
+    monkeypatch.setattr("router.ingress.serve.get_replica_context", lambda: context)
+    assert place_among_routers(3) == (0, 3)
 
 
 async def test_an_address_that_cannot_be_bound_leaves_answers_to_calls(

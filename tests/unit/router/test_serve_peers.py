@@ -128,3 +128,16 @@ async def test_whoever_stops_waiting_takes_every_call_back(monkeypatch: pytest.M
 
 def test_outside_serve_there_is_nobody_to_ask() -> None:
     assert among_routers() is None
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_it_knows_how_many_routers_the_latest_call_went_to(
+    monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    peers = peers_of(Handle(OneCall(b"a"), OneCall(b"b"), OneCall(RayActorError())), monkeypatch)
+    assert peers.num_running is None
+    if is_asked:
+        await peers.ask("a", [], TIMEOUT_S)
+    else:
+        await peers.count(TIMEOUT_S)
+    assert peers.num_running == 3
