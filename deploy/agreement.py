@@ -31,12 +31,20 @@ def check_agreement(
 
     Raises ConfigError for the first that does not fit.
     """
-    _check_heartbeat(router, replica)
-    _check_waits(router, replica)
+    check_settings(router, replica)
     _check_places(replica, options, f"{where}.Replica")
     _check_entrance(replica, router_options, f"{where}.Router")
     _check_scaling(router, options, f"{where}.Replica")
     _check_who_scales(router_options, f"{where}.Router")
+
+
+def check_settings(router: RouterConfig, replica: ReplicaConfig) -> None:
+    """`check_agreement` without Serve's options, which `serve deploy` does not let us see.
+
+    Raises ConfigError for the first that does not fit.
+    """
+    _check_heartbeat(router, replica)
+    _check_waits(router, replica)
     _check_host_memory(replica)
 
 

@@ -16,7 +16,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from cache.errors import ConfigError
-from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING
+from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING, check_settings
 from deploy.config import AppConfig, router_config
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
@@ -38,9 +38,10 @@ REQUEST_ROUTER = "router.request_router:WarmpathRequestRouter"
 def build(args: dict[str, Any]) -> serve.Application:
     """The application for deploy.yaml's `args`. Raises ConfigError with key, value and range."""
     config = AppConfig.from_args(args)
+    check_settings(config.router_sketch(), config.replica)
     model = resolve(config.replica.model, config.replica.revision)
-    # Pinned: who starts later would load what a branch, or the folder, has become by then, and Serve replaces
-    # replicas only where their arguments change.
+    # Pinned: who starts later would load what a branch, or the folder, has become by then, beside others that
+    # run on.
     pinned = replace(config.replica, revision=model.revision)
     replica = _on_hardware(pinned, model, num_gpus=ray.cluster_resources().get("GPU", 0.0))
     tokenizer, tokenizer_revision = str(model.folder), None

@@ -10,11 +10,29 @@ from typing import Any
 
 import pytest
 
+from cache.errors import ConfigError
 from deploy import app
 from replica.config import ReplicaConfig
 from replica.models import tiny_model
 from replica.models.model_source import ModelRefused, ResolvedModel, resolve
 from router.config import RouterConfig
+
+
+@pytest.mark.parametrize(
+    ("replica", "router", "named"),
+    [
+        ({"heartbeat_interval_s": 0.5}, {"silent_after_s": 0.2}, "args.router.silent_after_s"),
+        ({"max_wait_s": 5.0}, {"binding": "at_once"}, "args.router.max_wait_s"),
+        ({"host_cache_gib": 1.0, "prefix_caching": False}, {}, "args.replica.host_cache_gib"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused_by_serve_deploy_as_well(
+    replica: dict[str, Any], router: dict[str, Any], named: str
+) -> None:
+    """It checks no file, and builds from settings alone."""
+    with pytest.raises(ConfigError) as refused:
+        app.build({"replica": replica, "router": router})
+    assert refused.value.field == named
 
 
 @pytest.mark.parametrize(
