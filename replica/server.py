@@ -23,6 +23,7 @@ from cache import heap
 from cache.channel.frames import ReplyTo
 from cache.channel.server import ChannelServer, Outlet
 from cache.delta_frames import DELTAS
+from cache.errors import RequestRefused
 from cache.log_fields import pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.tracing import Tracing
@@ -219,5 +220,14 @@ def _log_through_serve() -> None:
     """Let the engine's own lines reach Serve's log files. Changes nothing outside Serve."""
     if _replica_id() is None:
         return
+    serves = logging.getLogger("ray.serve")
     for package in ("replica", "cache"):
-        pass_on(package, logging.getLogger("ray.serve").handlers)
+        pass_on(package, serves.handlers)
+    serves.addFilter(_is_no_refusal)  # the same function twice is one filter
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Whether it is to be logged. Serve logs what is refused as failed, with a traceback: a full queue, a
+    client's deadline, a stream handed over. Routers count these, and a failed forward has a line of its own."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, RequestRefused)

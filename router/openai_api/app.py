@@ -263,7 +263,8 @@ class _Routes:
             tally.fail(error, has_begun=has_begun)
             if not has_begun:
                 raise
-            log_failure(error, request)
+            if not tally.was_clients_deadline:
+                log_failure(error, request)
             yield event(answer_to(error).content())
             raise BrokenStream("the stream failed; its connection is cut") from None
         finally:

@@ -163,7 +163,7 @@ async def test_the_share_of_refused_requests_counts_a_body_of_many_prompts_once(
     ],
 )
 async def test_no_client_wakes_anybody_by_a_deadline_of_its_own(
-    most_s: float | None, asked_s: str | None, outcome: str, stream: bool
+    caplog: pytest.LogCaptureFixture, most_s: float | None, asked_s: str | None, outcome: str, stream: bool
 ) -> None:
     """Before its first token or after it. The server's own deadline does."""
     headers = {} if asked_s is None else {"x-warmpath-timeout": asked_s}
@@ -182,6 +182,8 @@ async def test_no_client_wakes_anybody_by_a_deadline_of_its_own(
     (expression,) = [each["expr"] for each in alerts() if each["alert"] == "WarmpathErrors"]
     (counting,) = re.findall(r'outcome=~"([^"]*)"', expression)
     assert (outcome in counting.split("|")) is (outcome != "client_deadline")
+    logged = [record for record in caplog.records if record.message == "request failed"]
+    assert bool(logged) is (outcome != "client_deadline")
 
 
 # --- nobody gets a first token ------------------------------------------------------------------
