@@ -228,6 +228,6 @@ def _log_through_serve() -> None:
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     """Whether it is to be logged. Serve logs what is refused as failed, with a traceback: a full queue, a
-    client's deadline, a stream handed over. Routers count these, and a failed forward has a line of its own."""
+    client's deadline, a stream handed over. Routers count these; a failed forward has a line of its own."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, RequestRefused)

@@ -152,7 +152,7 @@ class Cluster:
     async def redeploy(
         self, *, replica: Mapping[str, Any] | None = None, router: Mapping[str, Any] | None = None
     ) -> None:
-        """Other settings in `args`. Serve replaces all Routers and replicas for any of them, a few at a time."""
+        """Other settings in `args`. Serve replaces all Routers and replicas for any, a few at a time."""
         config = self.config()
         arguments = config["applications"][0]["args"]
         arguments["replica"].update(replica or {})
