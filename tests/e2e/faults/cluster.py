@@ -125,6 +125,11 @@ class Cluster:
         """Sum of one metric's samples that carry these labels; 0 when there is none."""
         return total(await self.metrics(), name, **labels)
 
+    async def routers_known(self) -> tuple[str, int]:
+        """The name of the Router that answers, and how many it knows of. It needs `expose_debug`."""
+        page = (await self._client.get("/debug/route", params={"last": 0})).raise_for_status().json()
+        return page["summary"]["router"], page["summary"]["num_routers"]
+
     async def applications(self) -> dict[str, Any]:
         """Serve's own account: GET /api/serve/applications/."""
         answer = (await self._serve.get("/api/serve/applications/")).raise_for_status()

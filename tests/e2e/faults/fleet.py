@@ -32,6 +32,7 @@ def spec() -> Spec:
             "max_batched_tokens": 256,
             "sim": {"base_s": BASE_S, "per_sequence_s": PER_SEQUENCE_S, "per_token_s": PER_TOKEN_S},
         },
+        router={"expose_debug": True},
     )
 
 

@@ -1,13 +1,17 @@
-"""One of two Routers killed: the other serves on, and the one that replaces it soon places as well."""
+"""One of two Routers killed: the other serves on, and the one that replaces it soon places as well.
+
+And one more of them: those that stay hear of it, since they divide keys' limits and replicas among all.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from tests.e2e.faults import checks, fleet
 from tests.e2e.faults.checks import Row
-from tests.e2e.faults.cluster import Spec, cluster
+from tests.e2e.faults.cluster import Cluster, Spec, cluster
 from tests.e2e.faults.injections import kill
 from tests.e2e.faults.traffic import ClosedLoop, Outcome, cycle
 
@@ -15,11 +19,14 @@ CLIENTS = 32
 WARM_UP_S = 8.0  # each prefix has been asked for
 RECOVERY_S = 10.0  # promised
 LEAST_WINDOW_S = 8.0  # of requests that a hit share is taken over
+HEARD_WITHIN_S = 15.0  # of another number of Routers
 
 
 async def run(duration_s: float) -> list[Row]:
     """duration_s: of load, two thirds of it before and after the kill."""
-    return await one_of_two_killed(fleet.spec(), duration_s)
+    rows = await one_of_two_killed(fleet.spec(), duration_s)
+    async with cluster(fleet.spec()) as running:
+        return [*rows, await one_more(running)]
 
 
 async def one_of_two_killed(spec: Spec, duration_s: float) -> list[Row]:
@@ -36,6 +43,20 @@ async def one_of_two_killed(spec: Spec, duration_s: float) -> list[Row]:
             await asyncio.sleep(RECOVERY_S + window_s)
         back_s = await back
         return rows(traffic.outcomes, under_way, killed_s, window_s, back_s)
+
+
+async def one_more(running: Cluster) -> Row:
+    """Serve reconfigures no Router for another number of them."""
+    num_routers = running.spec.routers + 1
+    await running.scale("Router", num_routers)
+    await running.until_ready()
+    began, known = time.monotonic(), dict[str, int]()
+    while [*known.values()] != [num_routers] * num_routers and time.monotonic() < began + 2 * HEARD_WITHIN_S:
+        router, num_known = await running.routers_known()
+        known[router] = num_known
+        await asyncio.sleep(0.1)
+    promise = f"one Router more: until each of {num_routers} knows of all"
+    return checks.at_most(promise, time.monotonic() - began, HEARD_WITHIN_S)
 
 
 def rows(
