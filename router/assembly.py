@@ -178,6 +178,7 @@ class RouterParts:
 
     async def aclose(self) -> None:
         await self.succession.aclose()
+        await self.prefixes.hand_on()
         await self.prefixes.aclose()
         await self.fleet.aclose()
         self.dispatcher.close()

@@ -14,6 +14,7 @@ Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the rou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -27,13 +28,14 @@ from router.prefixes.copy_maker import TIMEOUT_S, CopyMaker
 from router.prefixes.holdings import Engines, holdings, holds
 from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
-from router.prefixes.prefix import PinnedPrefix, Prefix
+from router.prefixes.prefix import NOBODY, PinnedPrefix, Prefix
 
 LOOK_INTERVAL_S = 0.5  # engines report as often
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
 MAX_UNTOLD_REPORTS = 8
 FORGET_S = 5.0  # what was given back may still be in a report that is on its way
 END_AGAIN_S = 2.0  # between two attempts at ending a copy that is told of all the same
+HAND_ON_LIMIT_S = 2.0  # a Router that leaves has streams to end, too
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +175,21 @@ class PrefixKeeper:
         # Not cancelled with whoever asked: what is left of it would be taken for a dead Router's, and kept.
         await asyncio.shield(asyncio.gather(*ends))
 
+    async def hand_on(self) -> None:
+        """Keep nothing any more, and let the holders say so: another Router need not miss this one first.
+
+        Those that cannot be told in time are found as a dead Router's are.
+        """
+        pins = [pin for pin in self._pins.values() if pin.is_established]
+        for pin in pins:
+            self._hand_on(pin)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_ON_LIMIT_S):
+                for pin in pins:
+                    # Last the one that heirs ask first: by then they may ask the others, too.
+                    for replica_id in sorted(pin.held, reverse=True):
+                        await self._copies.inherit(pin.pin_id, replica_id, keeper=self.name, heir=NOBODY)
+
     async def aclose(self) -> None:
         """Keep nothing any more. Idempotent."""
         for pin in self._pins.values():
@@ -289,7 +306,7 @@ class PrefixKeeper:
                 self._tasks.start(self._copies.end(pin.pin_id, replica_id))
 
     def _hand_on(self, pin: KeptPin) -> None:
-        """Another Router took this one for gone, and keeps it now."""
+        """Another Router keeps it now, or will: it took this one for gone, or this one leaves."""
         self._pins.pop(pin.pin_id, None)
         pin.is_handed_on = True
         if pin.work is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from cache.block_hash import PackedHashes
 from cache.types import PinId, ReplicaId
 
+NOBODY = ""  # as a pin's keeper: its Router has left, and said so
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:

@@ -1,7 +1,8 @@
 """Pins whose Router has gone, adopted by another: so a Router's death loses no copy but what dies with it.
 
     a report names a keeper ──> that one does not answer ──(for so long)──> its holders are asked ──> adopted
-                                   └── it does again: nothing              └── another was quicker: nothing
+                 │                 └── it does again: nothing              ^  └── another was quicker: nothing
+                 └──> nobody: its Router has left, and told its holders ───┘
 
 The replicas are the truth here, too: each lease names the Router that keeps it, and a holder lets one heir
 take the place of the keeper that it knows. The first holder by name decides among several heirs; from it come
@@ -22,7 +23,7 @@ from cache.messages import HeldPrefix
 from cache.types import PinId, ReplicaId
 from router.prefixes.copies import Copies
 from router.prefixes.keeper import PrefixKeeper
-from router.prefixes.prefix import PinnedPrefix, Prefix
+from router.prefixes.prefix import NOBODY, PinnedPrefix, Prefix
 
 LOOK_INTERVAL_S = 2.0
 # A Router that does not answer for so long is gone: Serve replaces one that stands still within nine seconds.
@@ -90,11 +91,13 @@ class Succession:
         self._watching = None
 
     async def _gone(self, keepers: set[str]) -> set[str]:
-        """Of these Routers, those that have not answered for long enough."""
-        up = await self._routers_up() if keepers else frozenset()
+        """Of these Routers, those that have not answered for long enough; nobody is gone at once."""
+        known = keepers - {NOBODY}
+        up = await self._routers_up() if known else frozenset()
         now = self._clock()
-        self._missed_since = {name: self._missed_since.get(name, now) for name in keepers - up}
-        return {name for name, since in self._missed_since.items() if now - since >= GONE_AFTER_S}
+        self._missed_since = {name: self._missed_since.get(name, now) for name in known - up}
+        missed = {name for name, since in self._missed_since.items() if now - since >= GONE_AFTER_S}
+        return missed | (keepers & {NOBODY})
 
     async def _adopt(self, pin: PinnedPrefix) -> None:
         held = await self._take_over(pin)

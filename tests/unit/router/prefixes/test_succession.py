@@ -10,6 +10,7 @@ import pytest
 
 from cache.block_hash import PackedHashes
 from cache.types import ReplicaId
+from router.prefixes.prefix import NOBODY
 from router.prefixes.succession import GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.fakes.prefixes import PaperFleet, PaperRouter, a_prefix, hashes_of
 from tests.fakes.router import load
@@ -68,6 +69,23 @@ async def test_a_dead_routers_prefix_gets_one_new_router(routers: list[PaperRout
     for told in (router.keeper.pins()[0] for router in routers[1:]):
         assert (told.keeper, told.copies, len(told.replicas)) == (heir, 2, 2)
     assert sum(router.keeper.statistics().num_adopted for router in routers) == 1
+
+
+async def test_a_router_that_leaves_is_not_missed_first(routers: list[PaperRouter]) -> None:
+    """Its holders may leave right after it, as in a rolling update: ten seconds were too long."""
+    fleet = routers[0].fleet
+    pin = await routers[0].hold(copies=2, seconds=600.0)
+    fleet.tell()
+    await routers[0].keeper.hand_on()
+    assert keepers(routers, pin) == []
+    await end(routers[0])
+    fleet.tell()
+    assert [router.keeper.pins()[0].keeper for router in routers[1:]] == [NOBODY] * 2
+    await pass_time(routers, LOOK_INTERVAL_S)
+    (heir,) = keepers(routers[1:], pin)
+    for told in (router.keeper.pins()[0] for router in routers[1:]):
+        assert (told.keeper, told.copies, len(told.replicas)) == (heir, 2, 2)
+    assert len(fleet.holders(pin)) == 2
 
 
 async def test_its_lost_copies_are_made_again(routers: list[PaperRouter]) -> None:
