@@ -154,7 +154,7 @@ class Ingress:
 
         Serve counts this Router as running, and lets one go that it replaces, when this has returned.
         """
-        self._greeting = asyncio.create_task(self._greet_replicas(), name="greet replicas")
+        self._meeting = asyncio.create_task(self._meet(), name="meet replicas and routers")
         await self._parts.until_model_is_served()
         # Serve's proxies put x-request-id on every answer.
         api = build_api(self._parts.service, lifespan=self._lifespan, echo_request_id=False)
@@ -182,13 +182,17 @@ class Ingress:
         try:
             yield
         finally:
-            self._greeting.cancel()
-            await asyncio.gather(self._greeting, return_exceptions=True)
+            self._meeting.cancel()
+            await asyncio.gather(self._meeting, return_exceptions=True)
             unregister_routing(ROUTING_KEY)
             await self._parts.aclose()
             await self._channels.aclose()
             if self._bodies is not None:
                 self._bodies.close()
+
+    async def _meet(self) -> None:
+        await self._greet_replicas()
+        await self._follow_routers()
 
     async def _greet_replicas(self) -> None:
         """One call, answered by any replica: Serve builds the routing hook only with a handle's first call,
@@ -202,11 +206,11 @@ class Ingress:
                 await asyncio.sleep(_DESCRIBE_RETRY_S)
             else:
                 break
-        # Serve tells who the other Routers are with the first call to them: the first scrape need not wait.
-        await self._parts.fleet.hear_all()
-        await self._count_routers()
 
-    async def _count_routers(self) -> None:
+    async def _follow_routers(self) -> None:
+        """How many there are now, again and again."""
+        # Serve tells who they are with the first call to them: the first scrape need not wait.
+        await self._parts.fleet.hear_all()
         while self._peers is not None:
             await asyncio.sleep(_COUNT_INTERVAL_S)
             await self._peers.count(_COUNT_TIMEOUT_S)

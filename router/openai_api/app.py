@@ -30,7 +30,7 @@ from router.openai_api.door import Door
 from router.openai_api.errors import answer_to, route_error
 from router.openai_api.failures import FailureMiddleware
 from router.openai_api.fields import Endpoint, count_unknown
-from router.openai_api.handling import TIMEOUT_HEADER, Handling, PlainRoute, Received, Tally, log_failure
+from router.openai_api.handling import TIMEOUT_HEADER, Handling, PlainRoute, Received, Tally
 from router.openai_api.keys import KeyMiddleware, visit_of
 from router.openai_api.middleware import HeaderLimitMiddleware, RequestIdMiddleware, id_of
 from router.openai_api.prefix_routes import PrefixRoutes
@@ -263,8 +263,7 @@ class _Routes:
             tally.fail(error, has_begun=has_begun)
             if not has_begun:
                 raise
-            if not tally.was_clients_deadline:
-                log_failure(error, request)
+            tally.log_failure(error, request)
             yield event(answer_to(error).content())
             raise BrokenStream("the stream failed; its connection is cut") from None
         finally:

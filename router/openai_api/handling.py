@@ -62,7 +62,7 @@ class Tally:
         self._started_at = service.clock()
         self._timeout, self._most_s = request.headers.get(TIMEOUT_HEADER), service.config.request_timeout_s
         self._ended = False
-        self.was_clients_deadline = False  # it failed, and only because its client asked for no more time
+        self._was_clients_deadline = False  # it failed, and only because its client asked for no more time
         self._span = service.tracing.begin(
             "ingress",
             request.headers.get(TRACE_HEADER, ""),
@@ -74,10 +74,15 @@ class Tally:
     def fail(self, error: BaseException, *, has_begun: bool = False) -> None:
         """It ended in `error`. has_begun: some of the answer has been sent."""
         if isinstance(error, DeadlineExceeded) and self._is_deadline_clients():
-            self.was_clients_deadline = True
+            self._was_clients_deadline = True
             self.end(CLIENT_DEADLINE)
         else:
             self.end(BROKEN_STREAM if has_begun else outcome_of(error))
+
+    def log_failure(self, error: BaseException, request: Request) -> None:
+        """Say that it failed so, unless all that was too short is the time its client gave it."""
+        if not self._was_clients_deadline:
+            log_failure(error, request)
 
     def end(self, outcome: str) -> None:
         if not self._ended:
@@ -177,8 +182,7 @@ class Handling:
                 raise error
             return Response(status_code=_STATUS_CLIENT_GONE)
         tally.fail(error)
-        if not tally.was_clients_deadline:
-            log_failure(error, request)
+        tally.log_failure(error, request)
         return error_response(answer_to(error))
 
 

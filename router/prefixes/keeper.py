@@ -14,7 +14,6 @@ Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the rou
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -183,12 +182,14 @@ class PrefixKeeper:
         pins = [pin for pin in self._pins.values() if pin.is_established]
         for pin in pins:
             self._hand_on(pin)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(HAND_ON_LIMIT_S):
                 for pin in pins:
                     # Last the one that heirs ask first: by then they may ask the others, too.
                     for replica_id in sorted(pin.held, reverse=True):
                         await self._copies.inherit(pin.pin_id, replica_id, keeper=self.name, heir=NOBODY)
+        except TimeoutError:
+            logger.warning("not all holders of prefixes were told that this Router leaves")
 
     async def aclose(self) -> None:
         """Keep nothing any more. Idempotent."""

@@ -66,11 +66,11 @@ class Succession:
     async def look(self) -> None:
         """Adopt what nobody keeps."""
         orphans = [pin for pin in self._keeper.pins() if pin.replicas and not self._keeper.keeps(pin.pin_id)]
-        others = {pin.keeper for pin in orphans} - {self._keeper.name}
-        gone = await self._gone(others)
+        # Its own that it does not keep: an adoption that came to no end.
+        nobodys = {self._keeper.name, NOBODY}
+        nobodys |= await self._gone({pin.keeper for pin in orphans} - nobodys)
         for pin in orphans:
-            # Its own that it does not keep: an adoption that came to no end.
-            if pin.keeper in gone or pin.keeper == self._keeper.name:
+            if pin.keeper in nobodys:
                 await self._adopt(pin)
 
     async def aclose(self) -> None:
@@ -91,13 +91,11 @@ class Succession:
         self._watching = None
 
     async def _gone(self, keepers: set[str]) -> set[str]:
-        """Of these Routers, those that have not answered for long enough; nobody is gone at once."""
-        known = keepers - {NOBODY}
-        up = await self._routers_up() if known else frozenset()
+        """Of these Routers, those that have not answered for long enough."""
+        up = await self._routers_up() if keepers else frozenset()
         now = self._clock()
-        self._missed_since = {name: self._missed_since.get(name, now) for name in known - up}
-        missed = {name for name, since in self._missed_since.items() if now - since >= GONE_AFTER_S}
-        return missed | (keepers & {NOBODY})
+        self._missed_since = {name: self._missed_since.get(name, now) for name in keepers - up}
+        return {name for name, since in self._missed_since.items() if now - since >= GONE_AFTER_S}
 
     async def _adopt(self, pin: PinnedPrefix) -> None:
         held = await self._take_over(pin)
