@@ -134,3 +134,16 @@ def make_pin(
     )
     request = make_request(name, prompt, max_tokens=1, salt=salt, deadline_s=deadline_s)
     return replace(request, pin=lease)
+
+
+def run(core: EngineCore, limit: int = 500) -> None:
+    """Step by step until nobody is left."""
+    while core.has_work:
+        core.step()
+        limit -= 1
+        assert limit, "no progress"
+
+
+def expect_short_answers(core: EngineCore) -> None:
+    """So that longer ones, of which nobody knew, throw each other out."""
+    core.complete([make_request(f"short{i}", [90 + i], max_tokens=4) for i in range(4)])

@@ -10,7 +10,6 @@ from cache.block_hash import BlockHasher
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
-from replica.engine.engine_core import EngineCore
 from replica.errors import (
     DeadlineExceeded,
     ForwardFailed,
@@ -25,8 +24,10 @@ from replica.scheduling.runner import ScheduledSequence, StepResult
 from tests.fakes.engine import (
     BLOCK_SIZE,
     VirtualClock,
+    expect_short_answers,
     fingerprint,
     make_request,
+    run,
     sim_config,
     sim_core,
 )
@@ -45,18 +46,6 @@ class Tape(SimRunner):
         self.steps.append({s.request_id: s.num_new_tokens for s in sequences})
         self.tables |= {s.request_id: list(s.block_table) for s in sequences}
         return super().execute(sequences)
-
-
-def run(core: EngineCore, limit: int = 500) -> None:
-    while core.has_work:
-        core.step()
-        limit -= 1
-        assert limit, "no progress"
-
-
-def expect_short_answers(core: EngineCore) -> None:
-    """So that longer ones, of which nobody knew, throw each other out."""
-    core.complete([make_request(f"short{i}", [90 + i], max_tokens=4) for i in range(4)])
 
 
 def test_decodes_are_never_starved_by_a_long_prompt() -> None:
@@ -155,72 +144,6 @@ def test_preempted_request_has_the_output_of_an_undisturbed_one() -> None:
     for request, completion in zip(requests, completions, strict=True):
         assert completion.token_ids == sim_core().complete([request])[0].token_ids
         assert completion.cached_tokens == 0  # what it hit when it came back is not the client's hit
-
-
-def test_nobody_is_let_in_for_whose_answer_there_is_no_room() -> None:
-    """Three of them have prompts that fit, and answers of which one at a time does: nobody is thrown out."""
-    requests = [make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=16) for i in range(3)]
-    core = sim_core(num_blocks=10)
-    for request in requests:
-        core.submit(request)
-    core.step()
-    assert (core.load().num_running, core.load().num_waiting) == (1, 2)
-    run(core)
-    assert core.stats().preemptions == 0
-
-
-def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
-    """Whoever says nothing of its answer's length does not get the pool for itself."""
-    core = sim_core(num_blocks=14)
-    expect_short_answers(core)
-    for i in range(3):
-        core.submit(make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=40))
-    core.step()
-    assert core.load().num_running == 3
-
-
-@pytest.mark.parametrize(("num_blocks", "is_let_in"), [(49, True), (50, False)])
-def test_a_part_of_the_blocks_stays_free_beside_others(num_blocks: int, is_let_in: bool) -> None:
-    """Two of 64, since answers are not quite as expected. 54 are free, and until the newcomer's answer ends
-    the two of them take three beside its prompt's."""
-    core = sim_core(64)
-    core.submit(make_request("runs", range(40), max_tokens=40))
-    core.step()
-    core.submit(make_request("comes", range(100, 100 + num_blocks * BLOCK_SIZE), max_tokens=4))
-    core.step()
-    assert core.load().num_running == 1 + is_let_in
-
-
-def test_who_comes_alone_may_have_all_blocks() -> None:
-    core = sim_core(64)
-    core.submit(make_request("alone", range(63 * BLOCK_SIZE), max_tokens=4))
-    core.step()
-    assert core.load().num_running == 1
-
-
-def test_who_waits_hears_that_free_blocks_are_spoken_for() -> None:
-    """Routers are told: of the seven free blocks the running answer takes four, whoever waits needs six."""
-    core = sim_core(num_blocks=10)
-    core.submit(make_request("runs", range(10), max_tokens=16))
-    core.step()
-    assert core.load().growth_blocks == 0  # more than half are free
-    core.submit(make_request("waits", range(50, 60), max_tokens=16))
-    core.step()
-    load = core.load()
-    assert (load.num_waiting, load.free_blocks, load.growth_blocks) == (1, 7, 4)
-
-
-def test_who_shares_blocks_leaves_fewer_to_be_given_back() -> None:
-    """The longest answer counts on five blocks of "ends first"; once the twin reads four, on one of each."""
-    core = sim_core(num_blocks=16)
-    core.submit(make_request("ends first", range(18), max_tokens=4))
-    core.submit(make_request("goes on", range(50, 60), max_tokens=30))
-    core.step()
-    assert core.load().growth_blocks == 2  # each one, as good as seven of which five come back
-    core.submit(make_request("twin", range(18), max_tokens=4))
-    core.step()
-    assert core.load().num_running == 3
-    assert core.load().growth_blocks == 5  # of the seven now two come back
 
 
 def test_half_prefilled_requests_that_fill_the_pool_do_not_lock_up() -> None:
