@@ -18,6 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from cache.errors import ConfigError
 from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING, check_settings
 from deploy.config import AppConfig, router_config
+from deploy.router_settings import ROUTER_VARIABLE, laid_over
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
@@ -63,7 +64,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(
         replica, log_requests=router.log_requests, traces=router.traces
     )
-    return Router.bind(router, replicas)
+    return Router.bind(router, replicas, replica)
 
 
 class NodeReplica(ReplicaServer):
@@ -77,9 +78,14 @@ class NodeReplica(ReplicaServer):
 
 
 class NodeRouter(Ingress):
-    """One Router, with traces if its settings name where they go."""
+    """One Router, by its settings and what its environment lays over them; with traces if these name where
+    they go."""
 
-    def __init__(self, config: RouterConfig, replicas: DeploymentHandle) -> None:
+    def __init__(self, config: RouterConfig, replicas: DeploymentHandle, replica: ReplicaConfig) -> None:
+        """replica: what the settings have to go with."""
+        own = os.environ.get(ROUTER_VARIABLE)
+        if own is not None:
+            config = laid_over(config, own, replica)
         super().__init__(config, replicas, open_tracing(config.traces, component="router"))
 
 

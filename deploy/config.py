@@ -36,7 +36,7 @@ class AppConfig:
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> AppConfig:
         """Build from deploy.yaml's `args`. Raises ConfigError or UnknownKey."""
-        _refuse_unknown("args", args, {"replica", "router"})
+        refuse_unknown("args", args, {"replica", "router"})
         replica = _section("args.replica", args.get("replica"), ReplicaConfig, frozenset())
         router = _section("args.router", args.get("router"), RouterConfig, ROUTER_KEYS_FROM_DEPLOY)
         if _tenants(router).has_keys:
@@ -48,7 +48,7 @@ class AppConfig:
 
     def router_sketch(self) -> RouterConfig:
         """The Router's config but for what follows from the model. Raises ConfigError."""
-        nothing = Fingerprint("", "", "", "", self.replica.block_size, HashAlgorithm.XXH3_128)
+        nothing = Fingerprint("", "", "", "", self.replica.block_size, self.replica.hash_algorithm)
         return router_config(self, model_name="", tokenizer="", fingerprint=nothing)
 
     @property
@@ -79,12 +79,12 @@ def _section(
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(where, value, "must be a mapping of settings")
-    _refuse_unknown(where, value, {each.name for each in fields(kind)} - derived)
-    return _converted(where, value, kind)
+    refuse_unknown(where, value, {each.name for each in fields(kind)} - derived)
+    return converted(where, value, kind)
 
 
-def _converted(where: str, settings: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-    """Each setting of a dataclass as its field's type."""
+def converted(where: str, settings: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Each setting of a dataclass as its field's type. Raises ConfigError, or UnknownKey in a section."""
     hints = get_type_hints(kind)
     secret = {each.name for each in fields(kind) if not each.repr}
     return {
@@ -97,8 +97,8 @@ def _convert(where: str, value: Any, kind: Any, *, is_secret: bool) -> Any:
     """Strictly: 16 is no string and "16" no number; an integer may stand for a float."""
     section = next((each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")), None)
     if isinstance(value, Mapping) and section is not None:
-        _refuse_unknown(where, value, section.__dataclass_fields__)
-        value = _converted(where, value, section)
+        refuse_unknown(where, value, section.__dataclass_fields__)
+        value = converted(where, value, section)
     try:
         return msgspec.convert(value, kind, strict=True)
     except ConfigError as error:  # a section checks itself, and names its fields from its owner's place on
@@ -131,7 +131,8 @@ def _build(where: str, kind: Any, settings: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{where}.{error.field}", error.value, error.accepted) from None
 
 
-def _refuse_unknown(where: str, value: Mapping[str, Any], known: Any) -> None:
+def refuse_unknown(where: str, value: Mapping[str, Any], known: Any) -> None:
+    """Raises UnknownKey for the first key that is none of these."""
     for key in value:
         if key not in known:
             raise UnknownKey(where, str(key), known)

@@ -25,9 +25,11 @@ from ray.serve.schema import (
 
 from cache.errors import HIDDEN, ConfigError
 from cache.host_name import HOST_FORM, is_host
+from deploy import strict_yaml
 from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
+from deploy.router_settings import ROUTER_VARIABLE, over_app
 from deploy.scaling_options import check_scaling, replica_bounds
 from router.ingress import ONE_LOOP_VARIABLE
 
@@ -80,6 +82,9 @@ class ServeFile:
         _check_environments(application)
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
+        overrides, where = _router_variable(application, ROUTER_VARIABLE)
+        if overrides is not None:
+            app = over_app(app, overrides, where)
         _require_gpus(application, app.replica.device, app.replica.tensor_parallel)
         _check_numbers(application)
         replicas = options_of(application, "Replica")
@@ -105,26 +110,10 @@ class ServeFile:
         return {**self.content, "http_options": {**self.content.get("http_options", {}), "port": port}}
 
 
-class _Loader(yaml.SafeLoader):
-    """A key that a mapping has twice is refused, as YAML has it: PyYAML takes the last one in silence."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
-                raise yaml.composer.ComposerError(
-                    "in a mapping", node.start_mark, f"the key {key.value!r} is there twice", key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add((key.tag, key.value))
-        return node
-
-
 def load_mapping(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping. Raises DeployFileError."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DeployFileError(path, error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
@@ -245,7 +234,7 @@ def _check_deployments(application: Mapping[str, Any]) -> None:
             raise ConfigError(f"{where}.{name}", names.count(name), "must be there once")
     for each in application.get("deployments") or ():
         if each.get("user_config") is not None:
-            needed = "is read by nobody: settings are in args.replica and args.router"
+            needed = f"is read by nobody: settings are in args, and Routers have {ROUTER_VARIABLE}"
             raise ConfigError(f"{where}.{each['name']}.user_config", each["user_config"], needed)
         routing = each.get("request_router_config")
         if routing is not None and not routing.get("request_router_class"):
@@ -290,26 +279,34 @@ def _check_environments(application: Mapping[str, Any]) -> None:
         for key, value in (variables or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 # Its type and not itself: it may be a secret.
-                kind = type(value).__name__
-                raise ConfigError(f"{where}.env_vars.{key}", HIDDEN, f"must be text in quotes, not {kind}")
+                kind = (
+                    "text in quotes"
+                    if key != ROUTER_VARIABLE
+                    else f"text: `{key}: |`, and the lines below it"
+                )
+                raise ConfigError(
+                    f"{where}.env_vars.{key}", HIDDEN, f"must be {kind}, not {type(value).__name__}"
+                )
 
 
 def _require_one_loop(application: Mapping[str, Any]) -> None:
     """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it a variable the Router needs."""
-    for deployment in application.get("deployments", []):
-        options = deployment.get("ray_actor_options")
-        if deployment.get("name") != "Router" or options is None:
-            continue
-        variables = {
-            **((application.get("runtime_env") or {}).get("env_vars") or {}),
-            **((options.get("runtime_env") or {}).get("env_vars") or {}),
-        }
-        if variables.get(ONE_LOOP_VARIABLE) != "0":
-            # The one variable, not all of them: others may hold secrets.
-            options_at = f"{_place_of(application)}.deployments.Router.ray_actor_options"
-            where = f"{options_at}.runtime_env.env_vars.{ONE_LOOP_VARIABLE}"
-            needed = 'must be "0" where ray_actor_options is set'
-            raise ConfigError(where, variables.get(ONE_LOOP_VARIABLE), needed)
+    if options_of(application, "Router").get("ray_actor_options") is None:
+        return
+    value, where = _router_variable(application, ONE_LOOP_VARIABLE)
+    if value != "0":
+        raise ConfigError(where, value, 'must be "0" where ray_actor_options is set')
+
+
+def _router_variable(application: Mapping[str, Any], name: str) -> tuple[str | None, str]:
+    """One variable of the Routers' environment, None if the file does not set it, and where it belongs."""
+    options = options_of(application, "Router").get("ray_actor_options") or {}
+    variables = {
+        **((application.get("runtime_env") or {}).get("env_vars") or {}),
+        **((options.get("runtime_env") or {}).get("env_vars") or {}),
+    }
+    place = f"{_place_of(application)}.deployments.Router.ray_actor_options.runtime_env.env_vars"
+    return variables.get(name), f"{place}.{name}"
 
 
 def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import yaml
 
+from deploy.router_settings import ROUTER_VARIABLE
+from router.ingress import ONE_LOOP_VARIABLE
 from tests.e2e.faults import processes
 from tests.e2e.faults.processes import Process, descendants
 from tests.servers import Server, running_server
@@ -162,6 +164,17 @@ class Cluster:
         arguments = config["applications"][0]["args"]
         arguments["replica"].update(replica or {})
         arguments["router"].update(router or {})
+        await self.deploy(config)
+
+    async def change_routers(self, settings: Mapping[str, Any]) -> None:
+        """Other settings of the Routers alone. Serve replaces them, a few at a time, and no replica."""
+        config = self.config()
+        _options(config, "Router")["ray_actor_options"] = {
+            "num_cpus": 0.2,
+            "runtime_env": {
+                "env_vars": {ONE_LOOP_VARIABLE: "0", ROUTER_VARIABLE: yaml.safe_dump(dict(settings))}
+            },
+        }
         await self.deploy(config)
 
     async def restore(self) -> None:

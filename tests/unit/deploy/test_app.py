@@ -101,7 +101,7 @@ def test_who_starts_later_loads_what_the_router_knows(
 def built(model: Path) -> tuple[RouterConfig, ReplicaConfig]:
     """What Router and replicas are told."""
     application = app.build({"replica": {"model": str(model), "device": "cpu"}})
-    router, replicas = application._bound_deployment.init_args
+    router, replicas, _ = application._bound_deployment.init_args
     return router, replicas._bound_deployment.init_args[0]
 
 

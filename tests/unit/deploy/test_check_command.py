@@ -33,6 +33,12 @@ def args(content: dict[str, Any], side: str) -> dict[str, Any]:
     return found
 
 
+def routers_own(settings: Any) -> dict[str, Any]:
+    """Ray's options of a Router with settings of its own."""
+    variables = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", "WARMPATH_ROUTER": settings}
+    return {"num_cpus": 0.2, "runtime_env": {"env_vars": variables}}
+
+
 def deployment(content: dict[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any]
     (found,) = [each for each in application(content)["deployments"] if each["name"] == name]
@@ -44,6 +50,9 @@ EXPORTERS = ", ".join(
     or ["none is installed"]
 )
 REPLICA = "applications.warmpath.deployments.Replica"
+ROUTERS_OWN = (
+    "applications.warmpath.deployments.Router.ray_actor_options.runtime_env.env_vars.WARMPATH_ROUTER"
+)
 MISTAKES: dict[str, tuple[Break, str]] = {
     "unknown setting": (
         lambda c: args(c, "router").update(polcy="round_robin"),
@@ -74,7 +83,17 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     "user_config": (
         lambda c: deployment(c, "Router").update(user_config={"policy": "round_robin"}),
         "ConfigError in FILE: applications.warmpath.deployments.Router.user_config = "
-        "{'policy': 'round_robin'}: is read by nobody: settings are in args.replica and args.router",
+        "{'policy': 'round_robin'}: is read by nobody: settings are in args, and Routers have "
+        "WARMPATH_ROUTER",
+    ),
+    "setting of the Routers alone": (
+        lambda c: deployment(c, "Router").update(ray_actor_options=routers_own("hold_window: 0")),
+        f"ConfigError in FILE: {ROUTERS_OWN}.hold_window = 0: must be between 1 and 10000",
+    ),
+    "settings of the Routers alone, not as text": (
+        lambda c: deployment(c, "Router").update(ray_actor_options=routers_own({"policy": "random"})),
+        f"ConfigError in FILE: {ROUTERS_OWN} = '(hidden)': "
+        "must be text: `WARMPATH_ROUTER: |`, and the lines below it, not dict",
     ),
     "number out of range": (
         lambda c: args(c, "replica").update(max_running=0),

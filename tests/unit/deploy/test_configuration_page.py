@@ -23,12 +23,14 @@ from cache.errors import ConfigError
 from deploy import app
 from deploy.__main__ import main
 from deploy.config import ROUTER_KEYS_FROM_DEPLOY, AppConfig
+from deploy.render import merge
 from deploy.scaling_options import POLICY
 from deploy.serve_file import DEPLOYMENTS, ServeFile, load_mapping
 from deploy.wanted_replicas import Targets
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE
+from router.limits import Limits
 from router.policies import POLICIES
 from tests.setting_rows import NONE_OF_THEM, REQUIRED, Probes, Row, value_of
 
@@ -295,14 +297,23 @@ def test_a_policys_options_allow_what_is_told(name: str) -> None:
 
 # -- the introduction ----------------------------------------------------------------------------------
 
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
 
 def test_the_example_changes_three_settings() -> None:
-    (example,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    args = yaml.safe_load(example)["args"]
+    args = yaml.safe_load(EXAMPLES[0])["args"]
     AppConfig.from_args(args)
     changed = list(_leaves("", args))
     assert len(changed) == 3
     assert all(_set_in(SHIPPED).get(key) != value for key, value in changed)
+
+
+def test_the_example_of_settings_of_the_routers_alone_is_what_they_have_then() -> None:
+    deployments = yaml.safe_load(EXAMPLES[1])
+    content = merge(SHIPPED, {"applications": [{"name": "warmpath", **deployments}]})
+    sketch = ServeFile.checked(Path("deploy.yaml"), content).app.router_sketch()
+    assert (sketch.policy, sketch.limits) == ("mooncake_min_ttft", Limits(max_tools=32))
+    assert len(EXAMPLES) == 2
 
 
 def test_check_says_what_the_page_shows(

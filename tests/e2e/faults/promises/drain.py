@@ -70,7 +70,7 @@ async def run(duration_s: float) -> list[Row]:
                 running,
                 truth,
                 "rolling redeploy of Routers",
-                lambda: running.redeploy(router={"debug_requests": 1023}),
+                lambda: running.change_routers({"debug_requests": 1023}),
             )
         rows += await _replaced(
             running,

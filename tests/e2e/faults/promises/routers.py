@@ -1,6 +1,7 @@
 """One of two Routers killed: the other serves on, and the one that replaces it soon places as well.
 
-And one more of them: those that stay hear of it, since they divide keys' limits and replicas among all.
+Other settings of theirs alone: replicas stay, and so does what they have cached. And one more of them: those
+that stay hear of it, since they divide keys' limits and replicas among all.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ WARM_UP_S = 8.0  # each prefix has been asked for
 RECOVERY_S = 10.0  # promised
 LEAST_WINDOW_S = 8.0  # of requests that a hit share is taken over
 HEARD_WITHIN_S = 15.0  # of another number of Routers
+OTHER_POLICY = "mooncake_min_ttft"  # which looks for prefixes, too
+REPLACED_WITHIN_S = 120.0
 
 
 async def run(duration_s: float) -> list[Row]:
     """duration_s: of load, two thirds of it before and after the kill."""
     rows = await one_of_two_killed(fleet.spec(), duration_s)
     async with cluster(fleet.spec()) as running:
+        rows += await other_settings(running)
         return [*rows, await one_more(running)]
 
 
@@ -43,6 +47,37 @@ async def one_of_two_killed(spec: Spec, duration_s: float) -> list[Row]:
             await asyncio.sleep(RECOVERY_S + window_s)
         back_s = await back
         return rows(traffic.outcomes, under_way, killed_s, window_s, back_s)
+
+
+async def other_settings(running: Cluster) -> list[Row]:
+    """Settings in the Routers' environment: Serve replaces Routers, under load, and nobody else."""
+    replicas, routers = set(running.live_replicas()), set(running.routers())
+    rate = 0.6 * fleet.requests_per_s(2)
+    load = ClosedLoop(running.url, cycle(fleet.questions()), num_clients=CLIENTS, rate_per_s=rate)
+    async with load as traffic:
+        await asyncio.sleep(LEAST_WINDOW_S)
+        began = time.monotonic()
+        await running.change_routers({"policy": OTHER_POLICY})
+        async with asyncio.timeout(2 * REPLACED_WITHIN_S):
+            while routers & set(running.routers()):  # noqa: ASYNC110 - processes have no event to wait for
+                await asyncio.sleep(0.1)
+        await running.until_ready()
+        ended = time.monotonic()
+        await asyncio.sleep(LEAST_WINDOW_S)
+    policy = (await running.version())["policy"]
+    before = hit_share(traffic.outcomes, began - LEAST_WINDOW_S, began)
+    after = hit_share(traffic.outcomes, ended, ended + LEAST_WINDOW_S)
+    what = "other settings of Routers alone"
+    gone = replicas - set(running.live_replicas())
+    return [
+        Row(f"{what}: they have them", OTHER_POLICY, policy, policy == OTHER_POLICY),
+        checks.at_most(f"{what}: Routers replaced", ended - began, REPLACED_WITHIN_S),
+        Row(f"{what}: replicas", "0 replaced", f"{len(gone)} of {len(replicas)} replaced", not gone),
+        checks.zero_errors(f"{what}: client errors", traffic.outcomes),
+        Row(
+            f"{what}: hit share", ">= 95 % of before", f"{after:.3f} of {before:.3f}", after >= 0.95 * before
+        ),
+    ]
 
 
 async def one_more(running: Cluster) -> Row:

@@ -1,0 +1,114 @@
+"""Settings of the Routers alone, laid over `args.router` where a Router starts: YAML in its environment.
+
+For any change of an application's `args` Serve replaces all its deployments, and one deployment alone where
+that one's environment has changed (docs/design/001-serving-on-ray.md). So what stands in WARMPATH_ROUTER can
+change while replicas run on, with all that they have cached.
+Knows settings and YAML; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import yaml
+
+from cache.errors import HIDDEN, ConfigError
+from cache.fingerprint import HashAlgorithm
+from deploy import strict_yaml
+from deploy.agreement import check_settings
+from deploy.config import ROUTER_KEYS_FROM_DEPLOY, AppConfig, converted, refuse_unknown
+from deploy.traces import check_exporter
+from replica.config import ReplicaConfig
+from router.config import RouterConfig
+
+ROUTER_VARIABLE = "WARMPATH_ROUTER"
+_ARGS = "args.router."
+
+
+def laid_over(
+    config: RouterConfig, text: str, replica: ReplicaConfig, where: str = ROUTER_VARIABLE
+) -> RouterConfig:
+    """`config` with these settings in place of its own; of a section, such as `limits`, those that are given.
+
+    text: a mapping like `args.router`. replica: what has to go with them. Raises ConfigError or UnknownKey,
+    which name a setting by its place below `where`.
+    """
+    settings = _mapping(text, where)
+    refuse_unknown(where, settings, _names(config) - ROUTER_KEYS_FROM_DEPLOY)
+    changes = _changes(config, settings, where)
+    try:
+        changed: RouterConfig = _changed(config, changes)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error.field}", error.value, error.accepted) from None
+    check_exporter(changed.traces, f"{where}.traces")
+    _check_names(config, changed, where)
+    try:
+        check_settings(changed, replica)
+    except ConfigError as error:
+        name = error.field.removeprefix(_ARGS)
+        raise ConfigError(
+            f"{where}.{name}" if name in settings else error.field, error.value, error.accepted
+        ) from None
+    return changed
+
+
+def over_app(app: AppConfig, text: str, where: str) -> AppConfig:
+    """The whole deployment's settings as they are then. Raises as `laid_over` does."""
+    changed = laid_over(app.router_sketch(), text, app.replica, where)
+    names = _names(changed) - ROUTER_KEYS_FROM_DEPLOY
+    return replace(app, router={name: getattr(changed, name) for name in names})
+
+
+def _mapping(text: str, where: str) -> Mapping[str, Any]:
+    try:
+        settings = strict_yaml.load(text)
+    except yaml.YAMLError as error:
+        # Its own text shows the line, and a debug_token may be in it.
+        place = getattr(error, "problem_mark", None)
+        line = "" if place is None else f", line {place.line + 1}"
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(where, HIDDEN, f"must be YAML: {problem}{line}") from None
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(where, HIDDEN, "must be a mapping of settings, as args.router is")
+    return settings
+
+
+def _changes(base: Any, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Each setting as its field's type; a section's as a mapping of its own."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        section = getattr(base, key)
+        if is_dataclass(section) and isinstance(value, Mapping):
+            refuse_unknown(f"{where}.{key}", value, _names(section))
+            found[key] = _changes(section, value, f"{where}.{key}")
+        else:
+            found |= converted(where, {key: value}, type(base))
+    return found
+
+
+def _changed(base: Any, changes: Mapping[str, Any]) -> Any:
+    """Raises ConfigError: a section names its fields from its owner's place on."""
+    values = {
+        key: _changed(section, value)
+        if is_dataclass(section := getattr(base, key)) and isinstance(value, dict)
+        else value
+        for key, value in changes.items()
+    }
+    return replace(base, **values)
+
+
+def _check_names(config: RouterConfig, changed: RouterConfig, where: str) -> None:
+    """How blocks are named is the replicas' too, and follows from whether there are keys in `args`."""
+    is_new = changed.tenants.has_keys and not config.tenants.has_keys
+    if is_new and config.fingerprint.hash_algorithm is not HashAlgorithm.SHA256:
+        name = "keys_file" if changed.tenants.keys_file is not None else "keys_variable"
+        needed = "must be in args.router, or args.replica.hash_algorithm sha256: where there are keys it is"
+        raise ConfigError(f"{where}.tenants.{name}", getattr(changed.tenants, name), needed)
+
+
+def _names(settings: Any) -> set[str]:
+    return {each.name for each in fields(settings)}
