@@ -86,6 +86,7 @@ class NodeRouter(Ingress):
         own = os.environ.get(ROUTER_VARIABLE)
         if own is not None:
             config = laid_over(config, own, replica)
+            logger.info("settings of %s are laid over args.router", ROUTER_VARIABLE)
         super().__init__(config, replicas, open_tracing(config.traces, component="router"))
 
 
