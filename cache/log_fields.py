@@ -29,10 +29,13 @@ class FieldsHandler(logging.Handler):
         fields = fields_of(record)
         if fields and not self._is_json:
             told.msg, told.args = f"{record.getMessage()} {as_text(fields)}", ()
-        self.target.handle(told)
-        # A buffer before a file (Serve's fast path has one of a thousand lines) would hold the few lines of a
-        # quiet process back for hours, and those of its last minute for ever.
-        self.target.flush()
+        try:
+            self.target.handle(told)
+            # A buffer before a file (Serve's fast path has one of a thousand lines) would hold the few lines
+            # of a quiet process back for hours, and those of its last minute for ever.
+            self.target.flush()
+        except Exception:  # on a full disk: a request or a thread must not end because of a line
+            self.handleError(record)
 
 
 def pass_on(package: str, targets: Sequence[logging.Handler]) -> None:
@@ -44,6 +47,15 @@ def pass_on(package: str, targets: Sequence[logging.Handler]) -> None:
     for target in targets:
         if target not in known:
             logger.addHandler(FieldsHandler(target))
+
+
+def lose_unwritable_lines() -> None:
+    """Say nothing of a line that cannot be written, in this process, whoever logs it. May be called twice.
+
+    logging says so on standard error, which Serve turns into lines of the log that could not be written: on a
+    full disk a process would do nothing else any more.
+    """
+    logging.raiseExceptions = False
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:

@@ -24,7 +24,7 @@ from cache.channel.frames import ReplyTo
 from cache.channel.server import ChannelServer, Outlet
 from cache.delta_frames import DELTAS
 from cache.errors import RequestRefused
-from cache.log_fields import pass_on
+from cache.log_fields import lose_unwritable_lines, pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
@@ -217,9 +217,11 @@ def _given_by(replica: Any) -> Callable[[], float | None] | None:
 
 
 def _log_through_serve() -> None:
-    """Let the engine's own lines reach Serve's log files. Changes nothing outside Serve."""
+    """Let the engine's own lines reach Serve's log files; a disk that is full shall cost nothing else.
+    Changes nothing outside Serve."""
     if _replica_id() is None:
         return
+    lose_unwritable_lines()
     serves = logging.getLogger("ray.serve")
     for package in ("replica", "cache"):
         pass_on(package, serves.handlers)

@@ -35,7 +35,7 @@ from ray.serve.exceptions import (
 from cache import heap
 from cache.channel.server import ChannelServer
 from cache.errors import ConfigError, PiecesLost, ServingError
-from cache.log_fields import pass_on
+from cache.log_fields import lose_unwritable_lines, pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
 from cache.types import ReplicaId
@@ -355,7 +355,8 @@ def _version() -> str:
 
 
 def _log_through_serve() -> None:
-    """Let this package's own lines reach Serve's log files."""
+    """Let this package's own lines reach Serve's log files; a disk that is full shall cost nothing else."""
+    lose_unwritable_lines()
     for package in ("router", "cache"):
         pass_on(package, logger.handlers)
 

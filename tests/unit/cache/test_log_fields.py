@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import logging.handlers
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from cache.log_fields import FieldsHandler, as_text, fields_of, pass_on
+from cache.log_fields import FieldsHandler, as_text, fields_of, lose_unwritable_lines, pass_on
 
 PACKAGE = "warmpath_test_package"
+FULL_DISK = "/dev/full"  # takes nothing, and says that no room is left
 
 
 class SomeJsonFormatter(logging.Formatter):
@@ -115,3 +118,42 @@ def test_marks_of_others_are_no_fields() -> None:
     """Ray's record factory marks whatever is logged in a process that has imported it."""
     record = logging.makeLogRecord({"request_id": "r-1", "_ray_timestamp_ns": 1})
     assert fields_of(record) == {"request_id": "r-1"}
+
+
+def test_a_line_that_cannot_be_written_is_lost_and_nobody_fails(logger: logging.Logger) -> None:
+    handler = logging.FileHandler(FULL_DISK)
+    pass_on(PACKAGE, [handler])
+    logger.warning("retrying elsewhere", extra={"request_id": "r-1"})
+    discard(handler)
+
+
+def test_it_is_not_told_to_the_log_that_could_not_take_it(
+    logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve's replicas log what comes to standard error, behind a buffer of a thousand lines."""
+    told: list[str] = []
+
+    class LoggedError(io.StringIO):
+        def write(self, text: str) -> int:
+            told.append(text)
+            if len(told) < 1000:  # without an end there, until it can recurse no deeper
+                logger.info(text.rstrip())
+            return len(text)
+
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    monkeypatch.setattr(sys, "stderr", LoggedError())
+    file = logging.FileHandler(FULL_DISK)
+    buffer = logging.handlers.MemoryHandler(1000, target=file, flushLevel=logging.ERROR)
+    lose_unwritable_lines()
+    pass_on(PACKAGE, [buffer])
+    logger.warning("retrying elsewhere", extra={"request_id": "r-1"})
+    assert not told
+    assert not buffer.buffer
+    buffer.close()
+    discard(file)
+
+
+def discard(handler: logging.FileHandler) -> None:
+    """Close it; what it could not write it would try to write once more."""
+    with contextlib.suppress(OSError):
+        handler.close()

@@ -21,6 +21,7 @@ def test_a_refusal_is_no_failed_request_in_serves_log(
     serves = logging.getLogger("ray.serve")
     monkeypatch.setattr(serves, "filters", [])
     monkeypatch.setattr(serves, "handlers", [caplog.handler])
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # set for the whole process
     monkeypatch.setattr(server, "_replica_id", lambda: "r")
     server._log_through_serve()
     serves.error("Request failed.", exc_info=error)
