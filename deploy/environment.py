@@ -47,6 +47,9 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",  # default 30: Ctrl-C would hang as long
         # One that fails its health checks cannot finish anything: waiting for it would only keep its streams.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        # A proxy that has died is replaced after three of these, and nobody answers at its port until then:
+        # with Serve's 10 s for half a minute. One that is slow has five seconds or more for each, and stays.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy.middlewares",
         "TOKENIZERS_PARALLELISM": "false",

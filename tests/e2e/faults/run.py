@@ -26,8 +26,8 @@ from tests.e2e.faults.checks import Row
 from tests.e2e.faults.cluster import stop_clusters
 
 DEFAULT_MINUTES = 3.0
-# These are tried first, three on one cluster and three on another; the rest in the order of their names.
-_FIRST = ("replica_deaths", "routers", "controller", "deltas", "events", "hang")
+# These are tried first, four on one cluster and three on another; the rest in the order of their names.
+_FIRST = ("replica_deaths", "routers", "controller", "proxy", "deltas", "events", "hang")
 _PACKAGE = "tests.e2e.faults.promises"
 
 
