@@ -7,6 +7,7 @@
     │   ├── ReplicaLost              it died, or broke off, under this request; caught by the router itself
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
     ├── PromptsBusy                  others' prompts are to be tokenized before this request's: try again
+    ├── BodiesBusy                   other requests' large bodies are to be worked on first: try again
     ├── StructuresBusy               too many structures are to be tried before this request's: try again
     └── ApiError                     the client's request is wrong; names the field where there is one
         ├── MalformedJson
@@ -83,6 +84,13 @@ class PromptsBusy(ServingError):
     def __init__(self, num_pending: int) -> None:
         super().__init__(f"{num_pending} other prompts are to be tokenized first; try again later")
         self.num_pending = num_pending
+
+
+class BodiesBusy(ServingError):
+    """The request's body is large, and others' take all the room for those; nothing was done for it."""
+
+    def __init__(self) -> None:
+        super().__init__("other large requests are to be read first; try again later")
 
 
 class StructuresBusy(ServingError):

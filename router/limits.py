@@ -18,6 +18,9 @@ class Limits:
 
     max_header_bytes: int = 16 << 10  # names and values together; proxies in front mostly allow less
     max_body_bytes: int = 4 << 20  # of a request; a million tokens of text fit
+    # Of all bodies at a time that are not yet placed, a Router's memory: only those above 64 KiB are refused
+    # for it, and one of the largest size always has room.
+    max_bodies_bytes: int = 256 << 20
     max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
     max_messages: int = 4096  # of a chat, and calls in all of them: templates write each
     max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
@@ -49,6 +52,7 @@ class Limits:
 _RANGES = {
     "max_header_bytes": (1024, 1 << 20),
     "max_body_bytes": (1024, 1 << 30),
+    "max_bodies_bytes": (1 << 16, 1 << 40),
     "max_json_depth": (4, 128),  # the parser's own end is at 200
     "max_structure_bytes": (256, MAX_SOURCE_BYTES),  # the stacks that they are compiled on hold no more
     "max_compile_seconds": (1, 60),

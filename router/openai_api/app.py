@@ -143,17 +143,15 @@ class _Routes:
 
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: Received) -> Answer:
-            arrived_at = self._service.clock()
             checked = await self._handling.checked(request, body, parse_chat)
-            return await self._service.chat(checked, self._asked(request, arrived_at))
+            return await self._service.chat(checked, self._asked(request, body.arrived_at))
 
         return await self._answer(request, Endpoint.CHAT, start)
 
     async def completions(self, request: Request) -> Response:
         async def start(body: Received) -> Answer:
-            arrived_at = self._service.clock()
             checked = await self._handling.checked(request, body, parse_completion)
-            return await self._service.complete(checked, self._asked(request, arrived_at))
+            return await self._service.complete(checked, self._asked(request, body.arrived_at))
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)
 
@@ -224,13 +222,21 @@ class _Routes:
         # Closes what has begun, also where this is cancelled in the very turn of the loop that it is done in.
         async with AsyncExitStack() as opened:
             try:
-                body = await self._handling.read(request)
-                self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body.fields))
-                response = await unless_gone(request, self._respond(request, start(body), tally, opened))
+                with self._handling.room.place(visit_of(request).tenant) as place:
+                    body = await self._handling.read(request, place)
+                    self._service.metrics.unknown_fields.inc(count_unknown(endpoint, body.fields))
+                    responding = self._respond(request, self._placed(body, start), tally, opened)
+                    response = await unless_gone(request, responding)
             except (Exception, asyncio.CancelledError) as error:
                 return self._handling.refusal(error, request, tally)
             opened.pop_all()  # a stream closes its own source
             return response
+
+    async def _placed(self, body: Received, start: Callable[[Received], Awaitable[Answer]]) -> Answer:
+        """Its prompt is tokenized then: what waits and is computed from there on takes little of it."""
+        answer = await start(body)
+        body.place.leave()
+        return answer
 
     async def _respond(
         self, request: Request, begun: Awaitable[Answer], tally: Tally, opened: AsyncExitStack

@@ -12,7 +12,7 @@ import contextlib
 import gc
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,16 @@ _KNOWN_CAUSES = (
 )
 
 
-async def read_limited(chunks: AsyncIterator[bytes], declared: str | None, limit_bytes: int) -> bytes:
+async def read_limited(
+    chunks: AsyncIterator[bytes],
+    declared: str | None,
+    limit_bytes: int,
+    came: Callable[[int], None] = lambda _: None,
+) -> bytes:
     """The whole body. Raises BodyTooLarge as soon as that is known, having kept at most the limit.
 
-    declared: the content-length header, trusted only to refuse early.
+    declared: the content-length header, trusted only to refuse early. came: told of every part's bytes
+    before it is kept.
     """
     if declared is not None and declared.isascii() and declared.isdigit():
         size_bytes = int(declared[:19])
@@ -71,6 +77,7 @@ async def read_limited(chunks: AsyncIterator[bytes], declared: str | None, limit
         total += len(chunk)
         if total > limit_bytes:
             raise BodyTooLarge(limit_bytes)
+        came(len(chunk))
         parts.append(chunk)
     return b"".join(parts)
 

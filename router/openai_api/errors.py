@@ -74,6 +74,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.AllBusy: _BUSY,
     shared.QueueFull: _BUSY,
     errors.PromptsBusy: _BUSY,
+    errors.BodiesBusy: _BUSY,
     errors.StructuresBusy: _BUSY,
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
     # Ours.

@@ -21,6 +21,7 @@ from router.errors import MalformedJson
 from router.limits import Limits
 from router.openai_api.answer import is_deadline_clients
 from router.openai_api.body import parse_object, read_limited
+from router.openai_api.body_room import BodyPlace, BodyRoom
 from router.openai_api.errors import BROKEN_STREAM, CLIENT_DEADLINE, answer_to, outcome_of
 from router.openai_api.fields import Endpoint
 from router.openai_api.keys import visit_of
@@ -33,6 +34,7 @@ TRACE_HEADER = "traceparent"  # W3C trace context
 TIMEOUT_HEADER = "x-warmpath-timeout"
 GENERATING = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # who asks for these may say until when
 _STATUS_CLIENT_GONE = 499  # nobody reads it; it shows in access logs
+_WORKED = 2  # largest bodies that are worked on at one time, as many as there are threads for prompts
 _BYTES_PER_CHAR = 16  # that are checked in the time in which a character is tokenized
 
 T = TypeVar("T")
@@ -117,6 +119,8 @@ class Received:
 
     fields: dict[str, Any]
     num_bytes: int
+    arrived_at: float  # its last byte, by the service's clock
+    place: BodyPlace
 
     def num_checked_bytes(self, limits: Limits) -> int:
         """Without texts: nothing is looked for in them before they are tokenized, which has its own turn."""
@@ -131,26 +135,31 @@ class Handling:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._limits = service.config.limits
+        self._limits = limits = service.config.limits
+        max_wait_s = service.config.max_wait_s
+        max_held_bytes = max(limits.max_bodies_bytes, limits.max_body_bytes)
+        self.room = BodyRoom(max_held_bytes, _WORKED * limits.max_body_bytes, max_wait_s)
 
     def tally(self, request: Request, endpoint: Endpoint) -> Tally:
         """Begins to count a request."""
         return Tally(self._service, endpoint, request)
 
-    async def read(self, request: Request) -> Received:
-        """The body, an object. Raises ApiError."""
+    async def read(self, request: Request, place: BodyPlace) -> Received:
+        """The body, an object; a large one in its turn. Raises ApiError and BodiesBusy."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise MalformedJson("it is compressed (content-encoding): send it as it is.")
-        content = await read_limited(
-            request.stream(), request.headers.get("content-length"), self._limits.max_body_bytes
-        )
+        declared, limit_bytes = request.headers.get("content-length"), self._limits.max_body_bytes
+        content = await read_limited(request.stream(), declared, limit_bytes, place.grow)
         if not content and "upgrade" in request.headers:  # as Java's client asks first, of plain HTTP
             raise MalformedJson(
                 "it is empty. Servers drop it with a request to upgrade the connection, as HTTP/2 over plain "
                 "HTTP begins: let the client send HTTP/1.1."
             )
-        return Received(parse_object(content, self._limits.max_json_depth), len(content))
+        arrived_at = self._service.clock()
+        await place.turn()
+        fields = parse_object(content, self._limits.max_json_depth)
+        return Received(fields, len(content), arrived_at, place)
 
     async def checked(
         self, request: Request, body: Received, parse: Callable[[Mapping[str, Any], Limits], T]
@@ -168,7 +177,8 @@ class Handling:
         """Body in; out comes one object, or an error object."""
         tally = self.tally(request, endpoint)
         try:
-            content = await handle(await self.read(request))
+            with self.room.place(visit_of(request).tenant) as place:
+                content = await handle(await self.read(request, place))
         except (Exception, asyncio.CancelledError) as error:
             return self.refusal(error, request, tally)
         tally.end("ok")

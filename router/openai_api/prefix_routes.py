@@ -45,6 +45,7 @@ class PrefixRoutes:
         async def handle(body: Received) -> bytes:
             self._service.metrics.unknown_fields.inc(unknown_fields(PrefixBody, body.fields))
             parsed = await self._handling.checked(request, body, parse_prefix)
+            body.place.leave()  # what follows waits for a replica that computes it
             making = self._service.prefixes.create(parsed, id_of(request), visit_of(request))
             return (await unless_gone(request, making)).encoded()
 

@@ -16,6 +16,7 @@ EXAMPLES = [
     errors.ReplicaLost("its connection was cut"),
     errors.TooManyDeaths("req-1", 2),
     errors.PromptsBusy(64),
+    errors.BodiesBusy(),
     errors.StructuresBusy(64),
     errors.ApiError("no", param="n", code="invalid_value"),
     errors.MalformedJson("line 1"),

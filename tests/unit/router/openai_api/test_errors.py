@@ -27,6 +27,7 @@ SECRET = "a secret prompt"
         (errors.AllBusy(2, 3.2), 429, "server_busy", "busy"),
         (shared.QueueFull(1, 1), 429, "server_busy", "busy"),
         (errors.PromptsBusy(64), 429, "server_busy", "busy"),
+        (errors.BodiesBusy(), 429, "server_busy", "busy"),
         (errors.StructuresBusy(64), 429, "server_busy", "busy"),
         (errors.NoReplica(), 503, "no_replica", "no_replica"),
         (shared.RequestRefused(SECRET), 503, "refused", "failed"),

@@ -14,6 +14,7 @@ import pytest
 
 from router.limits import Limits
 from router.openai_api import app, messages, prefix_routes
+from router.openai_api.body_room import BodyPlace, BodyRoom
 from router.openai_api.handling import Received
 from router.openai_api.schema import CompletionBody, parse_completion
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
@@ -109,8 +110,9 @@ async def test_a_long_text_takes_no_turn_before_its_tokenization(
 
 @pytest.mark.parametrize("fields", [{}, {"messages": 5}, {"messages": [5, {"content": 5}]}, {"prompt": [5]}])
 def test_what_is_no_text_is_to_be_checked(fields: dict[str, Any]) -> None:
-    assert Received(fields, 100).num_checked_bytes(Limits()) == 100
-    assert Received({**fields, "prompt": "x" * 40}, 100).num_checked_bytes(Limits()) == 60
+    place = BodyPlace(BodyRoom(1, 1, None), "")
+    assert Received(fields, 100, 0.0, place).num_checked_bytes(Limits()) == 100
+    assert Received({**fields, "prompt": "x" * 40}, 100, 0.0, place).num_checked_bytes(Limits()) == 60
 
 
 async def test_ids_and_their_spelling_are_looked_up_and_written_on_a_thread(
