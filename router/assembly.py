@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cache.block_hash import BlockHasher
@@ -40,6 +41,11 @@ from router.tenants.tenancy import GateCollector, Tenancy
 
 # Of replicas that are there when a Router starts, Serve tells it in milliseconds, on a busy machine in more.
 FIRST_NEWS_S = 5.0
+# A snapshot of a million blocks is here in seconds. Of whom there is none by then, there hardly will be: a
+# port that Routers cannot reach would keep one that serves the others out of service for good.
+SNAPSHOT_LIMIT_S = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 class Calls(ReplicaCalls, PinCalls, Protocol):
@@ -135,9 +141,12 @@ class RouterParts:
         self.metrics.registry.register(StructureCollector(self.service.forms.statistics))
         self._encoder = encoder
         self._was_synced = False
+        self._missed_since_s: float | None = None  # when a replica's snapshot was first missed
+        self._clock = clock
 
     def readiness(self) -> Readiness:
-        """Ready once every replica known at that moment had its snapshot in; and while there is one.
+        """Ready once every replica known at that moment had its snapshot in, or those that had not have been
+        missed for `SNAPSHOT_LIMIT_S`; and while there is one.
 
         A replica that joins later, or resyncs after a gap, is routed by load for that moment; taking the
         whole Router out of service for it would be the worse answer.
@@ -147,11 +156,22 @@ class RouterParts:
             return Readiness("no replica is known", 0)
         if not self._was_synced:
             missing = [replica_id for replica_id in replicas if not self.subscribers.is_synced(replica_id)]
-            if missing:
+            if missing and not self._is_missed_too_long(missing):
                 reason = f"the cache of {len(missing)} of {len(replicas)} replicas is not known yet"
                 return Readiness(reason, len(replicas))
             self._was_synced = True
         return Readiness(None, len(replicas))
+
+    def _is_missed_too_long(self, missing: Sequence[ReplicaId]) -> bool:
+        """They have had their time; they are routed by load."""
+        now = self._clock()
+        if self._missed_since_s is None:
+            self._missed_since_s = now
+        if now < self._missed_since_s + SNAPSHOT_LIMIT_S:
+            return False
+        told = {"replicas": ", ".join(sorted(missing)), "waited_s": SNAPSHOT_LIMIT_S}
+        logger.warning("ready without the caches of these replicas: can their ports be reached?", extra=told)
+        return True
 
     async def until_model_is_served(self, first_news_s: float = FIRST_NEWS_S) -> None:
         """While a rolling update changes the model: until a replica has this Router's.

@@ -12,13 +12,14 @@ from prometheus_client import generate_latest
 
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
-from router.assembly import RouterParts
+from router.assembly import SNAPSHOT_LIMIT_S, RouterParts
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.openai_api.schema import parse_completion
 from router.prompts.prompt import PromptEncoder
 from router.prompts.segment_cache import CacheStatistics
 from tests.fakes.http import FINGERPRINT, MODEL, ByteTokenizer, ScriptedReplicas, a_replica_info
+from tests.fakes.router import FakeClock
 
 REPLICAS = {ReplicaId(name): a_replica_info() for name in ("a", "b")}
 
@@ -34,12 +35,18 @@ class FakeSubscribers:
 
 
 @pytest.fixture
-async def parts(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RouterParts]:
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def parts(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> AsyncIterator[RouterParts]:
     made = RouterParts(
         RouterConfig(model_name=MODEL, tokenizer="bytes", fingerprint=FINGERPRINT),
         calls=ScriptedReplicas(),
         encoder=PromptEncoder(ByteTokenizer(), name="bytes"),
         version="0",
+        clock=clock,
     )
     monkeypatch.setattr(made.routing, "_membership_listeners", [])  # no sockets
     subscribers = made.subscribers
@@ -62,6 +69,22 @@ async def test_it_is_ready_when_every_known_cache_is_known(parts: RouterParts) -
     assert "1 of 2" in (parts.readiness().reason or "")
     _synced(parts).add("b")
     assert parts.readiness().reason is None
+
+
+async def test_a_cache_that_never_becomes_known_keeps_it_out_of_service_for_a_while(
+    parts: RouterParts, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts.routing.update_replicas(REPLICAS)
+    _synced(parts).add("a")
+    for _ in range(2):
+        assert "1 of 2" in (parts.readiness().reason or "")
+        clock.now += 0.9 * SNAPSHOT_LIMIT_S / 2
+    assert parts.readiness().reason is not None
+    clock.now += 0.1 * SNAPSHOT_LIMIT_S
+    assert parts.readiness().reason is None
+    assert [record.replicas for record in caplog.records] == ["b"]  # type: ignore[attr-defined]
+    assert parts.readiness().reason is None
+    assert len(caplog.records) == 1
 
 
 async def test_a_resync_or_a_newcomer_does_not_take_it_out_of_service(parts: RouterParts) -> None:
