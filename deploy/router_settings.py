@@ -37,11 +37,7 @@ def laid_over(
     """
     settings = _mapping(text, where)
     refuse_unknown(where, settings, _names(config) - ROUTER_KEYS_FROM_DEPLOY)
-    changes = _changes(config, settings, where)
-    try:
-        changed: RouterConfig = _changed(config, changes)
-    except ConfigError as error:
-        raise ConfigError(f"{where}.{error.field}", error.value, error.accepted) from None
+    changed: RouterConfig = _changed(config, settings, where, where)
     check_exporter(changed.traces, f"{where}.traces")
     _check_names(config, changed, where)
     try:
@@ -77,28 +73,20 @@ def _mapping(text: str, where: str) -> Mapping[str, Any]:
     return settings
 
 
-def _changes(base: Any, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Each setting as its field's type; a section's as a mapping of its own."""
-    found: dict[str, Any] = {}
+def _changed(base: Any, settings: Mapping[str, Any], where: str, top: str) -> Any:
+    """`base` with these as its fields' types; a section's own laid over it. where: `base` is, below `top`."""
+    refuse_unknown(where, settings, _names(base))
+    values: dict[str, Any] = {}
     for key, value in settings.items():
         section = getattr(base, key)
         if is_dataclass(section) and isinstance(value, Mapping):
-            refuse_unknown(f"{where}.{key}", value, _names(section))
-            found[key] = _changes(section, value, f"{where}.{key}")
+            values[key] = _changed(section, value, f"{where}.{key}", top)
         else:
-            found |= converted(where, {key: value}, type(base))
-    return found
-
-
-def _changed(base: Any, changes: Mapping[str, Any]) -> Any:
-    """Raises ConfigError: a section names its fields from its owner's place on."""
-    values = {
-        key: _changed(section, value)
-        if is_dataclass(section := getattr(base, key)) and isinstance(value, dict)
-        else value
-        for key, value in changes.items()
-    }
-    return replace(base, **values)
+            values |= converted(where, {key: value}, type(base))
+    try:
+        return replace(base, **values)
+    except ConfigError as error:  # a section checks itself, and names its fields from its owner's place on
+        raise ConfigError(f"{top}.{error.field}", error.value, error.accepted) from None
 
 
 def _check_names(config: RouterConfig, changed: RouterConfig, where: str) -> None:

@@ -279,14 +279,13 @@ def _check_environments(application: Mapping[str, Any]) -> None:
         for key, value in (variables or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 # Its type and not itself: it may be a secret.
-                kind = (
-                    "text in quotes"
-                    if key != ROUTER_VARIABLE
-                    else f"text: `{key}: |`, and the lines below it"
+                form = (
+                    ": `WARMPATH_ROUTER: |`, and the lines below it"
+                    if key == ROUTER_VARIABLE
+                    else " in quotes"
                 )
-                raise ConfigError(
-                    f"{where}.env_vars.{key}", HIDDEN, f"must be {kind}, not {type(value).__name__}"
-                )
+                needed = f"must be text{form}, not {type(value).__name__}"
+                raise ConfigError(f"{where}.env_vars.{key}", HIDDEN, needed)
 
 
 def _require_one_loop(application: Mapping[str, Any]) -> None:

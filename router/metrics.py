@@ -140,6 +140,14 @@ class RouterMetrics:
             registry=self.registry,
         ).set_function(num_pending)
 
+    def watch_bodies(self, held_bytes: Callable[[], int]) -> None:
+        """Adds a metric that calls it at every scrape. Call once."""
+        Gauge(
+            "warmpath_bodies_held_bytes",
+            "Bodies that are here and not yet placed; large ones are refused beyond max_bodies_bytes.",
+            registry=self.registry,
+        ).set_function(held_bytes)
+
     def watch_hashing(self, read: Callable[[], ChainStatistics]) -> None:
         """Adds metrics that call `read` at every scrape. Call once."""
         self.registry.register(_HashingCollector(read))

@@ -131,7 +131,7 @@ class Received:
 
 
 class Handling:
-    """One Router's. Stateless beside the service."""
+    """One Router's: it holds what there is room for, and nothing else beside the service. Build it once."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -139,6 +139,7 @@ class Handling:
         max_wait_s = service.config.max_wait_s
         max_held_bytes = max(limits.max_bodies_bytes, limits.max_body_bytes)
         self.room = BodyRoom(max_held_bytes, _WORKED * limits.max_body_bytes, max_wait_s)
+        service.metrics.watch_bodies(lambda: self.room.held_bytes)
 
     def tally(self, request: Request, endpoint: Endpoint) -> Tally:
         """Begins to count a request."""

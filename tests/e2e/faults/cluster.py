@@ -156,14 +156,10 @@ class Cluster:
         _options(config, deployment)["num_replicas"] = num_replicas
         await self.deploy(config)
 
-    async def redeploy(
-        self, *, replica: Mapping[str, Any] | None = None, router: Mapping[str, Any] | None = None
-    ) -> None:
+    async def redeploy(self, *, replica: Mapping[str, Any]) -> None:
         """Other settings in `args`. Serve replaces all Routers and replicas for any, a few at a time."""
         config = self.config()
-        arguments = config["applications"][0]["args"]
-        arguments["replica"].update(replica or {})
-        arguments["router"].update(router or {})
+        config["applications"][0]["args"]["replica"].update(replica)
         await self.deploy(config)
 
     async def change_routers(self, settings: Mapping[str, Any]) -> None:

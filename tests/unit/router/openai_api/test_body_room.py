@@ -186,7 +186,9 @@ async def test_a_body_that_finds_no_room_is_a_429_and_the_next_is_served() -> No
         await started.wait()
         refused = await router.client.post("/v1/completions", json=large)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "server_busy")
+        assert router.metric("warmpath_bodies_held_bytes") == 2 * SMALL_BYTES
         assert (await router.client.post("/v1/completions", json={**large, "user": "x"})).status_code == 200
         ended.set()
         assert (await first).status_code == 200
         assert (await router.client.post("/v1/completions", json=large)).status_code == 200
+        assert router.metric("warmpath_bodies_held_bytes") == 0
