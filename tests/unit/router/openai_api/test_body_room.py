@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,3 +194,45 @@ async def test_a_body_that_finds_no_room_is_a_429_and_the_next_is_served() -> No
         assert (await first).status_code == 200
         assert (await router.client.post("/v1/completions", json=large)).status_code == 200
         assert router.metric("warmpath_bodies_held_bytes") == 0
+
+
+LARGE = {"model": MODEL, "prompt": "a", "user": "x" * SMALL_BYTES}
+TWO_OF_THEM = Limits(max_body_bytes=SMALL_BYTES + 1024)
+
+
+async def test_two_of_the_largest_size_are_worked_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_begun, may_end = 0, asyncio.Event()
+    async with RouterUnderTest(limits=TWO_OF_THEM) as router:
+        plain = router.encoder.encode_text
+
+        async def slowly(*args: Any, **kwargs: Any) -> Any:
+            nonlocal num_begun
+            num_begun += 1
+            await may_end.wait()
+            return await plain(*args, **kwargs)
+
+        monkeypatch.setattr(router.encoder, "encode_text", slowly)
+        asked = [asyncio.create_task(router.client.post("/v1/completions", json=LARGE)) for _ in range(3)]
+        await until(lambda: router.metric("warmpath_bodies_held_bytes") > 3 * SMALL_BYTES)
+        await asyncio.sleep(0.05)
+        assert num_begun == 2
+        may_end.set()
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
+
+
+async def test_what_is_placed_keeps_no_room() -> None:
+    """Its answer may take minutes."""
+    async with RouterUnderTest(limits=TWO_OF_THEM) as router:
+        router.answer_with(then_hang=True)
+        asked = [asyncio.create_task(router.client.post("/v1/completions", json=LARGE)) for _ in range(3)]
+        await until(lambda: len(router.calls.requests) == 3)
+        assert router.metric("warmpath_bodies_held_bytes") == 0
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - requests have no event to wait for
+            await asyncio.sleep(0.001)
