@@ -62,7 +62,7 @@ SETTINGS = (
     Setting("chunked", max_batched_tokens=23),
     Setting("chunked-blocks-of-4", block_size=4, max_batched_tokens=23),
     Setting("preempted", num_blocks=9),
-    Setting("preempted-blocks-of-4", block_size=4, num_blocks=30, max_batched_tokens=23),
+    Setting("preempted-blocks-of-4", block_size=4, num_blocks=28, max_batched_tokens=23),
     Setting("host-memory", block_size=4, num_blocks=30, max_batched_tokens=23, host_cache_gib=0.01),
     Setting("swapped", num_blocks=9, host_cache_gib=0.01, preemption="swap"),
     Setting("screened", block_size=4, max_batched_tokens=23, greedy_screen="on"),
@@ -129,7 +129,11 @@ def engine_over(runner: ModelRunner, setting: Setting, structures: Structures | 
         itl_target_s=setting.itl_target_s,
     )
     mark = Fingerprint("family", "saved", "float32", "", setting.block_size, HashAlgorithm.XXH3_128)
-    return EngineCore(runner, config, BlockHasher(mark), structures=structures)
+    engine = EngineCore(runner, config, BlockHasher(mark), structures=structures)
+    if engine._cache.host is not None:
+        # Whether it pays is measured, and on a card computing these networks' blocks takes no longer.
+        engine._cache.host.is_cheaper = lambda *_: True
+    return engine
 
 
 GREEDY = SamplingParams(max_tokens=MAX_NEW_TOKENS, temperature=0.0, ignore_eos=True)

@@ -25,7 +25,8 @@ from tests.model_families import FAMILIES
 from tests.property.test_decode_graphs import load
 
 PROMPTS = families.prompts()
-USUAL, MORE = ("chunked-blocks-of-4", "swapped"), ("cache-on", "preempted", "host-memory", "screened")
+USUAL = ("chunked-blocks-of-4", "swapped")
+MORE = ("cache-on", "preempted", "preempted-blocks-of-4", "host-memory", "screened")
 AHEAD = [
     pytest.param(
         replace(each, async_scheduling=True),
