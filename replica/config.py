@@ -92,15 +92,15 @@ class ReplicaConfig:
     # Needs a family with a plan for it in transformers, and heads that divide.
     tensor_parallel: int = 1
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own on CUDA
-    # auto: gather_sdpa, which runs anywhere. "triton" reads pages in place on CUDA cards; it was compiled for
-    # them and run in Triton's interpreter, never timed on one. "flash_attn", where that package is installed,
-    # asks for half precision and for blocks of a multiple of 256; it was never run.
+    # "triton" reads pages in place on CUDA cards. "flash_attn", where that package is installed, asks for
+    # half precision and for blocks of a multiple of 256; it was never run. auto: "triton" on cards in half
+    # precision, where it can serve the model, else "gather_sdpa", which runs anywhere.
     attention_backend: str = "auto"
     # On CUDA, with a backend that can ("triton"): decode steps are recorded per batch size and length before
-    # the first request, and replayed. Tested on CPU by a recorder, never on a card.
+    # the first request, and replayed.
     cuda_graphs: bool = True
     # Decoder layers of the usual kind in fewer, larger operations, where they answer as their own do: on a
-    # CPU in float32, on CUDA with "triton", by kernels that were compiled and interpreted, never run on one.
+    # CPU in float32, on CUDA with "triton", by kernels.
     fused_layers: bool = True
     # The next step is begun while the present one is computed, where nobody has to see its tokens first: a
     # card then does not wait for the schedule. auto: on CUDA; on a CPU nothing would be gained.

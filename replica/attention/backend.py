@@ -5,6 +5,7 @@ Knows pages, a step's metadata and one layer's query; knows neither requests nor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,8 @@ from cache.errors import ConfigError
 from replica.attention.kv_pages import LayerPages, LayerShape
 from replica.attention.step_batch import PlacedSequence, StepBatch
 from replica.config import BLOCK_SIZES
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,11 @@ class HoldingBackend(AttentionBackend, Protocol):
 def choose_backend(
     name: str, device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape], block_size: int
 ) -> AttentionBackend:
-    """The backend called `name`, for layers of these shapes; for "auto" the one measured on `device`.
+    """The backend called `name`, for layers of these shapes; for "auto" as `settled`.
 
     Raises ConfigError as `check_served`: another is never taken in its place.
     """
+    name = settled(name, device, dtype, shapes)
     check_served(name, device, dtype, shapes, block_size)
     if name == "triton":
         from replica.attention.triton_paged import TritonPaged
@@ -94,7 +98,25 @@ def choose_backend(
         return FlashPaged(device)
     from replica.attention.gather_sdpa import GatherSdpa
 
-    return GatherSdpa(device)  # "auto", too: neither of the others has been timed on a card
+    return GatherSdpa(device)
+
+
+def settled(name: str, device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape]) -> str:
+    """Which backend "auto" is for such layers; any other name is itself.
+
+    Triton's kernels where they were measured to be faster: on cards, in half precision. Full float32 takes no
+    tensor cores there, and was not timed.
+    """
+    if name != "auto":
+        return name
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return "gather_sdpa"
+    from replica.attention import triton_paged
+
+    reason = triton_paged.why_not(device, dtype, shapes)
+    if reason is not None:
+        logger.info("attention by torch's own operations", extra={"triton": reason})
+    return "triton" if reason is None else "gather_sdpa"
 
 
 def check_served(
@@ -104,7 +126,7 @@ def check_served(
 
     shapes: none, where they are not known yet: then whatever depends on them is let pass.
     """
-    if name in ("auto", "gather_sdpa"):
+    if name in ("auto", "gather_sdpa"):  # one of the others is not taken where it could not serve
         return
     if name not in BLOCK_SIZES:
         raise ConfigError("attention_backend", name, "must be one of " + ", ".join(("auto", *BLOCK_SIZES)))

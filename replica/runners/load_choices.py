@@ -6,7 +6,8 @@ Knows the configuration, the model and memory; knows no steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from cache.errors import ConfigError
 from replica.attention import kv_pages
-from replica.attention.backend import check_served
+from replica.attention.backend import check_served, settled
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig, num_host_blocks
 from replica.layers import card_block, decoder_block
@@ -130,8 +131,7 @@ def screen_if_faster(
 def fuse_layers(config: ReplicaConfig, model: Any, run: Callable[[], object]) -> int:
     """Put ours in decoder layers' places, where they answer alike; how many. run: as `swap_layers`.
 
-    By Triton's kernels where attention is asked to be computed by them: these were never timed on a card, so
-    they are nobody's default either.
+    By Triton's kernels where attention is computed by them. config: with the backend settled.
     """
     if not config.fused_layers:
         return 0
@@ -153,6 +153,13 @@ def check_backend(config: ReplicaConfig, device: torch.device, dtype: torch.dtyp
     except model_probe.Unsupported:
         shapes = []
     check_served(config.attention_backend, device, dtype, shapes, config.block_size)
+
+
+def settle_backend(config: ReplicaConfig, model: Any, shapes: Sequence[LayerShape]) -> ReplicaConfig:
+    """With a backend's name in the place of "auto"."""
+    return replace(
+        config, attention_backend=settled(config.attention_backend, model.device, model.dtype, shapes)
+    )
 
 
 def choose_num_host_blocks(config: ReplicaConfig, source: str, block_bytes: int) -> int:

@@ -129,7 +129,9 @@ class ModelRunner:
         device = model.device
         try:
             reference, head_rows = self_check.reference_of(model, max_model_len)
-            model_probe.check_windows(model.config, model_probe.probe_layers(model), max_model_len)
+            layers = model_probe.probe_layers(model)
+            model_probe.check_windows(model.config, layers, max_model_len)
+            config = load_choices.settle_backend(config, model, [shape for _, shape in layers])
             fuse_norms(model)
             head = load_choices.head_to_screen(config, model) if head_rows.numel() else None
             load_choices.fuse_layers(

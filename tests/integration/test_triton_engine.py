@@ -18,7 +18,7 @@ from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
 from replica.layers.card_block import CardBlock
 from replica.models.model_source import load_model, resolve
-from replica.runners import decode_graphs
+from replica.runners import decode_graphs, load_choices
 from replica.runners.decode_graphs import Recorder
 from replica.runners.model_runner import ModelRunner
 from tests import family_engines as engines
@@ -64,9 +64,8 @@ def check_family(family: Family, folder: Path, setting: Setting) -> None:
 def load(folder: Path, recorder: Recorder | None = None, **settings: Any) -> ModelRunner:
     resolved = resolve(str(folder))
     given: dict[str, Any] = {"dtype": "float32", "num_blocks": 64, **settings}
-    config = ReplicaConfig(
-        model=str(folder), device="cpu", attention_backend="triton", max_running=4, torch_threads=1, **given
-    )
+    given = {"attention_backend": "triton", **given}
+    config = ReplicaConfig(model=str(folder), device="cpu", max_running=4, torch_threads=1, **given)
     model = load_model(resolved, torch.device("cpu"), getattr(torch, config.dtype))
     return ModelRunner.over(model, config, "family", max_model_len=256, recorder=recorder)
 
@@ -91,6 +90,16 @@ def test_layers_are_kernels_in_every_type_unless_that_is_turned_off(dtype: str, 
         runner = load(tmp_path, dtype=dtype, fused_layers=fused_layers)
         assert num_fused(runner) == wanted
         runner.close()
+
+
+def test_what_auto_is_settles_attention_and_layers_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families.save(LLAMA, tmp_path)
+    monkeypatch.setattr(load_choices, "settled", lambda *_: "triton")  # as on a card, in half precision
+    runner = load(tmp_path, attention_backend="auto")
+    assert (runner.info.attention_backend, num_fused(runner)) == ("triton", 2)
+    runner.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from cache.errors import ConfigError
-from replica.attention import flash_paged, triton_paged
+from replica.attention import backend, flash_paged, triton_paged
 from replica.attention.backend import choose_backend
 from replica.attention.flash_paged import FlashFunctions
 from replica.attention.kv_pages import LayerShape
@@ -38,6 +39,51 @@ def flash_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_every_device_has_one(name: str, device: torch.device) -> None:
     assert choose_backend(name, device, torch.float32, SHAPES, 16).name == "gather_sdpa"
+
+
+HALF = torch.bfloat16
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Triton compiled its kernels here, for a card of compute capability 9.0."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "triton" else find(name)
+    )
+    monkeypatch.setattr(triton_paged, "is_interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "settled"),
+    [
+        (CUDA, torch.bfloat16, 128, "triton"),
+        (CUDA, torch.float16, 256, "triton"),
+        (CUDA, torch.bfloat16, 257, "gather_sdpa"),  # wider than its tiles
+        (CUDA, torch.float32, 128, "gather_sdpa"),
+        (CPU, torch.bfloat16, 128, "gather_sdpa"),
+    ],
+)
+def test_auto_is_triton_where_it_was_measured_and_can_serve(
+    card: None, device: torch.device, dtype: torch.dtype, width: int, settled: str
+) -> None:
+    assert backend.settled("auto", device, dtype, [LayerShape(2, 64, width)]) == settled
+
+
+def test_auto_is_torchs_own_on_a_card_that_triton_does_not_serve_and_says_why(
+    card: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with caplog.at_level(logging.INFO, "replica.attention.backend"):
+        assert choose_backend("auto", CUDA, HALF, SHAPES, 16).name == "gather_sdpa"
+    (record,) = caplog.records
+    assert record.triton == "needs compute capability 8.0; cuda:0 has 7.5"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["gather_sdpa", "triton", "flash_attn"])
+def test_whoever_is_named_is_taken_for_no_other(card: None, name: str) -> None:
+    assert backend.settled(name, CUDA, HALF, SHAPES) == name
 
 
 def test_another_name_is_refused_with_those_there_are() -> None:
