@@ -401,7 +401,12 @@ class KVCacheManager:
 
     def _cached_run(self, sequence: SequenceBlocks, limit: int) -> list[KVCacheBlock]:
         """Blocks that hold the sequence's leading ones, up to `limit`, without gaps."""
-        return self._names.find(sequence, 0, limit, self.pool.lookup)
+        if sequence.found_at != self.pool.removals:
+            sequence.found, sequence.found_at = [], self.pool.removals
+        known = [self.pool.blocks[block_id] for block_id in sequence.found[:limit]]
+        new = self._names.find(sequence, len(known), limit, self.pool.lookup)
+        sequence.found += [block.block_id for block in new]
+        return known + new
 
     def _register_full(self, sequence: SequenceBlocks, num_tokens: int) -> None:
         """Register the blocks that the first `num_tokens` tokens fill and that are not yet."""

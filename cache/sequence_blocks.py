@@ -30,6 +30,10 @@ class SequenceBlocks:
     # A fork's: the block whose tokens the coming step copies into the table's last one; held until it has.
     copy_source: int | None = None
     looks_up: bool = True  # False: everything of it is to be computed, whatever the cache holds
+    # Ids of leading blocks that lookups found, which hold while the pool's count of removals is `found_at`:
+    # who is looked up again, as when it is let in, only asks for what may have come since.
+    found: list[int] = field(default_factory=list)
+    found_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

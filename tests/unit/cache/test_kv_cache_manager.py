@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from cache.block_hash import BlockHasher, ExtraKeys, hints
+from cache.block_pool import BlockContent, KVCacheBlock
 from cache.errors import BlocksAwaited, BlocksInUse, ConfigError, NoFreeBlocks, StaleHit
 from cache.event_log import EventLog
 from cache.events import Load
@@ -74,6 +75,42 @@ class TestHashesFromTheRouter:
         sequence.token_ids.extend(letters("NOP"))
         manager.grow(sequence, 16)
         assert sequence.block_hashes == hasher.chain(hasher.root(), letters("ABCDEFGHIJKLMNOP"))
+
+
+class TestLookingUpAgain:
+    def test_only_what_may_have_come_since_is_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        manager = a_manager()
+        first = manager.begin(letters("ABCDEFGHIJKLMNOP"))
+        manager.admit(first, manager.match(first), 8)
+        manager.commit_step()
+        asked: list[BlockHash] = []
+        lookup = manager.pool.lookup
+
+        def noted(block_hash: BlockHash, content: BlockContent) -> KVCacheBlock | None:
+            asked.append(block_hash)
+            return lookup(block_hash, content)
+
+        monkeypatch.setattr(manager.pool, "lookup", noted)
+        second = manager.begin(letters("ABCDEFGHIJKLMNOPQ"))
+        assert manager.match(second).block_ids == (0, 1)
+        assert asked == second.block_hashes[:3], "two that are there, one that is not"
+        manager.grow(first, 12)
+        manager.commit_step()
+        asked.clear()
+        assert manager.match(second).block_ids == (0, 1, 2)
+        assert asked == second.block_hashes[2:4]
+
+    def test_after_a_removal_all_is_looked_for(self) -> None:
+        manager = a_manager(num_blocks=4)
+        first, _ = start(manager, "ABCDEFGH")
+        manager.commit_step()
+        manager.release(first)
+        second = manager.begin(letters("ABCDEFGHI"))
+        assert manager.match(second).num_tokens == 8
+        other, _ = start(manager, "stuvwxyzstuv")  # takes the second block, the last that was given back
+        manager.commit_step()
+        assert manager.match(second).num_tokens == 4
+        manager.release(other)
 
 
 class TestCachingOff:
