@@ -5,6 +5,7 @@ Reads files and this machine's memory; imports neither Ray nor torch.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
+NVML = "libnvidia-ml.so.1"  # the driver's management library
 FOR_CARDS = ("triton", "flash_attn")  # attention backends that compute on nothing else
 
 
@@ -153,8 +155,22 @@ def num_cards() -> int:
     """NVIDIA cards that the driver of this machine tells of."""
     try:
         return sum(1 for _ in NVIDIA_CARDS.iterdir())
+    except OSError:  # where the driver is the host's, as in WSL and some sandboxes, its library has to do
+        return _cards_by_library()
+
+
+def _cards_by_library() -> int:
+    """As NVML counts them, which is how Ray does; 0 without it."""
+    try:
+        nvml = ctypes.CDLL(NVML)
     except OSError:
         return 0
+    count = ctypes.c_uint(0)
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
+    return count.value
 
 
 def _torch_for_cpus() -> str | None:

@@ -160,6 +160,44 @@ def test_without_a_number_this_machine_is_meant(
     assert main(["check", str(file)]) == status
 
 
+class Nvml:
+    """The management library of a driver with `cards`; None: it does not start."""
+
+    def __init__(self, cards: int | None) -> None:
+        self._cards, self.num_open = cards, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.num_open += self._cards is not None
+        return 0 if self._cards is not None else 9
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        assert self.num_open == 1
+        count._obj.value = self._cards
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.num_open -= 1
+        return 0
+
+
+@pytest.mark.parametrize(("cards", "counted"), [(2, 2), (0, 0), (None, 0)])
+def test_where_the_driver_has_no_folder_its_library_counts(
+    cards: int | None, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml, asked = Nvml(cards), []
+    monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "absent")
+    monkeypatch.setattr(preflight.ctypes, "CDLL", lambda name: asked.append(name) or nvml)
+    assert preflight.num_cards() == counted
+    assert asked == ["libnvidia-ml.so.1"]
+    assert nvml.num_open == 0
+
+
+def test_without_driver_and_library_there_is_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "absent")
+    monkeypatch.setattr(preflight, "NVML", "libabsent.so.1")
+    assert preflight.num_cards() == 0
+
+
 @pytest.mark.parametrize(
     ("device", "actor", "ranks", "is_fine"),
     [
