@@ -10,7 +10,8 @@
     │       └── RankLost             one of the processes that compute the model together has gone
     └── RequestRefused
         ├── QueueFull                from cache/errors.py, raised by the scheduler
-        │   └── WaitTooLong          not too many wait, but for too long
+        │   ├── WaitTooLong          not too many wait, but for too long
+        │   └── NeverBegan           it has waited for far longer than was expected when it was let in
         ├── DeadlineExceeded         likewise
         ├── ForwardFailed            likewise
         ├── HandedOver               likewise, by the engine
@@ -40,6 +41,7 @@ __all__ = [
     "EventSocketError",
     "ForwardFailed",
     "InvalidRequest",
+    "NeverBegan",
     "PromptTooLong",
     "QueueFull",
     "RankLost",
@@ -142,3 +144,15 @@ class WaitTooLong(QueueFull):
         return (
             f"{self.waiting} requests take {self.wait_s:.1f} s, nobody waits longer than {self.limit_s:.1f} s"
         )
+
+
+class NeverBegan(QueueFull):
+    """It was let in, and those before it have kept the engine for far longer than was expected then."""
+
+    def __init__(self, waiting: int, limit: int, waited_s: float, limit_s: float) -> None:
+        super().__init__(waiting, limit)
+        self.waited_s = waited_s
+        self.limit_s = limit_s
+
+    def __str__(self) -> str:
+        return f"it has waited {self.waited_s:.1f} s and not begun; nobody waits over {self.limit_s:.1f} s"

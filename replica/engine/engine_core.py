@@ -213,6 +213,7 @@ class EngineCore:
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
         progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
+        progress += [self._expired(request, error) for request, error in self._scheduler.give_up()]
         sequences = self._steps.next()
         if not sequences:
             return progress

@@ -27,7 +27,7 @@ class Ending(Enum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORTED = "aborted"  # cancelled, or past its deadline
+    ABORTED = "aborted"  # cancelled, past its deadline, or never begun
     FAILED = "failed"  # its forward failed
 
     @classmethod

@@ -79,7 +79,10 @@ class Intake:
         for choice, answer in answers:
             own = structure if structure is None or not taken else structure.begun(minimum)
             taken.append(self._request(answer, choice, arrival_s, own))
-        return taken, not have_begun(answers)
+        goes_on = have_begun(answers)
+        for each in taken:
+            each.goes_on = goes_on
+        return taken, not goes_on
 
     def _max_output(self, request: GenerateRequest) -> int:
         return max(1, min(request.sampling.max_tokens, self._max_model_len - request.num_prompt_tokens))

@@ -30,6 +30,12 @@ class Entrance:
     max_waiting: int  # beyond this nobody is put behind those that wait
     max_wait_s: float  # seconds of prefill; likewise
 
+    @property
+    def patience_s(self) -> float:
+        """Who was let in and has not begun after so long is told to go: by a factor of two more was before it
+        than was known, as of answers that turn out to be far longer than those of late."""
+        return 2.0 * self.max_wait_s
+
     def check_size(self, num_prompt_tokens: int, max_output_tokens: int) -> None:
         """Raises PromptTooLong or TooLargeForCache."""
         if num_prompt_tokens >= self.max_model_len:

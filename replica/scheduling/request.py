@@ -72,6 +72,7 @@ class Request:
     first_token_s: float | None = None  # of those sampled here
     last_token_s: float | None = None
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
+    goes_on: bool = False  # with an answer that its client has the beginning of, its own or one beside it
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
     logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked

@@ -20,6 +20,7 @@ from cache.types import RequestId
 from replica.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    NeverBegan,
 )
 from replica.scheduling.admission import Admission
 from replica.scheduling.entrance import Entrance
@@ -222,6 +223,19 @@ class Scheduler:
         for request in late:
             self._remove(request)
         return [(r, _deadline_exceeded(r, now_s)) for r in late]
+
+    def give_up(self) -> list[tuple[Request, NeverBegan]]:
+        """Take out whoever has waited for longer than anybody should and has not begun.
+
+        Not who goes on with an answer: its client has the beginning, and is told nothing but the rest.
+        """
+        now_s, patience_s = self._clock(), self._entrance.patience_s
+        came_before = now_s - patience_s
+        waited = [r for r in self if r.admitted_s is None and not r.goes_on and r.arrival_s < came_before]
+        for request in waited:
+            self._remove(request)
+        limit = self._entrance.max_waiting
+        return [(r, NeverBegan(len(self._waiting), limit, now_s - r.arrival_s, patience_s)) for r in waited]
 
     # -- one step ---------------------------------------------------------------------------------
 

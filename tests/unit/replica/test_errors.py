@@ -14,6 +14,7 @@ EXAMPLES = [
     errors.EngineStopped("it was closed"),
     errors.EventSocketError("127.0.0.1", 5555, "in use"),
     errors.InvalidRequest("top_p", "is 2"),
+    errors.NeverBegan(3, 256, 60.2, 60.0),
     errors.RankLost(1, -9),
     errors.StepOutOfMemory(512, "OutOfMemoryError"),
     errors.TooLargeForCache(10, 8, 4, 4),
@@ -42,6 +43,12 @@ def test_a_wait_that_is_too_long_says_when_to_come_back() -> None:
     error = errors.WaitTooLong(3, 256, 31.5, 30.0)
     assert error.retry_after_s == 1.5
     assert str(error) == "3 requests take 31.5 s, nobody waits longer than 30.0 s"
+
+
+def test_who_never_began_is_told_how_long_it_waited() -> None:
+    error = errors.NeverBegan(3, 256, 60.24, 60.0)
+    assert isinstance(error, errors.QueueFull), "another replica may have room"
+    assert str(error) == "it has waited 60.2 s and not begun; nobody waits over 60.0 s"
 
 
 def test_too_large_names_all_numbers() -> None:

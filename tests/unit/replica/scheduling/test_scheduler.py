@@ -10,10 +10,12 @@ from cache.block_hash import BlockHasher
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
+from replica.engine.engine_core import EngineCore, Progress
 from replica.errors import (
     DeadlineExceeded,
     ForwardFailed,
     InvalidRequest,
+    NeverBegan,
     PromptTooLong,
     QueueFull,
     TooLargeForCache,
@@ -232,6 +234,61 @@ def test_measured_the_queue_is_bounded_by_what_it_takes() -> None:
     with pytest.raises(WaitTooLong) as caught:
         core.submit(make_request("third", [1]))
     assert caught.value.wait_s == pytest.approx(800 * 0.001 + 100 * 0.01, rel=0.02)
+
+
+class TestWhoNeverBegins:
+    """Steps of 100 ms. One needs all blocks for its prompt and seven tokens: who comes waits for its end."""
+
+    SIM = SimConfig(base_s=0.1, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
+
+    def taken(self, max_wait_s: float | None) -> EngineCore:
+        core = sim_core(16, sim=self.SIM, max_wait_s=max_wait_s)
+        core.submit(make_request("all blocks", range(100, 158), max_tokens=7))
+        core.step()
+        return core
+
+    def errors(self, core: EngineCore) -> list[Progress]:
+        """Of all that are told one, until nobody is left."""
+        told = [each for _ in range(200) for each in core.step() if each.error is not None]
+        assert not core.has_work
+        return told
+
+    def test_it_is_told_to_go_after_twice_what_it_may_wait(self) -> None:
+        core = self.taken(max_wait_s=0.09)
+        core.submit(make_request("short", [5, 6, 7], max_tokens=1))
+        (told,) = self.errors(core)
+        assert isinstance(told.error, NeverBegan)
+        assert (told.request.request_id, told.error.limit_s) == ("short", 0.18)
+        assert told.error.waited_s == pytest.approx(0.2), "in the first step after 0.18 s"
+        assert core.stats().output_tokens == 7
+
+    def test_each_answer_of_several_is_told(self) -> None:
+        core = self.taken(max_wait_s=0.1)
+        core.take(replace(make_request("two", [5, 6, 7], max_tokens=1), n=2))
+        assert [type(each.error) for each in self.errors(core)] == [NeverBegan, NeverBegan]
+
+    def test_without_a_bound_it_waits_as_long_as_it_takes(self) -> None:
+        core = self.taken(max_wait_s=None)
+        short = core.submit(make_request("short", [5, 6, 7], max_tokens=1))
+        assert not self.errors(core)
+        assert short.num_output_tokens == 1
+
+    def test_an_answer_that_a_client_has_the_beginning_of_waits_on(self) -> None:
+        core = self.taken(max_wait_s=0.1)
+        request = replace(make_request("begun", [5, 6, 7, 8], max_tokens=3), num_prompt_tokens=3, attempt=1)
+        begun = core.submit(request)
+        assert not self.errors(core)
+        assert begun.num_output_tokens == 3
+
+    def test_who_has_begun_and_is_put_back_waits_on(self) -> None:
+        core = sim_core(10, sim=self.SIM, max_wait_s=0.2)
+        expect_short_answers(core)
+        taken = [
+            core.submit(make_request(f"r{i}", range(10 * i, 10 * i + 10), max_tokens=16)) for i in range(2)
+        ]
+        assert not self.errors(core)
+        assert core.stats().preemptions > 0
+        assert [each.num_output_tokens for each in taken] == [16, 16]
 
 
 def test_prompt_too_long_names_both_numbers() -> None:
