@@ -29,7 +29,8 @@ ask: .venv/serve.installed ## two questions about one long table, offline, witho
 NOTHING_TO_RUN := $(if $(ARGS),|| [ $$? -eq 5 ])
 TOGETHER := -n $(JOBS) --dist loadfile tests --ignore tests/e2e
 ALONE := tests/e2e
-PYTEST := OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
+# A cluster is a dozen processes, and each would compile the project anew where the shell says to keep no bytecode.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
 
 test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite (JOBS=2)
 	$(PYTEST) -m "not long and not gpu" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
