@@ -89,6 +89,7 @@ class Node:
     serving_port: int  # of its proxy
     agent_port: int  # where the liveness probe asks
     dashboard_port: int | None  # the head's
+    drains: bool
 
     def url(self, port: int | None) -> str:
         assert port is not None
@@ -129,7 +130,8 @@ class Cluster:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        node = Node(process, log, address, ports.http, ports.base + 7, ports.dashboard if is_head else None)
+        dashboard_port = ports.dashboard if is_head else None
+        node = Node(process, log, address, ports.http, ports.base + 7, dashboard_port, drains)
         self.nodes.append(node)
         return node
 
@@ -150,10 +152,14 @@ class Cluster:
     def stop(self) -> None:
         """Workers first; whoever does not end in time is killed.
 
+        Who drains is killed at once: with nobody left to go to, it would wait for all of that time.
         What a node leaves behind goes too, as all that is in a container goes with its first process.
         """
         for node in reversed(self.nodes):
-            node.process.terminate()
+            if node.drains:
+                node.process.kill()
+            else:
+                node.process.terminate()
             try:
                 node.process.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
