@@ -234,14 +234,15 @@ class Clusters:
 
     @contextlib.asynccontextmanager
     async def borrow(self, spec: Spec) -> AsyncIterator[Cluster]:
-        """A cluster of this kind, ready, alone. It is restored and kept; after an error it is stopped."""
+        """A cluster of this kind, ready, alone. It is kept once it is ready again, and restored for whoever
+        borrows it next; after an error it is stopped."""
         if self._current is None or self._current.spec != spec:
             await self.aclose()
             self._current = await self._stack.enter_async_context(_started(spec))
         try:
-            await self._current.until_ready()
-            yield self._current
             await self._current.restore()
+            yield self._current
+            await self._current.until_ready()
         except BaseException:
             await self.aclose()
             raise
