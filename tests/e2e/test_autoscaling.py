@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from replica.config import SimConfig
 from tests.e2e.faults.traffic import ClosedLoop, Question, answers, ask, clients
+from tests.http_server import engine_server
 from tests.servers import Server, running_server
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 MOST = 3
+NUM_BLOCKS = 4096
 PROMPT_TOKENS = 200
 TOKEN_S = 0.002  # a prompt is 0.4 s of a replica's time: eight clients are more than two replicas' work
 STREAMS, STREAM_TOKENS, STEP_S = 6, 1000, 0.02  # of 20 s, while replicas leave under them
@@ -45,7 +48,7 @@ def server() -> Iterator[Server]:
     }
     sim = {"base_s": STEP_S, "per_token_s": TOKEN_S, "per_attention_s": 0.0, "per_sequence_s": 0.0}
     with running_server(
-        replica={"runner": "simulated", "sim": sim, "num_blocks": 4096},
+        replica={"runner": "simulated", "sim": sim, "num_blocks": NUM_BLOCKS},
         # Whoever comes is taken in: eight that wait are no overload, but a slow machine may look like one.
         router={"max_wait_s": 60.0, "overload_wait_s": 60.0},
         deployments={"Replica": options},
@@ -67,6 +70,17 @@ def long_streams(seed: int) -> list[Question]:
         Question(tuple(draw.randrange(10, 1000) for _ in range(20)), STREAM_TOKENS, 1.0, seed=number)
         for number in range(STREAMS)
     ]
+
+
+async def undisturbed(questions: list[Question]) -> list[str]:
+    """Each one's text, by a replica that nobody takes away, in this process; its steps take no time."""
+    sim = SimConfig(base_s=0.0, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
+    with engine_server(
+        num_replicas=1, num_blocks=NUM_BLOCKS, replica={"runner": "simulated", "sim": sim}
+    ) as quick:
+        truth = await answers(quick.url, questions, at_once=STREAMS)
+    assert [each.failure for each in truth.values()] == [None] * len(questions)
+    return [truth[question].text for question in questions]
 
 
 def replicas(server: Server) -> set[str]:
@@ -101,8 +115,7 @@ async def test_replicas_come_with_work_and_go_without_and_no_stream_is_cut(serve
     assert failed == []
     assert [each.failure for each in heard] == [None] * STREAMS
     await until(lambda: len(replicas(server)) == 1, "not scaled down to the least")
-    truth = await answers(server.url, questions, at_once=STREAMS)
-    assert [each.text for each in heard] == [truth[question].text for question in questions]
+    assert [each.text for each in heard] == await undisturbed(questions)
 
 
 async def test_one_that_comes_again_works_again(server: Server) -> None:
