@@ -31,7 +31,7 @@ async def run(duration_s: float) -> list[Row]:
     """duration_s: of cuts under load."""
     async with cluster(replace(fleet.spec(), module=DRIVER)) as running:
         folder = running.server.temp / "wires"
-        truth = await undisturbed(running, fleet.questions())
+        truth = await undisturbed(running, fleet.questions(), at_once=fleet.PREFIXES)
         before = await running.metrics()
         load = ClosedLoop(
             running.url, cycle(truth), num_clients=CLIENTS, rate_per_s=LOAD * fleet.requests_per_s(2)

@@ -44,7 +44,7 @@ class Death:
 async def run(duration_s: float) -> list[Row]:
     """duration_s: of kills under load; what one request may cost comes on top."""
     async with cluster(fleet.spec()) as running:
-        truth = await undisturbed(running, fleet.questions())
+        truth = await undisturbed(running, fleet.questions(), at_once=fleet.PREFIXES)
         return [
             *await under_load(running, truth, duration_s),
             *await _past_the_limit(running),
@@ -52,9 +52,11 @@ async def run(duration_s: float) -> list[Row]:
         ]
 
 
-async def undisturbed(running: Cluster, questions: list[Question]) -> dict[Question, str]:
+async def undisturbed(
+    running: Cluster, questions: list[Question], *, at_once: int = 8
+) -> dict[Question, str]:
     """The text of each answer while nothing is wrong. Raises AssertionError if one is not whole."""
-    found = await answers(running.url, questions)
+    found = await answers(running.url, questions, at_once=at_once)
     assert not checks.failures(list(found.values())), checks.failures(list(found.values()))
     return {question: outcome.text for question, outcome in found.items()}
 
