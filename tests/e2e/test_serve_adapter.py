@@ -86,6 +86,7 @@ def url(journal: Path) -> Iterator[str]:
             ),
             health_check_period_s=1,
             graceful_shutdown_timeout_s=1,
+            graceful_shutdown_wait_loop_s=0.1,
         )(OrderedReplica)
         router = serve.deployment(
             name="Router",
@@ -101,6 +102,7 @@ def url(journal: Path) -> Iterator[str]:
                 },
             },
             graceful_shutdown_timeout_s=1,
+            graceful_shutdown_wait_loop_s=0.1,
         )(serve.ingress()(Ingress))
         config = RouterConfig(
             model_name="none",
