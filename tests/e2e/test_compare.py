@@ -20,10 +20,11 @@ POLICIES = ("expected_time", "round_robin", RAY_ROUTER)
 def test_policies_beside_each_other_on_simulated_replicas(tmp_path: Path) -> None:
     """Round robin cannot have prefix-aware routing's hits, Ray's own router can."""
     command = [sys.executable, "-m", "loadtest", "compare", "--policy", ",".join(POLICIES), "--simulated"]
-    command += ["--replicas", "2", "--rate", "6", "--seconds", "20", "--repeats", "1", "--ttft", "5"]
+    # 120 requests each. Chats in a hurry leave these replicas as idle as others would.
+    command += ["--replicas", "2", "--rate", "12", "--seconds", "10", "--repeats", "1", "--ttft", "5"]
     command += [
         "--workload",
-        "multi_turn:think_s=2,turns=6,first_tokens=300,prompt_tokens=200,answer_tokens=8",
+        "multi_turn:think_s=1,turns=6,first_tokens=300,message_tokens=240,prompt_tokens=200,answer_tokens=8",
     ]
     ended = subprocess.run(
         [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False
