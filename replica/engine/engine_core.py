@@ -212,8 +212,8 @@ class EngineCore:
         that runs out of memory moves nobody forward, and those after it are smaller.
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
-        progress += [self._expired(request, error) for request, error in self._scheduler.expire()]
-        progress += [self._expired(request, error) for request, error in self._scheduler.give_up()]
+        too_late = [*self._scheduler.expire(), *self._scheduler.give_up()]
+        progress += [self._expired(request, error) for request, error in too_late]
         sequences = self._steps.next()
         if not sequences:
             return progress

@@ -76,19 +76,23 @@ class Intake:
         )
         arrival_s = self._clock() if arrival_s is None else arrival_s
         taken: list[Request] = []
+        goes_on = have_begun(answers)
         for choice, answer in answers:
             own = structure if structure is None or not taken else structure.begun(minimum)
-            taken.append(self._request(answer, choice, arrival_s, own))
-        goes_on = have_begun(answers)
-        for each in taken:
-            each.goes_on = goes_on
+            taken.append(self._request(answer, choice, arrival_s, own, goes_on=goes_on))
         return taken, not goes_on
 
     def _max_output(self, request: GenerateRequest) -> int:
         return max(1, min(request.sampling.max_tokens, self._max_model_len - request.num_prompt_tokens))
 
     def _request(
-        self, request: GenerateRequest, choice: int, arrival_s: float, structure: StructureMatcher | None
+        self,
+        request: GenerateRequest,
+        choice: int,
+        arrival_s: float,
+        structure: StructureMatcher | None,
+        *,
+        goes_on: bool,
     ) -> Request:
         """One answer's, as scheduler and steps know it."""
         drawn_by, ended_by = request.sampling, request.sampling
@@ -122,6 +126,7 @@ class Intake:
                 prompt=token_ids[_context_of(request)],
             ),
             num_earlier_tokens=len(token_ids) - request.num_prompt_tokens,
+            goes_on=goes_on,
             traceparent=request.traceparent,
             lease=request.pin,
             logprobs=_logprob_log(request),

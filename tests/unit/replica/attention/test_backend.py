@@ -24,15 +24,17 @@ SHAPES = (LayerShape(2, 64, 64), LayerShape(1, 192, 128))
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
+def beside_a_card(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """As if it were installed beside a card of compute capability 9.0."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == package else find(name))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
 @pytest.fixture
 def flash_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if flash-attn were installed beside a card of compute capability 9.0."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else find(name)
-    )
+    beside_a_card(monkeypatch, "flash_attn")
     monkeypatch.setattr(flash_paged, "_functions", lambda: FLASH)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
 @pytest.mark.parametrize("name", ["auto", "gather_sdpa"])
@@ -46,13 +48,9 @@ HALF = torch.bfloat16
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if Triton compiled its kernels here, for a card of compute capability 9.0."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: object() if name == "triton" else find(name)
-    )
+    """Where Triton compiles its kernels."""
+    beside_a_card(monkeypatch, "triton")
     monkeypatch.setattr(triton_paged, "is_interpreted", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
 @pytest.mark.parametrize(
