@@ -10,8 +10,10 @@ ARG PYTHON=3.11.14-slim-bookworm
 
 # The project as a wheel, so that no source tree or build tool is in the image.
 FROM python:${PYTHON} AS wheel
+# Block hashes are compiled: hatch_build.py.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc=4:12.2.0-3 libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY cache cache
 COPY replica replica
 COPY router router

@@ -123,7 +123,9 @@ clean: ## remove the environments and every cache
 	echo "Found: $$({ command -v python3 >/dev/null && python3 --version 2>&1; } || echo 'no python3')." >&2; exit 1
 
 # One stamp per set of packages: a second start installs nothing.
-.venv/serve.installed: pyproject.toml constraints.txt | .venv/bin/python
+INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard cache/native/*.[ch])
+
+.venv/serve.installed: $(INSTALLED) | .venv/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
@@ -133,7 +135,7 @@ clean: ## remove the environments and every cache
 	.venv-lowest/bin/python -m pip install --disable-pip-version-check -r $<
 	@touch $@
 
-.venv/dev.installed: pyproject.toml constraints.txt | .venv/bin/python
+.venv/dev.installed: $(INSTALLED) | .venv/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ .venv/serve.installed
 

@@ -17,6 +17,7 @@ Knows tokens and fingerprints; knows neither blocks' places nor sequences.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import struct
@@ -27,6 +28,11 @@ from typing import NamedTuple, cast, overload
 
 import xxhash
 
+try:
+    from cache.native import chains as compiled
+except ImportError:  # no C compiler where this was installed: the same hashes, with a call for each
+    compiled = None  # type: ignore[assignment]
+
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.types import BlockHash, HashHint, little_endian_bytes
@@ -35,6 +41,7 @@ from cache.types import BlockHash, HashHint, little_endian_bytes
 HASH_FORMAT_VERSION = 1
 HASH_BYTES = 16
 CUT_AT_ONCE = 128  # pieces
+IS_COMPILED = compiled is not None  # whether chains are made in C
 
 ExtraKeys = Mapping[int, tuple[bytes, ...]]
 """Block index -> image/audio hashes of the placeholder tokens that the block touches."""
@@ -51,15 +58,14 @@ class Placeholder(NamedTuple):
 class BlockHasher:
     """Hashes prompts under one fingerprint. Stateless after construction; thread-safe."""
 
-    __slots__ = ("_chain", "_cut", "_digest", "_root_head", "block_size")
+    __slots__ = ("_digest", "_joined", "_links", "_root_head", "block_size")
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         if fingerprint.block_size < 1:
             raise ConfigError("block_size", fingerprint.block_size, "at least 1 token")
         self.block_size = fingerprint.block_size
         self._digest = _DIGESTS[fingerprint.hash_algorithm]
-        self._chain = _CHAINS[fingerprint.hash_algorithm]
-        self._cut = _cutter(4 * fingerprint.block_size)
+        self._links, self._joined = _chains(fingerprint.hash_algorithm, 4 * fingerprint.block_size)
         self._root_head = b"warmpath root" + _prefixed(
             HASH_FORMAT_VERSION.to_bytes(4, "little"),
             fingerprint.block_size.to_bytes(4, "little"),
@@ -87,7 +93,7 @@ class BlockHasher:
         step = 4 * size
         assert len(buffer) == max(last_block - first_block, 0) * step, "hashed past the last full block"
         if not extra_keys:
-            return self._chain(parent, self._cut(buffer))
+            return self._links(parent, buffer)
         digest = self._digest
         previous: bytes = parent
         hashes: list[BlockHash] = []
@@ -101,7 +107,7 @@ class BlockHasher:
     def extend_packed(self, parent: BlockHash, tokens: bytes | memoryview) -> bytes:
         """`extend` by blocks of text whose tokens are little-endian int32 already; its hashes, joined."""
         assert len(tokens) % (4 * self.block_size) == 0, "hashed past the last full block"
-        return b"".join(self._chain(parent, self._cut(tokens)))
+        return self._joined(parent, tokens)
 
     def contents(self, token_ids: array[int], first_block: int, last_block: int) -> list[bytes]:
         """What an exact hit compares, of blocks [first_block, last_block): equal for equal tokens only."""
@@ -154,7 +160,7 @@ class PackedHashes(Sequence[BlockHash]):
         return BlockHash(self.packed[start : start + HASH_BYTES])
 
     def __iter__(self) -> Iterator[BlockHash]:
-        return cast("Iterator[BlockHash]", _single_hashes(self.packed))
+        return _single_hashes(self.packed)
 
     def __add__(self, others: Iterable[BlockHash]) -> PackedHashes:
         return PackedHashes(self.packed + PackedHashes.of(others).packed)
@@ -186,7 +192,7 @@ def _cutter(size: int) -> Callable[[bytes | memoryview], Iterator[bytes]]:
     return cut
 
 
-_single_hashes = _cutter(HASH_BYTES)
+_single_hashes = cast("Callable[[bytes], Iterator[BlockHash]]", _cutter(HASH_BYTES))
 
 
 def hint(block_hash: BlockHash) -> HashHint:
@@ -250,8 +256,26 @@ def _sha256(message: bytes) -> bytes:
     return hashlib.sha256(message).digest()[:HASH_BYTES]
 
 
-# A prompt's hashing is on the path to its first token, 512 blocks for 8,192 tokens: one loop per algorithm,
-# with nothing in it that is the same for every block. Calling `_sha256` or `BlockHash` would cost a fifth.
+# A prompt's hashing is on the path to its first token, 512 blocks for 8,192 tokens: in C, or one loop per
+# algorithm, with nothing in it that is the same for every block. Calling `_sha256` or `BlockHash` would cost
+# a fifth.
+
+_Tokens = bytes | memoryview
+_Links = Callable[[bytes, _Tokens], list[BlockHash]]
+_Joined = Callable[[bytes, _Tokens], bytes]
+
+
+def _chains(algorithm: HashAlgorithm, block_bytes: int) -> tuple[_Links, _Joined]:
+    """What makes, of a parent and blocks of so many bytes, the hashes of all: each by itself, and joined."""
+    if compiled is not None and block_bytes <= compiled.MOST_BLOCK_BYTES:
+        in_c = {HashAlgorithm.XXH3_128: compiled.xxh3_chain, HashAlgorithm.SHA256: compiled.sha256_chain}
+        joined = functools.partial(in_c[algorithm], block_bytes)
+        return lambda parent, tokens: list(_single_hashes(joined(parent, tokens))), joined
+    chain, cut = _CHAINS[algorithm], _cutter(block_bytes)
+    return (
+        lambda parent, tokens: chain(parent, cut(tokens)),
+        lambda parent, tokens: b"".join(chain(parent, cut(tokens))),
+    )
 
 
 def _xxh3_chain(parent: bytes, blocks: Iterator[bytes]) -> list[BlockHash]:

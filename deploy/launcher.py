@@ -167,7 +167,7 @@ class _Watch:
             lines.append("            model: <local dir or hub id>")
         if version is not None:
             lines += [f"  replica   {_replica_line(replica)}" for replica in version["replicas"]]
-            lines.append(f"  routing   {version['policy']}")
+            lines.append(f"  routing   {version['policy']}, {_hashing(version)}")
         if has_keys:
             lines.append(f"  API keys  needed; cache scope: {self._file.app.tenants.scope.value}")
         lines.append(f"  proxy     {'HAProxy' if self._fast_proxy else 'Serve, Python'}")
@@ -187,6 +187,12 @@ def _replica_line(replica: dict[str, Any]) -> str:
         f"{replica['attention_backend']} attention, "
         f"{replica['num_blocks']} blocks of {replica['block_size']} tokens"
     )
+
+
+def _hashing(version: dict[str, Any]) -> str:
+    by = f"blocks by {version['hash_algorithm']}"
+    slow = "hashed in Python, slower: no C compiler was there at the installation"
+    return by if version["compiled_hashes"] else f"{by}, {slow}"
 
 
 def _curl(url: str, model: str, *, chat: bool, key: bool) -> str:

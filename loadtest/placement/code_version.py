@@ -1,7 +1,8 @@
 """A digest of the code that a cell's result depends on, so that kept results are never those of other code.
 
 Only what can change a result counts: the simulation, what it imports of this project, and the cell's own
-policy, not its rivals. Comments, docstrings and layout do not count. Knows source files; runs none of them.
+policy, not its rivals. Comments, docstrings and layout do not count, nor does what is compiled: it does what
+the Python beside it does. Knows source files; runs none of them.
 """
 
 from __future__ import annotations
@@ -78,11 +79,12 @@ def _code(module: str) -> str:
 
 @cache
 def _is_module(name: str) -> bool:
+    """Whether it is one in Python."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:  # its parent is a module, not a package: the name stands for something in it
         return False
-    return spec is not None and spec.origin is not None
+    return spec is not None and spec.origin is not None and spec.origin.endswith(".py")
 
 
 @cache

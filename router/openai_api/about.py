@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cache.block_hash import IS_COMPILED
 from router.config import RouterConfig
 from router.errors import UnknownModel
 from router.openai_api.responses import ModelCard, ModelList
@@ -56,6 +57,8 @@ class About:
             "revision": mark.revision,
             "fingerprint": mark.digest(),
             "policy": self.config.policy,
+            "hash_algorithm": mark.hash_algorithm.value,
+            "compiled_hashes": IS_COMPILED,
             "has_chat_template": self.encoder.has_chat_template,
             "replicas": [self._replica(numbers) for numbers in self.routing.statistics().replicas],
         }

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from deploy.launcher import _replica_line, _Watch, _wrong_setting
+from deploy.launcher import _hashing, _replica_line, _Watch, _wrong_setting
 from deploy.ports import Ports
 from deploy.serve_file import ServeFile
 
@@ -43,6 +43,13 @@ def test_a_replica_is_shown_with_its_ranks_where_it_has_several(num_ranks: int, 
         "block_size": 16,
     }
     assert _replica_line(replica) == f"r1  {where}gather_sdpa attention, 1024 blocks of 16 tokens"
+
+
+def test_hashes_that_are_not_compiled_are_told() -> None:
+    version = {"hash_algorithm": "xxh3_128", "compiled_hashes": True}
+    assert _hashing(version) == "blocks by xxh3_128"
+    slower = _hashing({**version, "compiled_hashes": False})
+    assert slower.startswith("blocks by xxh3_128, hashed in Python, slower: no C compiler")
 
 
 TRACEBACK = """\

@@ -66,6 +66,7 @@ def test_the_wheel_is_made_of_the_packages_and_nothing_else_enters() -> None:
     assert allowed == {
         *packages(),
         "pyproject.toml",
+        "hatch_build.py",
         "constraints.txt",
         "README.md",
         "LICENSE",

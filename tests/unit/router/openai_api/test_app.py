@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from cache.block_hash import IS_COMPILED
 from cache.types import ReplicaId
 from router.openai_api.about import Readiness
 from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, a_replica_info, error_of
@@ -98,6 +99,12 @@ async def test_version_tells_what_each_replica_computes_on(router: RouterUnderTe
         **dict.fromkeys(router.replicas, ("cpu", 1, "none")),
         "in-two": ("cuda:0", 2, "triton"),
     }
+
+
+async def test_version_tells_how_blocks_are_hashed(router: RouterUnderTest) -> None:
+    version = (await router.client.get("/version")).json()
+    algorithm = router.config.fingerprint.hash_algorithm
+    assert (version["hash_algorithm"], version["compiled_hashes"]) == (algorithm.value, IS_COMPILED)
 
 
 async def test_metrics_and_the_api_description_are_served(router: RouterUnderTest) -> None:
