@@ -219,7 +219,7 @@ def hint_view(block_hashes: Sequence[BlockHash]) -> Sequence[HashHint]:
     return cast("Sequence[HashHint]", memoryview(joined).cast("Q")[::2])
 
 
-def lookup_key(message: bytes, before: int) -> int:
+def lookup_key(message: bytes | memoryview, before: int) -> int:
     """64 bits to look bytes up by that are then compared: fast, well spread, and forgeable. Names no block.
 
     before: the key of what precedes them.

@@ -49,7 +49,7 @@ class _Run(NamedTuple):
 class PartialChain:
     """One prompt's hashes, as far as they were known; `finish` computes the others."""
 
-    __slots__ = ("_hasher", "buffer", "keys", "packed", "pieces", "root", "runs")
+    __slots__ = ("_hasher", "buffer", "keys", "packed", "root", "runs")
 
     def __init__(self, hasher: BlockHasher, root: BlockHash, token_ids: array[int]) -> None:
         self._hasher = hasher
@@ -57,8 +57,7 @@ class PartialChain:
         self.buffer = little_endian_bytes(token_ids)
         self.packed = b""  # hashes of full blocks, parent first
         self.keys: Sequence[int] = ()  # what the root stands for, then each full run's
-        self.pieces: Sequence[bytes] = ()  # the tokens of each full run
-        self.runs: list[_Run] = []  # those that were known, in order
+        self.runs: list[_Run] = []  # those that were known, in order; all of them once it is kept
 
     @property
     def hashes(self) -> PackedHashes:
@@ -140,62 +139,64 @@ class ChainCache:
         """Remember a finished chain. Runs it is made of are as if just used."""
         if not self._max_bytes:
             return
-        step, packed, num_known = HASH_BYTES * self._blocks, chain.packed, len(chain.runs)
-        before: _Run | BlockHash = chain.root
-        for number, key in enumerate(chain.keys[1:]):
-            if number < num_known and self._runs.get(key) is chain.runs[number]:
-                before = chain.runs[number]
-                continue
-            before = _Run(before, chain.pieces[number], packed[number * step : (number + 1) * step])
-            self._put(key, before)
-        left = packed[len(chain.pieces) * step :]
+        step, run_bytes = HASH_BYTES * self._blocks, self._run_bytes
+        buffer, packed, num_full = chain.buffer, chain.packed, len(chain.keys) - 1
+        runs = chain.runs
+        before: _Run | BlockHash = runs[-1] if runs else chain.root
+        for number in range(len(runs), num_full):
+            tokens = buffer[number * run_bytes : (number + 1) * run_bytes]
+            before = _Run(before, tokens, packed[number * step : (number + 1) * step])
+            runs.append(before)
+        left = packed[num_full * step :]
         if left:
-            start = len(chain.pieces) * self._run_bytes
-            tokens = chain.buffer[start : start + len(left) // HASH_BYTES * self._block_bytes]
+            start = num_full * run_bytes
+            tokens = buffer[start : start + len(left) // HASH_BYTES * self._block_bytes]
             self._put(TAIL | chain.keys[-1], _Run(before, tokens, left))
-            self._runs.move_to_end(TAIL | chain.keys[-1])
-        for key in chain.keys[:0:-1]:  # so that the first one leaves last
-            self._runs.move_to_end(key)
+        for key, run in zip(chain.keys[:0:-1], reversed(runs), strict=True):  # the first one leaves last
+            self._put(key, run)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._runs.popitem(last=False)[1].num_bytes
             self._num_evicted += 1
 
     def _find(self, chain: PartialChain) -> None:
         """Fill in what is known of the prompt."""
-        self._cut(chain)
+        chain.keys = self._keys(chain)
         runs, before, known = self._runs, cast("_Run | BlockHash", chain.root), []
-        for key, piece in zip(chain.keys[1:], chain.pieces, strict=True):
+        buffer, start = chain.buffer, 0
+        for key in chain.keys[1:]:
             run = runs.get(key)
-            if run is None or not run.is_after(before) or run.tokens != piece:
+            if run is None or not run.is_after(before) or not buffer.startswith(run.tokens, start):
                 break
             known.append(run.hashes)
             chain.runs.append(run)
             before = run
+            start += self._run_bytes
         tail = runs.get(TAIL | chain.keys[len(chain.runs)])
         if tail is not None and tail.is_after(before):
-            start = len(chain.runs) * self._run_bytes
-            known.append(self._beginning(tail, chain.buffer[start : start + len(tail.tokens)]))
+            known.append(self._beginning(tail, buffer, start))
         chain.packed = b"".join(known)
 
     def _put(self, key: int, run: _Run) -> None:
+        """It is the one of that key, and as if just used."""
         old = self._runs.get(key)
-        if old is not None:
-            self._num_bytes -= old.num_bytes
-        self._num_bytes += run.num_bytes
-        self._runs[key] = run
+        if old is not run:
+            self._num_bytes += run.num_bytes - (old.num_bytes if old is not None else 0)
+            self._runs[key] = run
+        self._runs.move_to_end(key)
 
-    def _cut(self, chain: PartialChain) -> None:
-        """Cut the prompt into full runs; each one's key is of its tokens and the key before."""
-        buffer, step = chain.buffer, self._run_bytes
-        pieces = [buffer[start : start + step] for start in range(0, len(buffer) - step + 1, step)]
+    def _keys(self, chain: PartialChain) -> list[int]:
+        """What the root stands for, then each full run's key: of its tokens and the key before."""
+        tokens, step = memoryview(chain.buffer), self._run_bytes
         key = int.from_bytes(chain.root[:8], "little")
-        chain.keys = [key, *[key := lookup_key(piece, key) for piece in pieces]]
-        chain.pieces = pieces
+        ends = range(step, len(tokens) + 1, step)
+        return [key, *[key := lookup_key(tokens[end - step : end], key) for end in ends]]
 
-    def _beginning(self, tail: _Run, tokens: bytes) -> bytes:
-        """Hashes of the tail's blocks that the tokens begin with."""
-        size = self._block_bytes
-        low, high = 0, min(len(tail.tokens), len(tokens)) // size
+    def _beginning(self, tail: _Run, buffer: bytes, start: int) -> bytes:
+        """Hashes of the tail's blocks that the tokens go on with from there."""
+        if buffer.startswith(tail.tokens, start):  # a next turn
+            return tail.hashes
+        size, tokens = self._block_bytes, buffer[start : start + len(tail.tokens)]
+        low, high = 0, len(tokens) // size
         while low < high:  # `low` blocks agree; more than `high` do not
             middle = (low + high + 1) // 2
             if tail.tokens[low * size : middle * size] == tokens[low * size : middle * size]:
