@@ -23,7 +23,7 @@ from cache.types import HashHint, RequestId
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.placement.routing import RouteQuery, Routing
-from router.prompts.chain_cache import ChainCache
+from router.prompts.chain_cache import ChainCache, room_for
 
 STEP_TIME = StepTimeModel(base_s=0.004, per_token_s=5e-5, per_attention_s=1e-9, per_sequence_s=1e-4)
 BLOCKS_PER_REPLICA = 200_000
@@ -47,11 +47,14 @@ class Decider:
         )
         self._names = [replica_name(index) for index in range(fleet.num_replicas)]
         self.routing.update_replicas(dict.fromkeys(self._names, info))
-        self.chains = ChainCache(self.hasher)
+        self.forget_chains()
         self._rng = random.Random(1)
         self._num_requests = 0
         self._num_batches = 0
         self._in_flight: RequestId | None = None  # of the prompts that are timed
+
+    def forget_chains(self) -> None:
+        self.chains = ChainCache(self.hasher, room_for(self.hasher))
 
     def fill(self) -> None:
         for replica, tokens in self.fleet.conversations():
@@ -132,20 +135,20 @@ def _sized(decider: Decider, section: str, tokens: str, num_blocks: int, samples
     fleet = decider.fleet
     cold, half, held = ([fleet.prompt(num_blocks, hit, n) for n in range(samples)] for hit in Hit)
     yield Row(section, f"hash {tokens}", decider.spread(cold, decider.hash))
-    decider.chains = ChainCache(decider.hasher)
+    decider.forget_chains()
     queries = {id(prompt): decider.hash(prompt) for prompt in half}
     choose = decider.spread(half, lambda prompt: decider.choose(queries[id(prompt)]))
     yield Row(section, f"choose {tokens}, half", choose)
     for hit, prompts in ((Hit.NONE, cold), (Hit.HALF, half), (Hit.ALL, held)):
-        decider.chains = ChainCache(decider.hasher)
+        decider.forget_chains()
         yield Row(section, f"whole {tokens}, {hit.value}", decider.spread(prompts, decider.decide))
-    decider.chains = ChainCache(decider.hasher)
+    decider.forget_chains()
     turns = [fleet.turns(num_blocks, number) for number in range(samples)]
     for last, _ in turns:
         decider.chains.chain(decider.root, last)
     following = [turn for _, turn in turns]
     yield Row(section, f"whole {tokens}, next turn", decider.spread(following, decider.decide))
-    decider.chains = ChainCache(decider.hasher)
+    decider.forget_chains()
     longer = decider.queue_everywhere(2 * num_blocks * BLOCK_SIZE)
     yield Row(section, f"queued {tokens}, half", decider.spread(half, decider.decide))
     for request_id in longer:

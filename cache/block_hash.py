@@ -58,14 +58,17 @@ class Placeholder(NamedTuple):
 class BlockHasher:
     """Hashes prompts under one fingerprint. Stateless after construction; thread-safe."""
 
-    __slots__ = ("_digest", "_joined", "_links", "_root_head", "block_size")
+    __slots__ = ("_digest", "_joined", "_links", "_root_head", "block_size", "is_quick")
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         if fingerprint.block_size < 1:
             raise ConfigError("block_size", fingerprint.block_size, "at least 1 token")
         self.block_size = fingerprint.block_size
         self._digest = _DIGESTS[fingerprint.hash_algorithm]
-        self._links, self._joined = _chains(fingerprint.hash_algorithm, 4 * fingerprint.block_size)
+        block_bytes = 4 * fingerprint.block_size
+        self._links, self._joined = _chains(fingerprint.hash_algorithm, block_bytes)
+        # A token then takes less than to look up whether its block's hash is known.
+        self.is_quick = fingerprint.hash_algorithm is HashAlgorithm.XXH3_128 and _is_in_c(block_bytes)
         self._root_head = b"warmpath root" + _prefixed(
             HASH_FORMAT_VERSION.to_bytes(4, "little"),
             fingerprint.block_size.to_bytes(4, "little"),
@@ -267,7 +270,7 @@ _Joined = Callable[[bytes, _Tokens], bytes]
 
 def _chains(algorithm: HashAlgorithm, block_bytes: int) -> tuple[_Links, _Joined]:
     """What makes, of a parent and blocks of so many bytes, the hashes of all: each by itself, and joined."""
-    if compiled is not None and block_bytes <= compiled.MOST_BLOCK_BYTES:
+    if _is_in_c(block_bytes):
         in_c = {HashAlgorithm.XXH3_128: compiled.xxh3_chain, HashAlgorithm.SHA256: compiled.sha256_chain}
         joined = functools.partial(in_c[algorithm], block_bytes)
         return lambda parent, tokens: list(_single_hashes(joined(parent, tokens))), joined
@@ -276,6 +279,10 @@ def _chains(algorithm: HashAlgorithm, block_bytes: int) -> tuple[_Links, _Joined
         lambda parent, tokens: chain(parent, cut(tokens)),
         lambda parent, tokens: b"".join(chain(parent, cut(tokens))),
     )
+
+
+def _is_in_c(block_bytes: int) -> bool:
+    return compiled is not None and block_bytes <= compiled.MOST_BLOCK_BYTES
 
 
 def _xxh3_chain(parent: bytes, blocks: Iterator[bytes]) -> list[BlockHash]:

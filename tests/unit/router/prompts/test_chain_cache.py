@@ -6,10 +6,10 @@ from array import array
 
 import pytest
 
-from cache.block_hash import BlockHasher
+from cache.block_hash import IS_COMPILED, BlockHasher
 from cache.fingerprint import HashAlgorithm
 from cache.types import pack_tokens
-from router.prompts.chain_cache import ENTRY_BYTES, RUN_TOKENS, ChainCache
+from router.prompts.chain_cache import DEFAULT_MAX_BYTES, ENTRY_BYTES, RUN_TOKENS, ChainCache, room_for
 from tests.fakes.cache import a_fingerprint
 
 BLOCK = 16
@@ -99,3 +99,14 @@ def test_blocks_longer_than_a_run_are_runs() -> None:
     assert cache.chain(root, tokens) == cache.chain(root, tokens)
     assert list(cache.chain(root, tokens)) == hasher.chain(root, tokens)
     assert cache.begin(root, tokens).num_missing_tokens == 0
+
+
+def test_nothing_is_kept_where_hashing_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = a_fingerprint(block_size=BLOCK, hash_algorithm=HashAlgorithm.XXH3_128)
+    secure = a_fingerprint(block_size=BLOCK, hash_algorithm=HashAlgorithm.SHA256)
+    large = a_fingerprint(block_size=64, hash_algorithm=HashAlgorithm.XXH3_128)
+    if IS_COMPILED:
+        assert room_for(BlockHasher(fast)) == 0
+    assert {room_for(BlockHasher(mark)) for mark in (secure, large)} == {DEFAULT_MAX_BYTES}
+    monkeypatch.setattr("cache.block_hash.compiled", None)
+    assert room_for(BlockHasher(fast)) == DEFAULT_MAX_BYTES
