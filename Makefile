@@ -110,7 +110,7 @@ bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's o
 	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cache/native/*.so
 
 # The interpreter is tried, not only looked up: a shim may exist for a version that is not there.
 .venv/bin/python:
