@@ -114,10 +114,11 @@ class Line:
 class ReplicaQueue:
     """Of one replica, as its engine has told it, and with what that has not named."""
 
-    __slots__ = ("lines", "order", "sent", "since")
+    __slots__ = ("lines", "order", "preempts", "sent", "since")
 
     def __init__(self, order: SchedulingOrder) -> None:
         self.order = order
+        self.preempts = order.preempts  # every decision asks every replica, and an enumeration takes its time
         self.lines: dict[str, Line] = {}  # by tenant; none without a prompt
         self.sent: dict[RequestId, Sent] = {}  # this Router's, first come first
         self.since = 0.0  # when it was as it is told, and what is first in it was begun
@@ -132,14 +133,14 @@ class ReplicaQueue:
 
     def place(self, query: RouteQuery, own_s: float, now: float) -> float:
         """Of a request that comes now, among its tenant's. own_s: of its prefill here."""
-        if not self.order.preempts:
+        if not self.preempts:
             return LAST
         came_s = now if query.asked_at is None else query.asked_at
         return self.order.place(own_s, came_s=came_s, now_s=now) + self.order.lag(query.priority)
 
     def lag(self, priority: int) -> float:
         """What its priority adds to its place."""
-        return self.order.lag(priority) if self.order.preempts else 0.0
+        return self.order.lag(priority) if self.preempts else 0.0
 
     def part_before(self, tenant: str, num_tokens: int, share: float, place: float, had: Had) -> float:
         """Of what is queued, the part that is computed before so many tokens of that tenant; 0 to 1, and 1 of

@@ -69,7 +69,7 @@ class ReplicaQueues:
         hints: of its full blocks.
         """
         queue, last = self._queues[replica_id], cached // self._block_size - 1
-        if not queue.order.preempts or last < 0:
+        if not queue.preempts or last < 0:
             return -math.inf
         name = hints[last]  # of the whole prefix
         for sent in queue.sent.values():
@@ -178,5 +178,5 @@ class ReplicaQueues:
             self._passable.pop(replica_id, None)
         elif replica_id not in self._waiting:
             self._waiting[replica_id] = queue
-            if queue.order.preempts:
+            if queue.preempts:
                 self._passable[replica_id] = queue
