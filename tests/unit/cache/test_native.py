@@ -1,17 +1,47 @@
-"""What is compiled is there where it can be, and is told where it is not."""
+"""What is compiled: there where it can be, without a warning, and within its bounds."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 
 import pytest
 
 from cache import block_hash
 
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+NATIVE = Path(block_hash.__file__).parent / "native"
+CHECK = Path(__file__).parent / "native_check.c"
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler: Python makes the same hashes")
+
+
+def compiler_says(*arguments: str | Path) -> str:
+    """Its errors; "" if it has none."""
+    assert COMPILER is not None
+    command = [COMPILER, "-O2", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
 
 def test_an_installation_beside_a_compiler_has_it() -> None:
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("no C compiler: Python makes the same hashes")
     assert block_hash.IS_COMPILED, (
         "not compiled here: pip install -e . does, and its -v says why it could not"
     )
+
+
+def test_the_module_compiles_without_a_warning() -> None:
+    assert compiler_says("-fsyntax-only", f"-I{sysconfig.get_path('include')}", NATIVE / "chains.c") == ""
+
+
+def test_no_message_is_left_and_both_compressions_agree(tmp_path: Path) -> None:
+    nothing, program = tmp_path / "nothing.c", tmp_path / "check"
+    nothing.write_text("int main(void) { return 0; }\n")
+    if why := compiler_says(*SANITIZED, nothing, "-o", program):
+        pytest.skip(f"the compiler has no sanitizers here: {why}")
+    assert compiler_says(*SANITIZED, CHECK, "-o", program) == ""
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
