@@ -191,7 +191,7 @@ def _replica_line(replica: dict[str, Any]) -> str:
 
 def _hashing(version: dict[str, Any]) -> str:
     by = f"blocks by {version['hash_algorithm']}"
-    slow = "hashed in Python, slower: no C compiler was there at the installation"
+    slow = "hashed in Python, slower: no C compiler, or no headers of Python's, at the installation"
     return by if version["compiled_hashes"] else f"{by}, {slow}"
 
 
