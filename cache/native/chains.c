@@ -17,6 +17,9 @@
 enum {
     HASH_BYTES = 16,
     MOST_BLOCK_BYTES = XXH3_MOST_BYTES - HASH_BYTES, /* larger blocks are few for each token */
+    /* From here on other threads run meanwhile. Below, giving the interpreter up costs more than it lets them do. */
+    XXH3_LONG_BYTES = 4 * 131072,
+    SHA256_LONG_BYTES = 4 * 8192,
 };
 
 typedef void (*Digest)(const unsigned char *message, size_t size, unsigned char *into);
@@ -40,7 +43,7 @@ static inline void hash_blocks(
     }
 }
 
-static inline PyObject *chain_by(Digest digest, PyObject *args) {
+static inline PyObject *chain_by(Digest digest, Py_ssize_t long_bytes, PyObject *args) {
     Py_ssize_t block_bytes;
     Py_buffer parent, tokens;
     if (!PyArg_ParseTuple(args, "ny*y*", &block_bytes, &parent, &tokens)) return NULL;
@@ -51,8 +54,12 @@ static inline PyObject *chain_by(Digest digest, PyObject *args) {
         PyErr_Format(PyExc_ValueError, "parent of %zd bytes: needs %d", parent.len, HASH_BYTES);
     else if (tokens.len % block_bytes)
         PyErr_Format(PyExc_ValueError, "tokens of %zd bytes: needs whole blocks of %zd", tokens.len, block_bytes);
-    else if ((hashes = PyBytes_FromStringAndSize(NULL, tokens.len / block_bytes * HASH_BYTES)) != NULL)
-        hash_blocks(digest, &parent, &tokens, block_bytes, (unsigned char *)PyBytes_AsString(hashes));
+    else if ((hashes = PyBytes_FromStringAndSize(NULL, tokens.len / block_bytes * HASH_BYTES)) != NULL) {
+        unsigned char *into = (unsigned char *)PyBytes_AsString(hashes);
+        PyThreadState *others = tokens.len > long_bytes ? PyEval_SaveThread() : NULL;
+        hash_blocks(digest, &parent, &tokens, block_bytes, into);
+        if (others != NULL) PyEval_RestoreThread(others);
+    }
     PyBuffer_Release(&parent);
     PyBuffer_Release(&tokens);
     return hashes;
@@ -60,12 +67,12 @@ static inline PyObject *chain_by(Digest digest, PyObject *args) {
 
 static PyObject *xxh3_chain(PyObject *module, PyObject *args) {
     (void)module;
-    return chain_by(xxh3_128, args);
+    return chain_by(xxh3_128, XXH3_LONG_BYTES, args);
 }
 
 static PyObject *sha256_chain(PyObject *module, PyObject *args) {
     (void)module;
-    return chain_by(sha256_128, args);
+    return chain_by(sha256_128, SHA256_LONG_BYTES, args);
 }
 
 static PyMethodDef METHODS[] = {

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 import xxhash
@@ -84,3 +88,27 @@ def test_other_sizes_are_refused(block_bytes: int, parent: bytes, tokens: bytes,
     for make in (chains.xxh3_chain, chains.sha256_chain):
         with pytest.raises(ValueError, match=says):
             make(block_bytes, parent, tokens)
+
+
+@pytest.mark.parametrize("make", [chains.xxh3_chain, chains.sha256_chain])
+def test_others_run_while_a_long_prompt_is_hashed(make: Callable[[int, bytes, bytes], bytes]) -> None:
+    tokens, begun, found = bytes(128 << 20), threading.Event(), list[bytes]()
+
+    def hash_all() -> None:
+        begun.set()
+        found.append(make(64, bytes(16), tokens))
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # nobody has to yield: others run where it is given up
+    try:
+        thread = threading.Thread(target=hash_all)
+        thread.start()
+        begun.wait()
+        turns = 0
+        while not found:
+            turns += 1
+            time.sleep(0.001)
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert turns > 5
