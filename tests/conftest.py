@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,3 +27,16 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 # `make explore` looks for new ones.
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repeat")
+
+
+@pytest.fixture(autouse=True)
+def loggers_are_left_as_they_were() -> Iterator[None]:
+    """They are the whole process's: a handler that one test leaves behind is told of in another one's log."""
+    before = _shown_by_loggers()
+    yield
+    assert _shown_by_loggers() == before
+
+
+def _shown_by_loggers() -> list[tuple[str, bool, int, list[logging.Handler]]]:
+    loggers = [logging.getLogger(name) for name in ("cache", "replica", "router", "deploy")]
+    return [(logger.name, logger.propagate, logger.level, [*logger.handlers]) for logger in loggers]

@@ -23,6 +23,7 @@ def test_a_refusal_is_no_failed_request_in_serves_log(
     monkeypatch.setattr(serves, "handlers", [caplog.handler])
     monkeypatch.setattr(logging, "raiseExceptions", True)  # set for the whole process
     monkeypatch.setattr(server, "_replica_id", lambda: "r")
+    monkeypatch.setattr(server, "pass_on", lambda package, targets: None)  # likewise
     server._log_through_serve()
     serves.error("Request failed.", exc_info=error)
     assert bool(caplog.records) is is_logged
