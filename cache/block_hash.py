@@ -29,8 +29,8 @@ from typing import NamedTuple, cast, overload
 import xxhash
 
 try:
-    from cache.native import chains as compiled
-except ImportError:  # no C compiler where this was installed: the same hashes, with a call for each
+    import cache.native.chains as compiled
+except ModuleNotFoundError:  # no C compiler where this was installed: the same hashes, with a call for each
     compiled = None  # type: ignore[assignment]
 
 from cache.errors import ConfigError

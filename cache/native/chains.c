@@ -17,7 +17,7 @@
 enum {
     HASH_BYTES = 16,
     MOST_BLOCK_BYTES = XXH3_MOST_BYTES - HASH_BYTES, /* larger blocks are few for each token */
-    /* From here on other threads run meanwhile. Below, giving the interpreter up costs more than it lets them do. */
+    /* Beyond these, 131,072 and 8,192 tokens, other threads run meanwhile: a Router hashes such prompts on a thread. */
     XXH3_LONG_BYTES = 4 * 131072,
     SHA256_LONG_BYTES = 4 * 8192,
 };

@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 from collections.abc import Iterator
 from functools import cache
+from itertools import accumulate, chain
 from pathlib import Path
 
 from router.policies import POLICIES
@@ -56,7 +57,9 @@ def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            # `import package.name` runs the package, too.
+            dotted = [accumulate(alias.name.split("."), "{}.{}".format) for alias in node.names]
+            names = [*chain.from_iterable(dotted)]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             # `from package import name` may name a module of it or something in it.
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
