@@ -10,7 +10,7 @@ ARG PYTHON=3.11.14-slim-bookworm
 
 # The project as a wheel, so that no source tree or build tool is in the image.
 FROM python:${PYTHON} AS wheel
-# Block hashes are compiled: hatch_build.py.
+# Hashing and deciding are compiled: hatch_build.py.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc=4:12.2.0-3 libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY pyproject.toml hatch_build.py README.md LICENSE ./

@@ -110,7 +110,7 @@ bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's o
 	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cache/native/*.so
+	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cache/native/*.so router/native/*.so
 
 # The interpreter is tried, not only looked up: a shim may exist for a version that is not there.
 .venv/bin/python:
@@ -123,7 +123,7 @@ clean: ## remove the environments and every cache
 	echo "Found: $$({ command -v python3 >/dev/null && python3 --version 2>&1; } || echo 'no python3')." >&2; exit 1
 
 # One stamp per set of packages: a second start installs nothing.
-INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard cache/native/*.[ch])
+INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard cache/native/*.[ch] router/native/*.c)
 
 .venv/serve.installed: $(INSTALLED) | .venv/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .

@@ -14,7 +14,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-MODULE, SOURCE = "cache.native.chains", "cache/native/chains.c"
+MODULES = {
+    "cache.native.chains": "cache/native/chains.c",
+    "router.native.costs": "router/native/costs.c",
+    "router.native.depths": "router/native/depths.c",
+}
+EXACT = [
+    "-ffp-contract=off"
+]  # sums are Python's to the last bit, also where a processor adds products in one step
 
 
 class CompiledModules(BuildHookInterface[Any]):
@@ -22,22 +29,26 @@ class CompiledModules(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         compiled = compile_in_place(Path(self.root))
-        if compiled is None:
-            self.app.display_warning(f"{SOURCE} is not compiled: Python takes its place")
-            return
-        build_data["artifacts"].append(f"/{compiled}")
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        for module in MODULES.keys() - compiled.keys():
+            self.app.display_warning(f"{MODULES[module]} is not compiled: Python takes its place")
+        if compiled:
+            build_data["artifacts"] += [f"/{path}" for path in compiled.values()]
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
 
 
-def compile_in_place(root: Path) -> Path | None:
-    """Where the module is, from the root; None if there is no compiler that makes it."""
-    extension = Extension(MODULE, [SOURCE], py_limited_api=True, optional=True)
-    command = build_ext(Distribution({"ext_modules": [extension], "src_root": str(root)}))
+def compile_in_place(root: Path) -> dict[str, Path]:
+    """Where each module is, from the root; those that no compiler made are left out."""
+    extensions = [
+        Extension(module, [source], py_limited_api=True, optional=True, extra_compile_args=EXACT)
+        for module, source in MODULES.items()
+    ]
+    command = build_ext(Distribution({"ext_modules": extensions, "src_root": str(root)}))
     with TemporaryDirectory() as scratch:
         command.inplace, command.build_temp, command.build_lib = True, scratch, scratch
         command.ensure_finalized()
-        compiled = Path(command.get_ext_filename(MODULE))
-        (root / compiled).unlink(missing_ok=True)  # what an older source was compiled to
+        compiled = {module: Path(command.get_ext_filename(module)) for module in MODULES}
+        for path in compiled.values():
+            (root / path).unlink(missing_ok=True)  # what an older source was compiled to
         command.run()
-    return compiled if (root / compiled).exists() else None
+    return {module: path for module, path in compiled.items() if (root / path).exists()}

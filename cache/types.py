@@ -35,3 +35,9 @@ def little_endian_bytes(token_ids: array[int]) -> bytes:
         token_ids = token_ids[:]
         token_ids.byteswap()
     return token_ids.tobytes()
+
+
+def little_endian_view(token_ids: array[int]) -> bytes | memoryview:
+    """`little_endian_bytes` without a copy, where this machine's order is that: the array must not change as
+    long as the view is there."""
+    return little_endian_bytes(token_ids) if sys.byteorder == "big" else memoryview(token_ids).cast("B")

@@ -191,8 +191,11 @@ def _replica_line(replica: dict[str, Any]) -> str:
 
 def _hashing(version: dict[str, Any]) -> str:
     by = f"blocks by {version['hash_algorithm']}"
-    slow = "hashed in Python, slower: no C compiler, or no headers of Python's, at the installation"
-    return by if version["compiled_hashes"] else f"{by}, {slow}"
+    slow = [
+        word for word, of in (("hashed", "hashes"), ("decided", "decisions")) if not version[f"compiled_{of}"]
+    ]
+    why = "in Python, slower: no C compiler, or no headers of Python's, at the installation"
+    return f"{by}, {' and '.join(slow)} {why}" if slow else by
 
 
 def _curl(url: str, model: str, *, chat: bool, key: bool) -> str:

@@ -101,13 +101,14 @@ class HashTrie:
 
     # --- membership ---------------------------------------------------------------------------
 
-    def add_replica(self, replica_id: ReplicaId) -> None:
-        """Give the replica a number; no entries yet. Nothing happens if it is known."""
+    def add_replica(self, replica_id: ReplicaId, *, is_live: bool = True) -> None:
+        """Give the replica a number; no entries yet. Nothing happens if it is known. is_live: what it holds
+        is matched, and not only from the moment that it succeeds another."""
         if replica_id in self._replicas:
             return
         if not self._members.has_free and self._members.num_numbers % WORD_BITS == 0:
             self._departed.free_a_number()  # another number would cost 8 bytes a slot
-        self._replicas[replica_id] = _Replica(replica_id, self._members.add(replica_id))
+        self._replicas[replica_id] = _Replica(replica_id, self._members.add(replica_id, is_live=is_live))
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Forget the replica and every entry of it. Nothing happens if it is unknown.

@@ -37,7 +37,7 @@ class LinearHashing:
     What is public is read-only outside this module.
     """
 
-    __slots__ = ("bits", "factor", "full_at", "high", "in_segment", "low", "num_segments", "prime")
+    __slots__ = ("bits", "factor", "full_at", "high", "in_segment", "low", "num_segments", "numbers", "prime")
 
     def __init__(self, segment_bits: int, rng: random.Random) -> None:
         """segment_bits: of a slot's number within its segment. rng: draws the secrets. No segments yet."""
@@ -48,6 +48,7 @@ class LinearHashing:
         self.num_segments = 0
         self.high = self.low = 0  # masks that make a segment of a place: the second where the first is beyond
         self.full_at = 0  # entries for which the next split is due
+        self.numbers = (0, 0, 0, 0, 0, 0)  # all that `home` asks for, as what is compiled takes it
 
     # --- where --------------------------------------------------------------------------------
 
@@ -84,6 +85,7 @@ class LinearHashing:
         self.high = (1 << (num_segments - 1).bit_length()) - 1
         self.low = self.high >> 1
         self.full_at = self.capacity(num_segments)
+        self.numbers = self.prime, self.factor, self.bits, self.high, self.low, num_segments
 
     def capacity(self, num_segments: int) -> int:
         """Entries that so many segments take before the next split is due."""

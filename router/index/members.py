@@ -30,11 +30,11 @@ class Members:
     def has_free(self) -> bool:
         return bool(self._free)
 
-    def add(self, replica_id: ReplicaId) -> int:
-        """A number for it."""
+    def add(self, replica_id: ReplicaId, *, is_live: bool = True) -> int:
+        """A number for it. is_live: now, and not from `rename` on."""
         member = self.add_unnamed()
         self._names[member] = replica_id
-        self.live |= 1 << member
+        self.live |= is_live << member
         self._forget_names()
         return member
 
@@ -50,12 +50,13 @@ class Members:
     def remove(self, member: int) -> None:
         """It is no replica any more; its number stays taken until `free`."""
         del self._names[member]
-        self.live ^= 1 << member
+        self.live &= ~(1 << member)
         self._forget_names()
 
     def rename(self, member: int, replica_id: ReplicaId) -> None:
-        """The number is this replica's now."""
+        """The number is this replica's now, and live."""
         self._names[member] = replica_id
+        self.live |= 1 << member
         self._forget_names()
 
     def withdraw(self, first: int) -> bool:

@@ -16,10 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+try:
+    import router.native.depths as compiled
+except ModuleNotFoundError:  # no C compiler where this was installed: the same, by a loop in Python
+    compiled = None  # type: ignore[assignment]
+
 from router.index.linear_hashing import Keys, Slots
 from router.index.segments import NO_ROOM, SEGMENT_BITS, Segments
 
 WORD_BITS = 64
+IS_COMPILED = compiled is not None  # whether chains are matched in C
 SMALL = 12  # so few keys are faster one by one than as arrays
 
 
@@ -56,7 +62,7 @@ class PackedTable:
         return members
 
     def depths(
-        self, chain: Sequence[int], members: int, guesses: Sequence[int] = ()
+        self, chain: Sequence[int], members: int, guesses: tuple[int, ...] = ()
     ) -> list[tuple[int, int]]:
         """(depth, those of `members` in the sets of exactly so many leading hints), shallowest first.
 
@@ -65,8 +71,19 @@ class PackedTable:
         guesses: places that are tried before the middles, in this order, as far as they are in question.
         O(distinct depths * log(hints)) look-ups.
         """
-        # `get`, written out: a call for each look-up would make every match a third slower.
         at = self._at
+        if IS_COMPILED and not at.more_words and isinstance(chain, memoryview):
+            return compiled.depths(
+                chain, members, guesses, at.hashing.numbers, at.empty, at.key_view, at.first_word
+            )
+        return self.interpreted_depths(chain, members, guesses)
+
+    def interpreted_depths(
+        self, chain: Sequence[int], members: int, guesses: tuple[int, ...] = ()
+    ) -> list[tuple[int, int]]:
+        """`depths` without what is compiled, which does as this does, and with more than 64 members."""
+        at = self._at
+        # `get`, written out: a call for each look-up would make every match a third slower.
         hashing = at.hashing
         prime, factor, bits, inside = hashing.prime, hashing.factor, hashing.bits, hashing.in_segment
         high, low, num_segments = hashing.high, hashing.low, hashing.num_segments

@@ -126,10 +126,7 @@ class PrefixIndex:
     # --- questions ----------------------------------------------------------------------------
 
     def match(self, hints: Sequence[HashHint]) -> dict[ReplicaId, int]:
-        """Leading blocks each replica holds; those that hold none are left out. See `HashTrie.match`.
-
-        While a snapshot is applied, what has come of it may be there under a name that is no replica's.
-        """
+        """Leading blocks each replica holds; those that hold none are left out. See `HashTrie.match`."""
         held = self._exact.match(hints)
         if self._approximate.num_replicas:
             held.update(self._approximate.match(hints))

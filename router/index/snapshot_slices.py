@@ -37,7 +37,7 @@ def replace_in_slices(
         trie.replace(replica_id, snapshot.hashes, snapshot.hosted)  # predictions stay
     else:
         aside = ReplicaId(f"{replica_id}, snapshot {next(_numbers)}")
-        trie.add_replica(aside)
+        trie.add_replica(aside, is_live=False)
         try:
             yield from _store(trie, aside, snapshot)
             trie.succeed(aside, replica_id)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cache.block_hash import IS_COMPILED
+from cache import block_hash
 from router.config import RouterConfig
 from router.errors import UnknownModel
+from router.index import packed_table
 from router.openai_api.responses import ModelCard, ModelList
 from router.placement.routing import Routing
 from router.placement.routing_statistics import ReplicaStatistics
+from router.pricing import cost
 from router.prompts.prompt import PromptEncoder
 
 
@@ -58,7 +60,8 @@ class About:
             "fingerprint": mark.digest(),
             "policy": self.config.policy,
             "hash_algorithm": mark.hash_algorithm.value,
-            "compiled_hashes": IS_COMPILED,
+            "compiled_hashes": block_hash.IS_COMPILED,
+            "compiled_decisions": packed_table.IS_COMPILED and cost.IS_COMPILED,
             "has_chat_template": self.encoder.has_chat_template,
             "replicas": [self._replica(numbers) for numbers in self.routing.statistics().replicas],
         }

@@ -98,7 +98,7 @@ class Bookings:
         """Act on a decision just taken: reserve, and expect its blocks there."""
         query, request, policy, ranking = decision.query, decision.request, decision.policy, decision.ranking
         now, hints, best_id = ranking.decided_at, request.hints, ranking.best.replica_id
-        reason = _reason(policy, ranking)
+        reason = _reason(policy, ranking, request.shape.most_cached)
         record = self._record(decision, reason)
         reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
         self._loads.reserve(best_id, reservation)
@@ -241,12 +241,11 @@ class Bookings:
         return Reservation(request_id, uncached, cached_tokens, -(-uncached // self._block_size), now)
 
 
-def _reason(policy: Policy, ranking: Ranking) -> RouteReason:
+def _reason(policy: Policy, ranking: Ranking, most_cached: int) -> RouteReason:
     if not policy.uses_prefix:
         return RouteReason.TURN
     if not ranking.is_best_matched:
         return RouteReason.BLIND
-    most = max(ranking.cached)
-    if not most:
+    if not most_cached:
         return RouteReason.COLD
-    return RouteReason.PREFIX if ranking.best_cached == most else RouteReason.LOAD
+    return RouteReason.PREFIX if ranking.best_cached == most_cached else RouteReason.LOAD

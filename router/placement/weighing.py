@@ -112,7 +112,7 @@ class Weighing:
         heir_id = self._heir(hints, query, states, cached) if is_settling else None
         request = PolicyRequest(query.request_id, shape, hints, query.prompt, heir_id)
         ranking = self._rank(policy, states, cached, request, now)
-        available = max(cached)
+        available = shape.most_cached
         if not everybody:
             available = max(available, self._most_available(held, pools, query.num_prompt_tokens))
         price = ranking.best.price
@@ -224,15 +224,18 @@ class Weighing:
         self, states: Sequence[ReplicaState], held: Mapping[ReplicaId, int], num_prompt_tokens: int
     ) -> list[int]:
         """Usable tokens of the prompt each of these holds."""
-        if not held:
-            return [0] * len(states)
         size = self._block_size
-        everybody = len(states) == len(self._loads)
-        names = self._loads.names() if everybody else [state.replica_id for state in states]
-        overlap_of = held.get
-        cached = [overlap_of(name, 0) * size for name in names]
         usable = max(0, (num_prompt_tokens - 1) // size) * size
-        return cached if max(cached) <= usable else [min(tokens, usable) for tokens in cached]
+        if len(states) < len(self._loads):
+            return [min(held.get(state.replica_id, 0) * size, usable) for state in states]
+        # Mostly nearly all hold as much, a system prompt or nothing: to look up each takes thrice this.
+        least = min(held.values()) if len(held) == len(states) else 0
+        cached = [min(least * size, usable)] * len(states)
+        place_of = self._loads.places()
+        for name, overlap in held.items():
+            if overlap != least:
+                cached[place_of[name]] = min(overlap * size, usable)
+        return cached
 
     def _heir(
         self,
@@ -256,9 +259,7 @@ class Weighing:
         self, held: Mapping[ReplicaId, int], pools: Mapping[ReplicaId, int], num_prompt_tokens: int
     ) -> int:
         """Usable tokens of the prompt that some replica's pool holds, also one that may not be chosen now."""
-        # A snapshot on its way in is in the index under a name that is no replica's.
-        members = self._fleet.members
-        most_held = max([pools.get(name, held[name]) for name in held if name in members], default=0)
+        most_held = max([pools.get(name, held[name]) for name in held], default=0)
         return usable_tokens(most_held, num_prompt_tokens, self._block_size)
 
     def _rank(

@@ -35,6 +35,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+try:
+    import router.native.costs as compiled
+except ModuleNotFoundError:  # no C compiler where this was installed: the same costs, by a loop in Python
+    compiled = None  # type: ignore[assignment]
+
 from cache.events import StepTimeModel
 from cache.types import ReplicaId
 from router.pricing.load_view import LoadView
@@ -49,6 +54,7 @@ MAX_USED_FRACTION = 0.5
 # Of newcomers, who find no replica free, at the least. The twins of a burst come before any queue shows:
 # while others are free it delays nobody to compute all of them at once, but it serves nobody either.
 LEAST_TAKEN = 0.5
+IS_COMPILED = compiled is not None  # whether costs are summed in C
 MIN_CHUNK_FRACTION = 1 / 8  # of a step's tokens that prefill gets at least, however many sequences decode
 
 
@@ -120,10 +126,22 @@ def expected_times(
     now: float,
     memory_pressure_s: float = MEMORY_PRESSURE_S,
 ) -> list[float]:
-    """The cost on each replica, seconds: the sum of `cost_terms`, written for speed.
+    """The cost on each replica, seconds: the sum of `cost_terms`, in C where that is compiled.
 
     cached: usable tokens of the prompt that each holds.
     """
+    sum_up = compiled.expected_times if IS_COMPILED else interpreted_times
+    return sum_up(prices, cached, shape, now, memory_pressure_s)
+
+
+def interpreted_times(
+    prices: Sequence[Price],
+    cached: Sequence[int],
+    shape: RequestShape,
+    now: float,
+    memory_pressure_s: float = MEMORY_PRESSURE_S,
+) -> list[float]:
+    """`expected_times` without what is compiled, written for speed. `native/costs.c` does as this does."""
     total, hot, weight, hot_share, most = shape
     surcharge, invested = weight - 1.0, 1.0 - hot_share
     square, before = total * total, -1

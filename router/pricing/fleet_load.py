@@ -7,7 +7,7 @@ Owner: the router's event loop; not thread-safe. Time comes in by the clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from weakref import WeakValueDictionary
 
 from cache.events import Load
@@ -48,7 +48,7 @@ class FleetLoad:
         # Every replica's state when it was last asked for, in order of joining; and who has changed since. A
         # decision changes one of them, and asking 64 again would be a tenth of it.
         self._states: dict[ReplicaId, ReplicaState] = {}
-        self._names: list[ReplicaId] = []  # of those
+        self._places: dict[ReplicaId, int] = {}  # of those
         self._queue = FleetQueue()  # of those
         self._changed: set[ReplicaLoad] = set()
         self._shut: set[ReplicaId] = set()  # of those states, the ones that are
@@ -76,7 +76,7 @@ class FleetLoad:
         self._replicas[replica_id] = replica
         self.evictions.add(replica_id, info.num_blocks)
         self._note_state(replica.state())
-        self._names = list(self._states)
+        self._places = {name: place for place, name in enumerate(self._states)}
         self._price(self._speeds.add(replica_id, info.machine, now), now)
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
@@ -85,7 +85,7 @@ class FleetLoad:
         if replica is not None:
             replica.gone()
             self._queue = self._queue.without(self._states.pop(replica_id))
-            self._names = list(self._states)
+            self._places = {name: place for place, name in enumerate(self._states)}
             self._shut.discard(replica_id)
             self.evictions.remove(replica_id)
             now = self._clock()
@@ -196,9 +196,9 @@ class FleetLoad:
         states = self.states()
         return [state for state in states if not state.is_shut] if self._shut else states
 
-    def names(self) -> list[ReplicaId]:
-        """Of `states`, in their order; not to be changed."""
-        return self._names
+    def places(self) -> Mapping[ReplicaId, int]:
+        """Of each in `states`; not to be changed."""
+        return self._places
 
     def queue(self) -> FleetQueue:
         """Of all that `states` told of when it was asked last. O(1)."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from cache.block_hash import HASH_BYTES, BlockHasher, PackedHashes, lookup_key
-from cache.types import BlockHash, little_endian_bytes
+from cache.types import BlockHash, little_endian_bytes, little_endian_view
 
 RUN_TOKENS = 1024
 DEFAULT_MAX_BYTES = 64 << 20  # about 12 M tokens in blocks of 16: 1,500 conversations of 8k
@@ -58,10 +58,11 @@ class PartialChain:
 
     __slots__ = ("_hasher", "buffer", "keys", "packed", "root", "runs")
 
-    def __init__(self, hasher: BlockHasher, root: BlockHash, token_ids: array[int]) -> None:
+    def __init__(self, hasher: BlockHasher, root: BlockHash, buffer: bytes | memoryview) -> None:
+        """buffer: the prompt's tokens, little-endian int32."""
         self._hasher = hasher
         self.root = root
-        self.buffer = little_endian_bytes(token_ids)
+        self.buffer = buffer
         self.packed = b""  # hashes of full blocks, parent first
         self.keys: Sequence[int] = ()  # what the root stands for, then each full run's
         self.runs: list[_Run] = []  # those that were known, in order; all of them once it is kept
@@ -134,10 +135,14 @@ class ChainCache:
         return chain.hashes
 
     def begin(self, root: BlockHash, token_ids: array[int]) -> PartialChain:
-        """What is known of the prompt. `finish` it, then `keep` it. O(tokens), a tenth of hashing them."""
-        chain = PartialChain(self._hasher, root, token_ids)
+        """What is known of the prompt. `finish` it, then `keep` it: until then its tokens must not change.
+        O(tokens), a tenth of hashing them."""
         if self._max_bytes:
-            self._find(chain)
+            buffer = little_endian_bytes(token_ids)
+            chain = PartialChain(self._hasher, root, buffer)
+            self._find(chain, buffer)
+        else:
+            chain = PartialChain(self._hasher, root, little_endian_view(token_ids))
         self._num_reused += len(chain.packed) // HASH_BYTES
         self._num_hashed += chain.num_missing_tokens // self._hasher.block_size
         return chain
@@ -151,13 +156,13 @@ class ChainCache:
         runs = chain.runs
         before: _Run | BlockHash = runs[-1] if runs else chain.root
         for number in range(len(runs), num_full):
-            tokens = buffer[number * run_bytes : (number + 1) * run_bytes]
+            tokens = bytes(buffer[number * run_bytes : (number + 1) * run_bytes])
             before = _Run(before, tokens, packed[number * step : (number + 1) * step])
             runs.append(before)
         left = packed[num_full * step :]
         if left:
             start = num_full * run_bytes
-            tokens = buffer[start : start + len(left) // HASH_BYTES * self._block_bytes]
+            tokens = bytes(buffer[start : start + len(left) // HASH_BYTES * self._block_bytes])
             self._put(TAIL | chain.keys[-1], _Run(before, tokens, left))
         for key, run in zip(chain.keys[:0:-1], reversed(runs), strict=True):  # the first one leaves last
             self._put(key, run)
@@ -165,11 +170,11 @@ class ChainCache:
             self._num_bytes -= self._runs.popitem(last=False)[1].num_bytes
             self._num_evicted += 1
 
-    def _find(self, chain: PartialChain) -> None:
-        """Fill in what is known of the prompt."""
+    def _find(self, chain: PartialChain, buffer: bytes) -> None:
+        """Fill in what is known of the prompt of these tokens."""
         chain.keys = self._keys(chain)
         runs, before, known = self._runs, cast("_Run | BlockHash", chain.root), []
-        buffer, start = chain.buffer, 0
+        start = 0
         for key in chain.keys[1:]:
             run = runs.get(key)
             if run is None or not run.is_after(before) or not buffer.startswith(run.tokens, start):

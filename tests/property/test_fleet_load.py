@@ -67,7 +67,8 @@ def test_states_are_those_made_anew_in_order_of_joining(changes: list[tuple[obje
     assert [state.replica_id for state in kept] == joined
     anew: list[ReplicaState] = [fleet[state.replica_id]._remake() for state in kept]
     assert kept == anew
-    assert fleet.names() == joined
+    assert list(fleet.places()) == joined
+    assert list(fleet.places().values()) == list(range(len(joined)))
     assert fleet.queue() == pytest.approx(queue_of(kept))
     kept.clear()
     assert fleet.states() == anew, "the list is the caller's own"

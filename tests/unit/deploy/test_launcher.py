@@ -45,11 +45,19 @@ def test_a_replica_is_shown_with_its_ranks_where_it_has_several(num_ranks: int, 
     assert _replica_line(replica) == f"r1  {where}gather_sdpa attention, 1024 blocks of 16 tokens"
 
 
-def test_hashes_that_are_not_compiled_are_told() -> None:
-    version = {"hash_algorithm": "xxh3_128", "compiled_hashes": True}
-    assert _hashing(version) == "blocks by xxh3_128"
-    slower = _hashing({**version, "compiled_hashes": False})
-    assert slower.startswith("blocks by xxh3_128, hashed in Python, slower: no C compiler, or")
+@pytest.mark.parametrize(
+    ("hashes", "decisions", "says"),
+    [
+        (True, True, "blocks by xxh3_128"),
+        (False, True, "blocks by xxh3_128, hashed in Python, slower: no C compiler, or"),
+        (True, False, "blocks by xxh3_128, decided in Python, slower: no C compiler, or"),
+        (False, False, "blocks by xxh3_128, hashed and decided in Python, slower: no C compiler, or"),
+    ],
+)
+def test_what_is_not_compiled_is_told(hashes: bool, decisions: bool, says: str) -> None:
+    version = {"hash_algorithm": "xxh3_128", "compiled_hashes": hashes, "compiled_decisions": decisions}
+    told = _hashing(version)
+    assert told == says if hashes and decisions else told.startswith(says)
 
 
 TRACEBACK = """\

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from cache.block_hash import IS_COMPILED
+from cache import block_hash
 from cache.types import ReplicaId
+from router.index import packed_table
 from router.openai_api.about import Readiness
+from router.pricing import cost
 from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, a_replica_info, error_of
 
 
@@ -101,10 +103,14 @@ async def test_version_tells_what_each_replica_computes_on(router: RouterUnderTe
     }
 
 
-async def test_version_tells_how_blocks_are_hashed(router: RouterUnderTest) -> None:
+async def test_version_tells_how_blocks_are_hashed_and_decisions_made(router: RouterUnderTest) -> None:
     version = (await router.client.get("/version")).json()
     algorithm = router.config.fingerprint.hash_algorithm
-    assert (version["hash_algorithm"], version["compiled_hashes"]) == (algorithm.value, IS_COMPILED)
+    assert (version["hash_algorithm"], version["compiled_hashes"]) == (
+        algorithm.value,
+        block_hash.IS_COMPILED,
+    )
+    assert version["compiled_decisions"] == (packed_table.IS_COMPILED and cost.IS_COMPILED)
 
 
 async def test_metrics_and_the_api_description_are_served(router: RouterUnderTest) -> None:

@@ -6,13 +6,18 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from cache import block_hash
+from router.index import packed_table
+from router.pricing import cost
 
+ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
-NATIVE = Path(block_hash.__file__).parent / "native"
+HASHES = ROOT / "cache" / "native"
+SOURCES = [HASHES / "chains.c", *(ROOT / "router" / "native").glob("*.c")]
 CHECK = Path(__file__).parent / "native_check.c"
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -20,26 +25,26 @@ HEADERS = Path(sysconfig.get_path("include"))
 
 pytestmark = pytest.mark.skipif(
     COMPILER is None or not (HEADERS / "Python.h").exists(),
-    reason="no C compiler, or no headers of Python's: Python makes the same hashes",
+    reason="no C compiler, or no headers of Python's: Python does the same",
 )
 
 
 def compiler_says(*arguments: str | Path) -> str:
     """Its errors; "" if it has none."""
     assert COMPILER is not None
-    command = [COMPILER, "-O2", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", *map(str, arguments)]
+    command = [COMPILER, "-O2", "-Wall", "-Wextra", "-Werror", f"-I{HASHES}", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
 
 
-def test_an_installation_beside_a_compiler_has_it() -> None:
-    assert block_hash.IS_COMPILED, (
-        "not compiled here: pip install -e . does, and its -v says why it could not"
-    )
+@pytest.mark.parametrize("module", [block_hash, cost, packed_table], ids=lambda module: module.__name__)
+def test_an_installation_beside_a_compiler_has_it(module: ModuleType) -> None:
+    assert module.IS_COMPILED, "not compiled here: pip install -e . does, and its -v says why it could not"
 
 
-def test_the_module_compiles_without_a_warning() -> None:
-    assert compiler_says("-fsyntax-only", f"-I{HEADERS}", NATIVE / "chains.c") == ""
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_a_module_compiles_without_a_warning(source: Path) -> None:
+    assert compiler_says("-fsyntax-only", f"-I{HEADERS}", source) == ""
 
 
 def test_no_message_is_left_and_both_compressions_agree(tmp_path: Path) -> None:

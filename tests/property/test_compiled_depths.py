@@ -1,0 +1,102 @@
+"""How deep a chain is held is the same found in C as in Python, and as walked, whatever is guessed."""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.index.packed_table import PackedTable
+
+compiled = pytest.importorskip("router.native.depths", reason="not compiled: no C compiler there")
+
+HASHING = (7, 3, 1, 0, 0, 1)  # of one segment of two slots
+TWO = memoryview(array("Q", [5, 6]))
+MEMBERS = (0, 1, 62, 63)
+
+
+def walked(table: PackedTable, chain: memoryview[int], members: int) -> list[tuple[int, int]]:
+    """One step after another."""
+    found = []
+    for depth, hint in enumerate(chain):
+        held = members & table.get(hint)
+        if held != members and depth:
+            found.append((depth, members & ~held))
+        members = held
+    return [*found, (len(chain), members)] if members else found
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_others=st.integers(0, 500),
+    depths=st.dictionaries(st.sampled_from(MEMBERS), st.integers(0, 40)),
+    num_hints=st.integers(1, 40),
+    asked=st.sets(st.sampled_from([*MEMBERS, 7])),
+    guesses=st.lists(st.integers(-2, 41), max_size=9),
+    stride=st.integers(1, 3),
+)
+def test_as_in_python_and_as_walked(
+    seed: int,
+    num_others: int,
+    depths: dict[int, int],
+    num_hints: int,
+    asked: set[int],
+    guesses: list[int],
+    stride: int,
+) -> None:
+    rng = random.Random(seed)
+    table = PackedTable(10_000, segment_bits=4, rng=rng)
+    hints = [rng.getrandbits(64) for _ in range(40)]
+    table.add([rng.getrandbits(64) for _ in range(num_others)], 63)
+    for member, depth in depths.items():
+        table.add(hints[:depth], member)
+    spread = array("Q", [word for hint in hints for word in (hint, *[0] * (stride - 1))])
+    chain = memoryview(spread)[::stride][:num_hints]
+    members = sum(1 << member for member in asked)
+    found = table.depths(chain, members, tuple(guesses))
+    assert found == table.interpreted_depths(chain, members, tuple(guesses))
+    assert found == table.depths(chain.tolist(), members, tuple(guesses)), "of a list it is found in Python"
+    assert found == walked(table, chain, members)
+
+
+def test_more_members_than_a_word_has_bits_are_found_too() -> None:
+    table, chain = PackedTable(100), memoryview(array("Q", [3, 4, 5]))
+    everybody = 1 << 64 | 1
+    table.add([3, 4, 5], 0)
+    assert table.depths(chain, everybody) == [(3, 1)], "whose word is not there yet has nothing"
+    table.add([3, 4], 64)
+    assert table.depths(chain, everybody) == [(2, 1 << 64), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("chain", "guesses", "hashing", "memory", "error", "says"),
+    [
+        (memoryview(b""), (), HASHING, TWO, ValueError, "64-bit numbers"),
+        (memoryview(array("Q")), (), HASHING, TWO, ValueError, "no hints"),
+        (TWO, (), HASHING, TWO[:1], ValueError, "not the table's own"),
+        (TWO, (), (0, *HASHING[1:]), TWO, ValueError, "not the table's own"),
+        (TWO, (), (*HASHING[:5], 0), TWO, ValueError, "not the table's own"),
+        (TWO, (), HASHING[:5], TWO, TypeError, "length"),
+        (TWO, (2**70,), HASHING, TWO, OverflowError, "too (big|large)"),
+        (TWO, [], HASHING, TWO, TypeError, "tuple"),
+        (5, (), HASHING, TWO, TypeError, "bytes-like"),
+    ],
+)
+def test_what_is_no_table_is_an_error_and_nothing_is_kept(
+    chain: memoryview[int],
+    guesses: tuple[int, ...],
+    hashing: tuple[int, int, int, int, int, int],
+    memory: memoryview[int],
+    error: type[Exception],
+    says: str,
+) -> None:
+    before = sys.getrefcount(TWO), sys.getrefcount(chain)
+    for _ in range(3):
+        with pytest.raises(error, match=says):
+            compiled.depths(chain, 1, guesses, hashing, 9, memory, memory)
+    del _
+    assert (sys.getrefcount(TWO), sys.getrefcount(chain)) == before
