@@ -45,9 +45,11 @@ def test_an_unconfirmed_prediction_is_forgotten(bench: RoutingBench) -> None:
     assert bench.routing.statistics().index_entries == 8  # of the new prompt
 
 
-def test_at_least_one_token_is_computed(bench: RoutingBench) -> None:
+@pytest.mark.parametrize("holders", [[A], [A, B]], ids=["one", "all"])
+def test_at_least_one_token_is_computed(bench: RoutingBench, holders: list[ReplicaId]) -> None:
     """A prompt of exactly 8 blocks hits at most 7."""
-    bench.say(A, stored=chain("q", 8))
+    for holder in holders:
+        bench.say(holder, stored=chain("q", 8))
     placement = bench.routing.choose(query("q", num_prompt_tokens=8 * BLOCK_SIZE))
     assert placement.overlap_blocks == 7
     [record] = bench.routing.records()
