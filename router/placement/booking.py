@@ -114,7 +114,7 @@ class Bookings:
         self._shaper.routed(hints, query.num_prompt_tokens, now)
         policy.routed(best_id, request)
         self._in_flight[query.request_id] = InFlight(request, query.excluded, policy)
-        self._queues.decided(record, query, hints)
+        self._queues.decided(record, query, hints, decision.prefill_s)
         for observer in self._observers:
             observer.decided(record, query, hints)
         return self._placement(decision, reason)

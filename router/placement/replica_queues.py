@@ -20,7 +20,6 @@ from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.replica_queue import LAST, Had, ReplicaQueue, Sent, newcomers
-from router.pricing.cost import prefill_s
 
 # Whether a replica holds a block of a prompt, by its index, and is not only expected to.
 IsThere = Callable[[ReplicaId, Sequence[HashHint], int], bool]
@@ -104,16 +103,21 @@ class ReplicaQueues:
 
     # --- what becomes of them -----------------------------------------------------------------
 
-    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
-        """It waits at the one chosen, and nowhere else any more. O(prompts there)."""
+    def decided(
+        self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint], own_s: float
+    ) -> None:
+        """It waits at the one chosen, and nowhere else any more. O(prompts there).
+
+        own_s: of its prefill there; 0 while that one's speed is unknown.
+        """
         self.over(query.request_id)
-        replica_id, price = record.replica_id, record.ranking.best.price
-        total, cached = record.shape.num_prompt_tokens, record.cached_tokens
-        own_s = 0.0 if price is None else prefill_s(price, total, cached)
+        replica_id, cached = record.replica_id, record.cached_tokens
         place = self.place(replica_id, query, own_s, record.decided_at)
         place = max(place, self.promised_place(replica_id, query, hints, cached))
         lag = self._queues[replica_id].lag(query.priority)
-        sent = Sent(replica_id, query.tenant, query.share, total - cached, place, lag, hints)
+        sent = Sent(
+            replica_id, query.tenant, query.share, query.num_prompt_tokens - cached, place, lag, hints
+        )
         self._enter(query.request_id, sent, record.decided_at)
 
     def moved(self, request_id: RequestId, replica_id: ReplicaId, now: float) -> None:
