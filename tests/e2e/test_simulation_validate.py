@@ -12,6 +12,8 @@ from loadtest.simulation.real_fleet import FleetFailed, RealFleet
 from loadtest.simulation.validate import BLOCK_TOKENS, CONFIG, Form, compare
 from loadtest.workloads.request import Workload, WorkRequest
 
+NUM_REQUESTS = 24
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -23,13 +25,13 @@ async def test_both_worlds_serve_the_same_requests_and_find_the_same_blocks() ->
     Round robin first: replicas have nothing cached then that another form left there.
     """
     forms = (Form("round_robin"), Form("expected_time", "late"))
-    turns, late = await compare(Console(quiet=True), num_requests=40, num_replicas=2, forms=forms)
+    turns, late = await compare(Console(quiet=True), num_requests=NUM_REQUESTS, num_replicas=2, forms=forms)
     assert turns.real_cached_tokens.tolist() == turns.simulated_cached_tokens.tolist()
     assert late.label == "expected_time+late"
     for each in (turns, late):
         assert each.real_cached_tokens.sum() > 0
         for times in (each.real_ttft_s, each.simulated_ttft_s):
-            assert times.shape == (40,)
+            assert times.shape == (NUM_REQUESTS,)
             assert (times > 0).all()
     assert turns.stolen < 1.0
 

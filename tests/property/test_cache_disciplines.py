@@ -121,9 +121,10 @@ def test_laws(discipline: CacheDiscipline, num_tokens: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_tokens", [6, 12, 28, 48])
+@pytest.mark.parametrize("num_tokens", [6, 48])
 @pytest.mark.parametrize("discipline", CacheDiscipline)
 def test_laws_long(discipline: CacheDiscipline, num_tokens: int) -> None:
+    """Smaller and larger ones."""
     count = play_laws(discipline, num_tokens, 200)
     assert all(count[name] > 0 for name in ("hit tokens", "awaited"))
 
@@ -173,7 +174,7 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_tokens", [5, 12, 24, 40])
+@pytest.mark.parametrize("num_tokens", [5, 40])
 def test_blocks_of_one_token_are_the_tree_long(num_tokens: int) -> None:
     @settings(max_examples=100)
     @given(acts=acts(STEADY))

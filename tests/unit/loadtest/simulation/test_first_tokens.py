@@ -36,7 +36,7 @@ def test_steps_that_end_early(binding: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Calls of agents behind the long prompts of others."""
 
     def measure() -> float:
-        return mean_ttft_s("agent_loops", binding, num_requests=600, load=0.6, seeds=range(4))
+        return mean_ttft_s("agent_loops", binding, num_requests=600, load=0.6, seeds=range(2))
 
     ends_early_s = measure()
     monkeypatch.setattr(EarlyEnd, "is_before", lambda self, start, num_tokens: False)
@@ -48,7 +48,7 @@ def test_decisions_that_ask_when_a_step_ends(binding: str, monkeypatch: pytest.M
     """Short prompts behind shared ones, which wait for little else."""
 
     def measure() -> float:
-        return mean_ttft_s("system_prompts", binding, num_requests=2000, load=0.85, seeds=range(2))
+        return mean_ttft_s("system_prompts", binding, num_requests=2000, load=0.85, seeds=range(1))
 
     asks_s = measure()
     monkeypatch.setattr(StepClock, "begins", lambda self, first_s, step_s, now: None)
