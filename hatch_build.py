@@ -1,7 +1,7 @@
 """Compiles what is written in C, where there is a compiler; without one the same is done in Python.
 
 Hatchling calls it for every wheel and editable installation, and `pip install -v` shows what the compiler
-said. The module goes beside its source, for the stable ABI: one for every Python from 3.11 on.
+said. Each module goes beside its source, for the stable ABI: one for every Python from 3.11 on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ MODULES = {
     "router.native.costs": "router/native/costs.c",
     "router.native.depths": "router/native/depths.c",
 }
-EXACT = [
-    "-ffp-contract=off"
-]  # sums are Python's to the last bit, also where a processor adds products in one step
+# Sums are Python's to the last bit, also where a processor could multiply and add in one step.
+EXACT = ["-ffp-contract=off"]
 
 
 class CompiledModules(BuildHookInterface[Any]):
