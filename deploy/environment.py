@@ -54,6 +54,8 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
         # with Serve's 10 s for half a minute. One that is slow has five seconds or more for each, and stays.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # The controller ends itself within the call that tells it to: Ray would print that as an error.
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "Task ServeController.graceful_shutdown failed",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy.middlewares",
         "TOKENIZERS_PARALLELISM": "false",
         **ports.environment(),

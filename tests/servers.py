@@ -120,6 +120,7 @@ def running_server(
         _wait_until_ready(server, start_limit_s)
         yield server
         assert stop(process) == 0
+        assert "graceful_shutdown" not in log.read_text(), "an error that is none"
     finally:
         stop(process)
         assert_nothing_left(temp)
