@@ -12,7 +12,7 @@ from loadtest.comparison.contender import RAY_ROUTER
 from loadtest.comparison.results import read
 
 ROOT = Path(__file__).parents[2]
-POLICIES = ("round_robin", RAY_ROUTER)  # what ours is worth beside turns: test_serving.py
+POLICIES = ("expected_time", "round_robin", RAY_ROUTER)
 
 
 @pytest.mark.long
@@ -42,6 +42,7 @@ def test_policies_beside_each_other_on_simulated_replicas(tmp_path: Path) -> Non
         assert run.tally.late.count == run.tally.due == run.tally.answers
         assert run.tally.hit_ratio is not None
         hits[run.contender] = run.tally.hit_ratio
+    assert hits["expected_time"] > hits["round_robin"] + 0.1
     assert hits[RAY_ROUTER] > hits["round_robin"] + 0.1
     assert (tmp_path / "out" / "report.html").read_text().rstrip().endswith("</html>")
     for policy in POLICIES:
