@@ -135,11 +135,7 @@ def expected_times(
 
 
 def interpreted_times(
-    prices: Sequence[Price],
-    cached: Sequence[int],
-    shape: RequestShape,
-    now: float,
-    memory_pressure_s: float = MEMORY_PRESSURE_S,
+    prices: Sequence[Price], cached: Sequence[int], shape: RequestShape, now: float, memory_pressure_s: float
 ) -> list[float]:
     """`expected_times` without what is compiled, written for speed. `native/costs.c` does as this does."""
     total, hot, weight, hot_share, most = shape

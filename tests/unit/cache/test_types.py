@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cache.types import little_endian_bytes, pack_tokens
+from cache.types import little_endian_bytes, little_endian_view, pack_tokens
 
 
 def test_tokens_are_packed_little_endian() -> None:
@@ -18,7 +18,18 @@ def test_bytes_are_swapped_on_a_big_endian_machine_without_touching_the_tokens()
     tokens = pack_tokens([1, 256])
     with mock.patch.object(sys, "byteorder", "big"):
         assert little_endian_bytes(tokens) == bytes.fromhex("00000001 00000100")
+        assert little_endian_view(tokens) == bytes.fromhex("00000001 00000100")
     assert list(tokens) == [1, 256]
+
+
+def test_a_view_is_the_tokens_own_memory_which_cannot_grow_meanwhile() -> None:
+    tokens = pack_tokens([1, 256])
+    view = little_endian_view(tokens)
+    assert view == little_endian_bytes(tokens)
+    with pytest.raises(BufferError):
+        tokens.append(3)
+    tokens[0] = 2
+    assert view[0] == 2
 
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1])
