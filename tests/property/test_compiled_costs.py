@@ -26,15 +26,16 @@ def fleets(draw: st.DrawFn) -> tuple[list[Price], list[int], RequestShape]:
     """Machines of a few kinds, what each holds of a prompt, and the prompt."""
     total = draw(st.integers(1, 100_000))
     kinds, typical = draw(st.lists(MODELS, min_size=1, max_size=3)), draw(MODELS)
-    held = st.integers(0, total - 1)
+    # Often as much as others hold, or nothing.
+    held = st.sampled_from([0, total // 2, total - 1]) | st.integers(0, total - 1)
     price = st.builds(
         Price,
         busy_until=st.floats(NOW - 10, NOW + 10),
         step_time=st.sampled_from([*kinds, typical]),
         decode_s=MOSTLY_NONE,
         room=st.integers(1, 8192),
-        step_s=MOSTLY_NONE,
-        boundary_at=st.just(-math.inf) | st.floats(NOW - 1, NOW + 1),
+        step_s=st.just(0.25) | MOSTLY_NONE,
+        boundary_at=st.sampled_from([-math.inf, NOW, NOW - 0.5]) | st.floats(NOW - 1, NOW + 1),
         memory_pressure=MOSTLY_NONE,
         fleet_time=st.just(typical),
         regret=MOSTLY_NONE,
