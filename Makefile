@@ -27,7 +27,7 @@ ask: .venv/serve.installed ## two questions about one long table, offline, witho
 # Clusters of real processes need the machine to themselves; everything else runs in JOBS processes. With ARGS
 # (as in ARGS="-k admission") one of the two may have nothing to run, which pytest reports as 5.
 NOTHING_TO_RUN := $(if $(ARGS),|| [ $$? -eq 5 ])
-TOGETHER := -n $(JOBS) --dist loadfile tests --ignore tests/e2e
+TOGETHER := -n $(JOBS) --dist loadfile --no-loadscope-reorder tests --ignore tests/e2e
 ALONE := tests/e2e
 # A cluster is a dozen processes, and each would compile the project anew where the shell says to keep no bytecode.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +29,18 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 # `make explore` looks for new ones.
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repeat")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes, files that are given most time begin first: one that began last would end alone."""
+    if not hasattr(config, "workerinput"):
+        return
+    limits: dict[Path, float] = defaultdict(float)
+    for item in items:
+        if limit := item.get_closest_marker("timeout"):
+            limits[item.path] = max(limits[item.path], limit.args[0])
+    items.sort(key=lambda item: -limits[item.path])
 
 
 @pytest.fixture(autouse=True)

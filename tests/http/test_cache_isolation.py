@@ -27,7 +27,7 @@ WORDS = 20  # of a prompt: about 110 tokens, 6 full blocks
 MANY_WORDS = 120  # so that computing them shows above the noise of a busy machine
 WARM_UP = 5
 PROBES = 400  # a side
-FEW_PROBES = 100  # where the attack works: of an area near 1 these tell it from 0.9 as surely
+FEW_PROBES = 50  # where the attack works: of an area near 1 these tell it from 0.9 as surely
 NEAR = 0.02
 
 

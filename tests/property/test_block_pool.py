@@ -135,6 +135,6 @@ def test_pool_is_the_model(acts: list[tuple[str, int, int]]) -> None:
 
 @pytest.mark.long
 @given(ACTS)
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 def test_pool_is_the_model_long(acts: list[tuple[str, int, int]]) -> None:
     play(acts)

@@ -48,7 +48,7 @@ def test_paged_attention_is_dense_attention(
 
 @pytest.mark.long
 @given(layer=layers(), batch=batches(), seed=st.integers(0, 10**6), has_flash=st.booleans())
-@settings(max_examples=600)
+@settings(max_examples=400)
 def test_paged_attention_is_dense_attention_in_many_more_shapes(
     layer: Layer, batch: tuple[int, list[Sequence]], seed: int, has_flash: bool
 ) -> None:

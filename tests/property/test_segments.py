@@ -84,7 +84,7 @@ def test_segments_make_the_whole(shape: str, data: st.DataObject) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [*SHAPES, "tiny"])
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_segments_make_the_whole_of_many_more_vocabularies(shape: str, data: st.DataObject) -> None:
     check(shape, data)
