@@ -5,7 +5,6 @@ Import this only after `environment.py`'s variables are set: importing Ray Serve
 
 from __future__ import annotations
 
-import _thread
 import json
 import re
 import signal
@@ -117,7 +116,8 @@ class _Watch:
             is_ready = self._until_ready()
         except DeployFailed as failure:
             self.failure = failure
-            _thread.interrupt_main()
+            # As Ctrl-C does: `_thread.interrupt_main` would not wake the command from a sleep of ten seconds.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return
         if is_ready:
             self._say_ready()
