@@ -63,6 +63,23 @@ def test_as_in_python_and_as_walked(
     assert found == walked(table, chain, members)
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    held=st.dictionaries(st.sampled_from(MEMBERS), st.sets(st.integers(0, 19)), min_size=1),
+    guesses=st.lists(st.integers(-2, 21), max_size=9),
+)
+def test_holes_are_taken_as_in_python(seed: int, held: dict[int, set[int]], guesses: list[int]) -> None:
+    """Such as an event that is lost leaves: what is found then follows from where was looked."""
+    rng = random.Random(seed)
+    table = PackedTable(10_000, segment_bits=4, rng=rng)
+    chain = memoryview(array("Q", [rng.getrandbits(64) for _ in range(20)]))
+    for member, places in held.items():
+        table.add([chain[place] for place in sorted({0, *places})], member)
+    members = sum(1 << member for member in held)
+    found = table.depths(chain, members, tuple(guesses))
+    assert found == table.interpreted_depths(chain, members, tuple(guesses))
+
+
 def test_more_members_than_a_word_has_bits_are_found_too() -> None:
     table, chain = PackedTable(100), memoryview(array("Q", [3, 4, 5]))
     everybody = 1 << 64 | 1
