@@ -73,8 +73,10 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("sent", "ignored"),
-    [(signal.SIGHUP, None), (signal.SIGTERM, signal.SIGINT)],
-    ids=["SIGHUP", "SIGTERM to a background job"],
+    [
+        pytest.param(signal.SIGHUP, None, id="SIGHUP", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, signal.SIGINT, id="SIGTERM to a background job"),
+    ],
 )
 def test_whoever_ends_it_ends_the_server_and_has_the_report(
     sent: signal.Signals, ignored: signal.Signals | None, tmp_path: Path

@@ -26,7 +26,7 @@ SLICE = (
 )
 Cells = dict[str, dict[tuple[int, float, int], dict[str, Any]]]  # by policy, then replicas, load and seed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def simulate(folder: Path, *arguments: str) -> int:

@@ -102,7 +102,7 @@ def test_what_auto_is_settles_attention_and_layers_alike(
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.long)])
 def test_recorded_decode_steps_say_what_steps_as_they_are_say(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from loadtest.workloads.reference import WorkloadRef
 from replica.scheduling.early_end import EarlyEnd
 from router.pricing.step_clock import StepClock
 
+pytestmark = pytest.mark.long
+
 BINDINGS = pytest.mark.parametrize("binding", ["late", "at_once"])
 
 
