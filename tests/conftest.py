@@ -33,7 +33,7 @@ settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repe
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several processes, files that are given most time begin first: one that began last would end alone."""
+    """Of several processes, files that are given most time begin first: what begins last ends alone."""
     if not hasattr(config, "workerinput"):
         return
     limits: dict[Path, float] = defaultdict(float)
