@@ -117,7 +117,9 @@ class _Watch:
         except DeployFailed as failure:
             self.failure = failure
             # As Ctrl-C does: `_thread.interrupt_main` would not wake the command from a sleep of ten seconds.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            main_thread = threading.main_thread().ident
+            assert main_thread is not None, "it has started"
+            signal.pthread_kill(main_thread, signal.SIGINT)
             return
         if is_ready:
             self._say_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from deploy.errors import DeployFailed
 from deploy.launcher import _hashing, _replica_line, _Watch, _wrong_setting
 from deploy.ports import Ports
 from deploy.serve_file import ServeFile
@@ -22,11 +24,31 @@ ROOT = Path(__file__).resolve().parents[3]
 )
 def test_it_looks_where_the_application_is(prefix: str, url: str) -> None:
     """At the root a service under /llm is never ready, and the command that is shown finds nothing."""
+    assert watch_of(prefix)._url == url
+
+
+def watch_of(route_prefix: str = "/") -> _Watch:
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
-    content["applications"][0]["route_prefix"] = prefix
+    content["applications"][0]["route_prefix"] = route_prefix
     file = ServeFile.checked(Path("deploy.yaml"), content)
-    watch = _Watch(file, Ports(9100), Console(file=io.StringIO()), fast_proxy=False, began=0.0)
-    assert watch._url == url
+    return _Watch(file, Ports(9100), Console(file=io.StringIO()), fast_proxy=False, began=0.0)
+
+
+def test_a_start_that_fails_wakes_the_command_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps for ten seconds at a time: what only asks to be interrupted is heard after them."""
+
+    def fail(watch: _Watch) -> bool:
+        time.sleep(0.5)  # until it sleeps
+        raise DeployFailed("no memory")
+
+    monkeypatch.setattr(_Watch, "_until_ready", fail)
+    watch, began = watch_of(), time.monotonic()
+    watch.start()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(20)
+    assert time.monotonic() - began < 20
+    watch.stop()
+    assert isinstance(watch.failure, DeployFailed)
 
 
 @pytest.mark.parametrize(
