@@ -24,7 +24,8 @@ demo: .venv/serve.installed ## against a running server: round robin beside pref
 ask: .venv/serve.installed ## two questions about one long table, offline, without Ray
 	@exec $(BIN)/python -m replica ask
 
-# Clusters of real processes need the machine to themselves; everything else runs in JOBS processes. With ARGS
+# Clusters of real processes need the machine to themselves; everything else runs in JOBS processes, in the order
+# that tests/conftest.py gives it (pytest-xdist would begin the slowest last, which have few tests). With ARGS
 # (as in ARGS="-k admission") one of the two may have nothing to run, which pytest reports as 5.
 NOTHING_TO_RUN := $(if $(ARGS),|| [ $$? -eq 5 ])
 TOGETHER := -n $(JOBS) --dist loadfile --no-loadscope-reorder tests --ignore tests/e2e
