@@ -6,6 +6,7 @@ docs/security.md names the sockets that cannot be set or confined.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import random
 import socket
@@ -17,6 +18,8 @@ from deploy.errors import PortForbidden, PortTaken
 
 SPAN = 100  # ports [base, base + SPAN) belong to one deployment
 HIGHEST_BASE = (1 << 16) - SPAN  # the last port of the span is the last there is
+
+_claimed: set[int] = set()  # bases that `free_base` gave out in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,27 @@ def _bind_error(host: str, port: int) -> OSError | None:
 
 
 def free_base() -> int:
-    """A base port with its whole span free right now: for tests.
+    """A base port whose whole span is free, and was given to no other process that runs: for tests.
 
     Below 32,768, where systems start to hand out ports for outgoing connections: Ray's processes open many
-    between this look and Serve's bind. Spans are tried in random order, so that two tests rarely pick one.
+    between this look and Serve's bind.
     """
     for base in random.sample(range(20_000, 32_700, SPAN), k=127):
-        if all(is_free("127.0.0.1", base + offset) for offset in range(SPAN)):
+        if all(is_free("127.0.0.1", base + offset) for offset in range(SPAN)) and _claim(base):
             return base
     raise PortTaken(20_000, "every span of ports up to 32,700")
+
+
+def _claim(base: int) -> bool:
+    """Whether it is this process's until it ends: it keeps that number's UDP port, which no part of a
+    deployment uses."""
+    if base not in _claimed:
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", base))
+        except OSError:
+            claim.close()
+            return False
+        _claimed.add(base)
+        atexit.register(claim.close)
+    return True

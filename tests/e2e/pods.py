@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import shlex
@@ -30,7 +29,7 @@ from pathlib import Path
 import yaml
 
 from deploy.environment import serve_environment, write_proxy_wrapper
-from deploy.ports import Ports, is_free
+from deploy.ports import Ports, free_base
 from k8s.manifests import RAY_SERVICE, Manifests, Pod
 from k8s.places import PLACES, ROOT
 from tests.servers import processes_below
@@ -265,7 +264,9 @@ def stopped(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def _free_bases() -> Iterator[int]:
-    """Base ports of spans that are free, each given once. See `deploy.ports.free_base`."""
-    for base in itertools.count(20_000 + 100 * (os.getpid() % 60), 100):
-        if all(is_free(LOCAL, base + offset) for offset in range(100)):
+    """Base ports of spans that are free, each given once."""
+    given: set[int] = set()
+    while True:
+        if (base := free_base()) not in given:
+            given.add(base)
             yield base

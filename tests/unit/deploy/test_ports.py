@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -26,6 +29,20 @@ def test_all_ports_lie_in_the_span_and_differ() -> None:
     every = [ports.http, ports.dashboard, *environment.values(), *ranges]
     assert len(every) == len(set(every))
     assert all(8000 <= port < 8000 + SPAN for port in every)
+
+
+def test_a_free_base_is_given_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its look and its binds another one would find the same span free."""
+    program = "from deploy.ports import free_base; print(free_base(), flush=True); input()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = int(other.stdout.readline())
+        ours = next(base for base in iter(free_base, None) if base != theirs)
+        monkeypatch.setattr(random, "sample", lambda *_, **__: [theirs, ours])
+        assert free_base() == ours  # again: it has bound nothing
+        other.communicate("\n")
+    assert free_base() == theirs
 
 
 def test_taken_port_is_named_with_a_way_out() -> None:
