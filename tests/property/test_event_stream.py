@@ -22,6 +22,7 @@ from cache.event_log import EventLog
 from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, LoadUpdate, Snapshot, digest_of
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from replica.engine.engine_core import EngineCore
+from router.errors import AllBusy
 from router.events.event_stream import EventStream
 from router.index import snapshot_slices
 from router.placement.routing import RouteQuery, Routing
@@ -140,7 +141,10 @@ class Router:
         if self.known:
             self.num_queries += 1
             name = RequestId(f"q{self.num_queries}")
-            self.routing.choose(RouteQuery(name, CHAINS[prompt], len(PROMPTS[prompt]) + 1))
+            try:
+                self.routing.choose(RouteQuery(name, CHAINS[prompt], len(PROMPTS[prompt]) + 1))
+            except AllBusy:  # an engine says that it runs as many requests as it has published batches
+                return
             self.routing.release(name)
 
     def assert_closed(self) -> None:
