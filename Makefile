@@ -1,6 +1,8 @@
 # make serve    install, start a private Ray cluster and serve deploy.yaml     (PORT=8000, DEPLOY=deploy.yaml)
 # make test     install, run every test that needs no GPU and is not long
 # make help     the rest
+#
+# Both make an environment in .venv with the first Python that serves (PYTHON=python3.12 names one).
 
 DEPLOY ?= deploy.yaml
 PORT   ?=
@@ -113,15 +115,17 @@ bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's o
 clean: ## remove the environments and every cache
 	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cache/native/*.so router/native/*.so
 
-# The interpreter is tried, not only looked up: a shim may exist for a version that is not there.
+# The interpreter is tried, not only looked up: a shim may exist for a version that is not there. PYTHON= names
+# the one to take.
 .venv/bin/python:
-	@for python in python3 python3.13 python3.12 python3.11; do \
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
 	  if $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
 	    echo "Creating .venv with $$($$python --version)"; exec $$python -m venv .venv; \
 	  fi; \
 	done; \
 	echo "Warmpath needs Python 3.11, 3.12 or 3.13 with venv (on Debian: apt install python3-venv)." >&2; \
-	echo "Found: $$({ command -v python3 >/dev/null && python3 --version 2>&1; } || echo 'no python3')." >&2; exit 1
+	python=$(or $(PYTHON),python3); \
+	echo "Found: $$({ command -v $$python >/dev/null && $$python --version 2>&1; } || echo "no $$python")." >&2; exit 1
 
 # One stamp per set of packages: a second start installs nothing.
 INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard cache/native/*.[ch] router/native/*.c)

@@ -15,8 +15,13 @@ COMPUTES = re.compile(
     re.MULTILINE,
 )
 
+# An interpreter that serves, and says what it is called.
+MAKES = 'case "$1" in --version) echo "${0##*/}";; -m) echo "made $3" > made;; esac'
 
-def make_environment(folder: Path, pythons: dict[str, str]) -> subprocess.CompletedProcess[str]:
+
+def make_environment(
+    folder: Path, pythons: dict[str, str], *settings: str
+) -> subprocess.CompletedProcess[str]:
     """`make .venv/bin/python` in a copy of what it reads, with these interpreters and no others."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(PROJECT / name, folder)
@@ -29,7 +34,7 @@ def make_environment(folder: Path, pythons: dict[str, str]) -> subprocess.Comple
         (commands / name).write_text(f"#!/bin/sh\n{script}\n")
         (commands / name).chmod(0o755)
     return subprocess.run(
-        ["make", ".venv/bin/python"],
+        ["make", ".venv/bin/python", *settings],
         cwd=folder,
         env={
             **{key: os.environ[key] for key in ("LANG", "LC_ALL") if key in os.environ},
@@ -57,11 +62,22 @@ def test_no_python_at_all_is_said(tmp_path: Path) -> None:
 
 
 def test_the_first_interpreter_that_serves_is_taken(tmp_path: Path) -> None:
-    makes = 'case "$1" in --version) echo "Python 3.12.1";; -m) echo "made $3" > made;; esac'
-    made = make_environment(tmp_path, {"python3": "exit 1", "python3.12": makes})
+    made = make_environment(tmp_path, {"python3": "exit 1", "python3.12": MAKES})
     assert made.returncode == 0, made.stderr
-    assert "Creating .venv with Python 3.12.1" in made.stdout
+    assert "Creating .venv with python3.12\n" in made.stdout
     assert (tmp_path / "made").read_text() == "made .venv\n"
+
+
+def test_an_interpreter_can_be_named(tmp_path: Path) -> None:
+    made = make_environment(tmp_path, {"python3": MAKES, "python3.11": MAKES}, "PYTHON=python3.11")
+    assert made.returncode == 0, made.stderr
+    assert "Creating .venv with python3.11" in made.stdout
+
+
+def test_no_other_than_the_named_interpreter_is_taken(tmp_path: Path) -> None:
+    made = make_environment(tmp_path, {"python3": MAKES}, "PYTHON=python3.14")
+    assert made.returncode != 0
+    assert "Found: no python3.14." in made.stderr
 
 
 def test_the_oldest_versions_get_every_test_that_computes() -> None:
