@@ -31,8 +31,8 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repeat")
 
-# Collecting makes 800,000 objects, which stay as long as the process. The garbage collector walked them over
-# and over: 12 seconds of the 31 that collecting took, and 30 of the 400 that a process's tests took then.
+# Collecting makes 800,000 objects, which stay as long as the process, and the garbage collector walked them
+# over and over: 12 of the 31 seconds that collecting took. Afterwards it has enough with what tests make.
 gc.disable()
 
 
