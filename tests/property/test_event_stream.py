@@ -321,6 +321,20 @@ def test_a_thousand_schedules(
     check(schedule, num_engines, num_routers)
 
 
+def test_a_prompt_is_refused_where_everybody_says_to_be_full() -> None:
+    """As engines of long schedules do; it ends no schedule."""
+    engine = Engine(0)
+    router = Router([engine])
+    link = router.links[replica_id(0)]
+    whole(link.stream.snapshot_slices(engine.snapshot()))
+    max_running, max_waiting = (getattr(info(), limit) for limit in ("max_running", "max_waiting"))
+    for _ in range(max_running + max_waiting):
+        link.feed(engine.flush())
+    with pytest.raises(AllBusy):
+        router.routing.choose(RouteQuery(RequestId("one"), CHAINS[0], len(PROMPTS[0]) + 1))
+    router.route(0)
+
+
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 39), max_size=20))
 def test_a_perfect_channel_needs_one_snapshot(work: list[int]) -> None:
