@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,17 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("repeat", settings.get_profile("explore"), derandomize=True, max_examples=50)
 settings.load_profile("explore" if os.environ.get("WARMPATH_EXPLORE") else "repeat")
 
-# Collecting makes 800,000 objects, which stay as long as the process, and the garbage collector walked them
-# over and over: 12 of the 31 seconds that collecting took. Afterwards it has enough with what tests make.
-gc.disable()
 
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting makes 800,000 objects, which stay as long as the process, and the garbage collector walked
+    them over and over: 12 of the 31 seconds that it took. Afterwards it has enough with what tests make."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
