@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """For what makes many objects and lets few go, as parsing and importing do: looking for garbage again and
+    again while they grow takes long. Not for weights, of which a cycle would keep a copy.
+
+    Of several threads each ends with collections as it found them: who found them on is among these.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def settle() -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cache import heap
 from cache.errors import ConfigError
 from cache.fingerprint import folder_revision
 from replica.memory import human_bytes
@@ -146,7 +147,8 @@ def weight_bytes(resolved: ResolvedModel, dtype: str) -> int:
 
 def load_tokenizer(resolved: ResolvedModel) -> Any:
     """The model's own tokenizer (a transformers `PreTrainedTokenizerBase`). Raises ModelRefused."""
-    from transformers import AutoTokenizer
+    with heap.without_collections():
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=False)
@@ -186,11 +188,13 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
     safetensors only, no remote code. Raises ModelRefused; a checkpoint that lacks parameters is refused,
     because they would be left at random.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     config = load_config(resolved)
     folder = _fetch_weights(resolved)
     try:
+        with heap.without_collections():
+            MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # imports the family, without weights
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gc
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
+from cache import heap
 from router.errors import BodyTooLarge, MalformedJson
 
 _Container = dict[str, Any] | list[Any]
@@ -104,7 +104,7 @@ def parse_object(content: bytes, max_depth: int) -> dict[str, Any]:
 
 def strictly_parsed(content: bytes) -> object:
     """What the JSON says. Raises ValueError; its message may quote the content. On any thread."""
-    with _without_collections() if _num_brackets(content) > _MANY else contextlib.nullcontext():
+    with heap.without_collections() if _num_brackets(content) > _MANY else contextlib.nullcontext():
         value: object = from_json(content, allow_inf_nan=False)
     if _may_overflow(content):
         try:
@@ -122,22 +122,6 @@ def _may_overflow(content: bytes) -> bool:
     """Whether to look for a number that became infinite: the parser says nothing of it."""
     alike = content.translate(_ALIKE, b"+")
     return any(large in alike for large in _LARGE)
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """What is being parsed is not garbage: looking for some, again and again as it grows, takes longer than
-    parsing it.
-
-    Of several threads each ends with collections as it found them: who found them on is among these.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _is_deeper(value: dict[str, Any], limit: int, content: bytes) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import jinja2
 
+from cache import heap
 from cache.errors import ConfigError
 from cache.fair_threads import FairThreads
 from cache.fingerprint import ChatTemplate, template_digest
@@ -380,7 +381,8 @@ def _only_unicode(param: str) -> Iterator[None]:
 def _load(source: str, revision: str | None) -> Any:
     if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
         raise ConfigError("tokenizer", source, "no such folder")  # rather than asking the hub for it
-    from transformers import AutoTokenizer  # seconds; only where a tokenizer is really loaded
+    with heap.without_collections():
+        from transformers import AutoTokenizer  # seconds; only where a tokenizer is really loaded
 
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)

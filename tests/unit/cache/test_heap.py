@@ -1,8 +1,11 @@
-"""What is loaded before serving is left alone by the garbage collector."""
+"""When the garbage collector leaves alone what is loaded."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+
+import pytest
 
 from cache import heap
 
@@ -17,3 +20,29 @@ def test_what_was_loaded_before_serving_is_not_walked_by_full_collections() -> N
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+@pytest.fixture
+def collections_as_they_were() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    yield
+    (gc.enable if was_enabled else gc.disable)()
+
+
+@pytest.mark.usefixtures("collections_as_they_were")
+@pytest.mark.parametrize("are_on", [True, False])
+def test_collections_wait_for_what_makes_many_objects_and_are_then_as_before(are_on: bool) -> None:
+    (gc.enable if are_on else gc.disable)()
+    seen = []
+
+    def load() -> None:
+        with heap.without_collections():
+            with heap.without_collections():
+                seen.append(gc.isenabled())
+            seen.append(gc.isenabled())
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        load()
+    assert seen == [False, False]
+    assert gc.isenabled() is are_on
