@@ -96,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         "--patch", metavar="NAME", help="not bare YAML but a kustomize patch of the RayService of this name"
     )
     render.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    serve.add_argument(
+        "--ray-dashboard",
+        action="store_true",
+        help="start Ray's dashboard, too, on port + 5: a dozen processes",
+    )
     serve.add_argument("--verbose", action="store_true", help="show the log lines of every process")
     return parser
 
@@ -165,7 +170,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         Console(highlight=False).print(Text(f"Checking {arguments.file}"), soft_wrap=True)
         from deploy.launcher import launch  # imports Ray, which reads the variables just set
 
-        return launch(arguments.file, ports, Path(folder), fast_proxy=fast, verbose=arguments.verbose)
+        return launch(
+            arguments.file,
+            ports,
+            Path(folder),
+            fast_proxy=fast,
+            ray_dashboard=arguments.ray_dashboard,
+            verbose=arguments.verbose,
+        )
 
 
 def _port_of(file: Path) -> int:

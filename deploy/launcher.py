@@ -36,7 +36,15 @@ POLL_S = 0.25
 FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
 
 
-def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verbose: bool) -> int:
+def launch(
+    path: Path,
+    ports: Ports,
+    run_folder: Path,
+    *,
+    fast_proxy: bool,
+    ray_dashboard: bool = False,
+    verbose: bool,
+) -> int:
     """Serve until Ctrl-C. Returns the exit status; raises ServingError when it cannot start."""
     console = Console(highlight=False)
     began = time.monotonic()
@@ -48,12 +56,13 @@ def launch(path: Path, ports: Ports, run_folder: Path, *, fast_proxy: bool, verb
     rendered = run_folder / "deploy.yaml"
     rendered.write_text(yaml.safe_dump(file.with_port(ports.http), sort_keys=False))
     _stop_on_signals()
-    watch = _Watch(file, ports, console, fast_proxy=fast_proxy, began=began)
+    watch = _Watch(file, ports, console, fast_proxy=fast_proxy, ray_dashboard=ray_dashboard, began=began)
     try:
         with console.status("Starting a Ray cluster on this machine"):
             ray.init(
                 address="local",
                 namespace="serve",
+                include_dashboard=ray_dashboard,
                 dashboard_host="127.0.0.1",
                 dashboard_port=ports.dashboard,
                 log_to_driver=verbose,
@@ -91,7 +100,14 @@ class _Watch:
     """Shows progress until the service is ready, then says how to use it; ends a start that failed."""
 
     def __init__(
-        self, file: ServeFile, ports: Ports, console: Console, *, fast_proxy: bool, began: float
+        self,
+        file: ServeFile,
+        ports: Ports,
+        console: Console,
+        *,
+        fast_proxy: bool,
+        ray_dashboard: bool,
+        began: float,
     ) -> None:
         self.failure: DeployFailed | None = None
         self._file = file
@@ -99,6 +115,7 @@ class _Watch:
         self._url = f"http://{host}:{ports.http}{file.route_prefix.removesuffix('/')}"
         self._console = console
         self._fast_proxy = fast_proxy
+        self._ray_dashboard = f"http://127.0.0.1:{ports.dashboard}" if ray_dashboard else None
         self._began = began
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -175,6 +192,8 @@ class _Watch:
         lines.append(f"  proxy     {'HAProxy' if self._fast_proxy else 'Serve, Python'}")
         if self._file.app.router.get("dashboard"):
             lines.append(f"  dashboard {self._url}/dashboard")
+        if self._ray_dashboard is not None:
+            lines.append(f"  Ray's own {self._ray_dashboard}")
         chat = version is not None and version["has_chat_template"]
         lines.append(f"\nTry it:\n\n{_curl(self._url, name, chat=chat, key=has_keys)}")
         lines.append("\nCtrl-C stops everything.")

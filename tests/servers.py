@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ def deploy_file(
 def running_server(
     *,
     proxy: str = "auto",
+    options: Sequence[str] = (),
     module: str = "deploy",
     environment: dict[str, str] | None = None,
     start_limit_s: float = START_LIMIT_S,
@@ -100,7 +101,8 @@ def running_server(
 ) -> Iterator[Server]:
     """Start, wait until ready, yield, stop with SIGINT; what it printed is shown when it fails.
 
-    module: whose `serve` command is run. environment: variables beside ours. settings: `deploy_file`'s.
+    options: more of `deploy serve`'s. module: whose command that is. environment: variables beside ours.
+    settings: `deploy_file`'s.
     """
     temp = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))  # short: Ray puts unix sockets below it
     base = free_base()
@@ -108,7 +110,7 @@ def running_server(
     command = [sys.executable, "-m", module, "serve", str(deploy_file(temp, **settings))]
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command, "--port", str(base), "--proxy", proxy],
+            [*command, "--port", str(base), "--proxy", proxy, *options],
             cwd=ROOT,
             env={**os.environ, "RAY_TMPDIR": str(temp), "OMP_NUM_THREADS": "1", **(environment or {})},
             stdout=out,

@@ -143,8 +143,13 @@ def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
 @deployed(USUAL)
 def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -> None:
     """Neither meets the other's ports, cluster or proxy; both answer; one stops alone. Router and four
-    replicas start on two cores."""
-    with running_server(replicas=4, replica={"runner": "simulated"}) as other:
+    replicas start on two cores. Ray's dashboard is there where it is asked for."""
+    options = ["--ray-dashboard"]
+    with running_server(replicas=4, replica={"runner": "simulated"}, options=options) as other:
+        assert f"Ray's own {_at(other, 5)}\n" in other.log.read_text()
+        assert httpx.get(_at(other, 5), timeout=30).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(_at(server, 5))
         assert len(server.version()["replicas"]) == 2
         assert len(other.version()["replicas"]) == 4
         assert other.version()["replicas"][0]["device"] == "simulated"
@@ -156,9 +161,17 @@ def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -
         assert len(server.version()["replicas"]) == 2
 
 
+def _base(server: Server) -> int:
+    return int(server.url.rsplit(":", 1)[1])
+
+
+def _at(server: Server, offset: int) -> str:
+    return f"http://127.0.0.1:{_base(server) + offset}"
+
+
 def _assert_only_on_loopback(server: Server) -> None:
     """127.0.0.2 reaches what listens on every address, and nothing that listens on 127.0.0.1."""
-    base = int(server.url.rsplit(":", 1)[1])
+    base = _base(server)
     for offset, use in ((0, "HTTP"), (3, "fallback"), (5, "dashboard"), (10, "Router")):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", base + offset)) == 0, use

@@ -68,10 +68,12 @@ def _use_two_nodes(*, supervise: bool) -> None:
     init, shutdown = ray.init, ray.shutdown
     cluster = Cluster()
 
-    def start(*, address: str, dashboard_host: str, dashboard_port: int, **options: Any) -> Any:
+    def start(
+        *, address: str, include_dashboard: bool, dashboard_host: str, dashboard_port: int, **options: Any
+    ) -> Any:
         cluster.add_node(
             num_cpus=NODE_CPUS,
-            include_dashboard=True,
+            include_dashboard=include_dashboard,
             dashboard_host=dashboard_host,
             dashboard_port=dashboard_port,
         )

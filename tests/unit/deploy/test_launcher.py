@@ -31,7 +31,9 @@ def watch_of(route_prefix: str = "/") -> _Watch:
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
     content["applications"][0]["route_prefix"] = route_prefix
     file = ServeFile.checked(Path("deploy.yaml"), content)
-    return _Watch(file, Ports(9100), Console(file=io.StringIO()), fast_proxy=False, began=0.0)
+    return _Watch(
+        file, Ports(9100), Console(file=io.StringIO()), fast_proxy=False, ray_dashboard=False, began=0.0
+    )
 
 
 def test_a_start_that_fails_wakes_the_command_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
