@@ -274,7 +274,10 @@ async def stop_clusters() -> None:
 async def _started(spec: Spec) -> AsyncIterator[Cluster]:
     token = secrets.token_hex(16)  # of its own, so that no other cluster's is needed, or found
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-    manager = running_server(environment=environment, start_limit_s=START_LIMIT_S, **spec.settings)
+    options = ["--ray-dashboard"]  # whose HTTP API takes what `Cluster.deploy` hands over
+    manager = running_server(
+        options=options, environment=environment, start_limit_s=START_LIMIT_S, **spec.settings
+    )
     server = await asyncio.to_thread(manager.__enter__)
     try:
         running = Cluster(spec, server, token)

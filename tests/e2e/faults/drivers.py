@@ -32,4 +32,11 @@ def serve(argv: list[str], *, variables: Mapping[str, str], prepare: Callable[[]
         prepare()
         from deploy.launcher import launch
 
-        return launch(arguments.file, ports, Path(folder), fast_proxy=fast, verbose=arguments.verbose)
+        return launch(
+            arguments.file,
+            ports,
+            Path(folder),
+            fast_proxy=fast,
+            ray_dashboard=arguments.ray_dashboard,
+            verbose=arguments.verbose,
+        )
