@@ -99,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--ray-dashboard",
         action="store_true",
-        help="start Ray's dashboard, too, on port + 5: ten processes; `serve deploy` and `serve status` ask it",
+        help="start Ray's dashboard, too, on port + 5, which `serve deploy` and `serve status` ask: ten "
+        "processes",
     )
     serve.add_argument("--verbose", action="store_true", help="show the log lines of every process")
     return parser
