@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[2]
 # Of torch, and of what computes with it.
 COMPUTES = re.compile(
@@ -44,6 +46,22 @@ def make_environment(
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("stamp", [".venv/serve.installed", ".venv/dev.installed"])
+@pytest.mark.parametrize(("setting", "is_compiled"), [("PIP_COMPILE=", True), ("PIP_COMPILE=0", False)])
+def test_what_is_installed_is_compiled_on_all_cores_unless_pip_is_told_not_to(
+    stamp: str, setting: str, is_compiled: bool
+) -> None:
+    said = subprocess.run(
+        ["make", "--dry-run", "--always-make", stamp, setting],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "pip install --disable-pip-version-check --no-compile" in said
+    assert ("compileall -qq -j 0 .venv/lib" in said) is is_compiled
 
 
 def test_an_older_python_is_named_beside_what_is_needed(tmp_path: Path) -> None:
