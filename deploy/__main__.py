@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
@@ -151,6 +153,18 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    # Seconds pass until `launch` has its own handler: SIGTERM would leave the folder, and in the background
+    # SIGINT is ignored.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)
+    with before_ray(arguments) as launch:
+        Console(highlight=False).print(Text(f"Checking {arguments.file}"), soft_wrap=True)
+        return launch()
+
+
+@contextlib.contextmanager
+def before_ray(arguments: argparse.Namespace) -> Iterator[Callable[[], int]]:
+    """`serve`'s folder and variables are there, so that Ray may be imported; yields what starts it."""
     from deploy.environment import fast_proxy_installed, run_parent, serve_environment
     from deploy.ports import Ports
 
@@ -159,17 +173,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         ports = Ports(_port_of(arguments.file), "http_options.port")
     else:
         ports = Ports(arguments.port, "--port")
-    # Seconds pass until `launch` has its own handler: SIGTERM would leave the folder, and in the background
-    # SIGINT is ignored.
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.default_int_handler)
-    # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
-    with tempfile.TemporaryDirectory(
-        prefix="warmpath-", dir=run_parent(), ignore_cleanup_errors=True
-    ) as folder:
-        os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
-        Console(highlight=False).print(Text(f"Checking {arguments.file}"), soft_wrap=True)
-        from deploy.launcher import launch  # imports Ray, which reads the variables just set
+
+    def start() -> int:
+        from deploy.launcher import launch  # imports Ray, which reads the variables
 
         return launch(
             arguments.file,
@@ -179,6 +185,13 @@ def _serve(arguments: argparse.Namespace) -> int:
             ray_dashboard=arguments.ray_dashboard,
             verbose=arguments.verbose,
         )
+
+    # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
+    with tempfile.TemporaryDirectory(
+        prefix="warmpath-", dir=run_parent(), ignore_cleanup_errors=True
+    ) as folder:
+        os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
+        yield start
 
 
 def _port_of(file: Path) -> int:
