@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import deploy.environment
 from deploy.ports import Ports
 from tests.e2e.faults import __main__ as command
 from tests.e2e.faults import checks, drivers, fleet, memory
@@ -239,7 +240,7 @@ def test_drivers_have_short_paths_whatever_the_folder_for_temporary_files(
     long = tmp_path / ("x" * 40)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setattr(drivers, "serve_environment", environment)
+    monkeypatch.setattr(deploy.environment, "serve_environment", environment)
     with pytest.raises(KeyboardInterrupt):
         drivers.serve(["serve", "deploy.yaml", "--port", "9000"], variables={}, prepare=lambda: None)
     assert [folder.parent for folder in folders] == [Path("/tmp")]
