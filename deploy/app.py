@@ -26,7 +26,7 @@ from replica.models.model_source import ResolvedModel, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
-from router.prompts.prompt import chat_template_of
+from router.prompts.prompt import chat_template_of, hide_torch
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -40,6 +40,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """The application for deploy.yaml's `args`. Raises ConfigError with key, value and range."""
     config = AppConfig.from_args(args)
     check_settings(config.router_sketch(), config.replica)
+    _runs_no_model()
     model = resolve(config.replica.model, config.replica.revision)
     # Pinned: who starts later would load what a branch, or the folder, has become by then, beside others that
     # run on.
@@ -73,6 +74,8 @@ class NodeReplica(ReplicaServer):
     def __init__(
         self, config: ReplicaConfig, *, log_requests: bool = False, traces: str | None = None
     ) -> None:
+        if config.runner == "simulated":
+            _runs_no_model()
         tracing = open_tracing(traces, component="replica") if traces is not None else None
         super().__init__(_on_node(config), log_requests=log_requests, tracing=tracing)
 
@@ -111,6 +114,13 @@ Router = serve.deployment(
         "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}},
     },
 )(serve.ingress()(NodeRouter))
+
+
+def _runs_no_model() -> None:
+    """Keep torch out of a process that Ray has started for this: what a tokenizer would bring of it takes two
+    seconds and 180 MB. Whoever builds in a process of their own may want torch there."""
+    if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+        hide_torch()
 
 
 def _on_hardware(config: ReplicaConfig, model: ResolvedModel, *, num_gpus: float) -> ReplicaConfig:

@@ -56,7 +56,8 @@ def hide_torch() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     sys.modules["torch"] = None  # type: ignore[assignment]  # the documented way to say "not importable"
     try:
-        import transformers.utils  # noqa: F401
+        with heap.without_collections():
+            import transformers.utils  # noqa: F401
     finally:
         del sys.modules["torch"]
 

@@ -143,7 +143,8 @@ def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
 @deployed(USUAL)
 def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -> None:
     """Neither meets the other's ports, cluster or proxy; both answer; one stops alone. Router and four
-    replicas start on two cores. Ray's dashboard is there where it is asked for."""
+    replicas start on two cores, those that compute nothing without torch. Ray's dashboard is there where it
+    is asked for."""
     options = ["--ray-dashboard"]
     with running_server(replicas=4, replica={"runner": "simulated"}, options=options) as other:
         assert f"Ray's own {_at(other, 5)}\n" in other.log.read_text()
@@ -153,12 +154,21 @@ def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -
         assert len(server.version()["replicas"]) == 2
         assert len(other.version()["replicas"]) == 4
         assert other.version()["replicas"][0]["device"] == "simulated"
+        assert _have_torch(server)
+        assert not _have_torch(other)
         _assert_only_on_loopback(other)
         # As a supervisor stops it; and somebody who does not wait is no reason to leave something behind.
         other.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert stop(other.process) == 0
         assert len(server.version()["replicas"]) == 2
+
+
+def _have_torch(server: Server) -> bool:
+    """Whether its replicas' processes do: all, or none."""
+    pids = [each["pid"] for each in server.version()["replicas"]]
+    (have,) = {"libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids}
+    return have
 
 
 def _base(server: Server) -> int:

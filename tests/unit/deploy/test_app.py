@@ -123,3 +123,18 @@ def test_auto_is_what_the_cluster_has(tmp_path: Path, num_gpus: float, device: s
     model = ResolvedModel("m", tmp_path, "m", "r", None, None)
     config = app._on_hardware(ReplicaConfig(device="auto"), model, num_gpus=num_gpus)
     assert (config.device, config.dtype) == (device, dtype)
+
+
+@pytest.mark.parametrize("started_by_ray", [True, False])
+def test_a_process_of_its_own_builds_without_torch(
+    started_by_ray: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever builds in another, as a notebook, may want torch there: it would be hidden for good."""
+    hidden: list[bool] = []
+    mode = app.ray.WORKER_MODE if started_by_ray else app.ray.SCRIPT_MODE
+    context = SimpleNamespace(worker=SimpleNamespace(mode=mode))
+    monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(app.ray, "cluster_resources", dict)
+    monkeypatch.setattr(app, "hide_torch", lambda: hidden.append(True))
+    built(tiny_model.ensure_built())
+    assert hidden == [True] * started_by_ray
