@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 import signal
+import ssl
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -20,6 +22,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # Triton's kernels run in its interpreter, on the CPU. It asks when it is imported, for the whole process, and
 # families of transformers import it: so before any test's module. `python -m tests.gpu` has them compiled.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Each client of httpx reads all the certificates that there are, for a tenth of a second; no test speaks TLS.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # A shell's background job starts with SIGINT ignored, and so would every server the tests start and stop.
 signal.signal(signal.SIGINT, signal.default_int_handler)
