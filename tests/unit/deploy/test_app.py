@@ -125,16 +125,21 @@ def test_auto_is_what_the_cluster_has(tmp_path: Path, num_gpus: float, device: s
     assert (config.device, config.dtype) == (device, dtype)
 
 
-@pytest.mark.parametrize("started_by_ray", [True, False])
+@pytest.mark.parametrize(("mode", "hides"), [("WORKER_MODE", True), ("SCRIPT_MODE", False)])
 def test_a_process_of_its_own_builds_without_torch(
-    started_by_ray: bool, monkeypatch: pytest.MonkeyPatch
+    mode: str, hides: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever builds in another, as a notebook, may want torch there: it would be hidden for good."""
     hidden: list[bool] = []
-    mode = app.ray.WORKER_MODE if started_by_ray else app.ray.SCRIPT_MODE
-    context = SimpleNamespace(worker=SimpleNamespace(mode=mode))
+    context = SimpleNamespace(worker=SimpleNamespace(mode=getattr(app.ray, mode)))
+    monkeypatch.setattr(app.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(app.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(app.ray, "cluster_resources", dict)
     monkeypatch.setattr(app, "hide_torch", lambda: hidden.append(True))
     built(tiny_model.ensure_built())
-    assert hidden == [True] * started_by_ray
+    assert hidden == [True] * hides
+
+
+def test_asking_whose_process_this_is_starts_no_ray() -> None:
+    app._runs_no_model()
+    assert not app.ray.is_initialized()
