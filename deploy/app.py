@@ -117,8 +117,8 @@ Router = serve.deployment(
 
 
 def _runs_no_model() -> None:
-    """Keep torch out of a process that Ray has started for this: what a tokenizer would bring of it takes two
-    seconds and 180 MB. Whoever builds in a process of their own may want torch there."""
+    """Keep torch out of a process that Ray has started for this: what a tokenizer would bring of it takes one
+    to two seconds and 180 MB. Whoever builds in a process of their own may want torch there."""
     # To ask for the context where there is no Ray would start one.
     if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
         hide_torch()
