@@ -7,6 +7,7 @@ imported, and this module imports neither.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ _REQUEST_LIMIT_S = 60
 _MOST_SOCKET_CHARS = 97
 # Below the folder for temporary files: Serve adds the node's id, 56 digits.
 _LONGEST_SOCKET = f"/{'x' * len('warmpath-12345678')}/{'x' * 56}/metrics.sock"
+# Lines that Ray does not print for others: a regular expression, the user's own as well.
+_NOT_PRINTED = "RAY_DEDUP_LOGS_SKIP_REGEX"
 
 
 def run_parent() -> str:
@@ -54,8 +57,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
         # with Serve's 10 s for half a minute. One that is slow has five seconds or more for each, and stays.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        # The controller ends itself within the call that tells it to: Ray would print that as an error.
-        "RAY_DEDUP_LOGS_SKIP_REGEX": "Task ServeController.graceful_shutdown failed",
+        _NOT_PRINTED: _not_printed(),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy.middlewares",
         "TOKENIZERS_PARALLELISM": "false",
         **ports.environment(),
@@ -132,3 +134,10 @@ for argument in "$@"; do
 done
 exec {binary} -dS "$@"
 """
+
+
+def _not_printed() -> str:
+    """The controller ends itself within the call that tells it to: Ray would print that as an error."""
+    ours = "Task ServeController.graceful_shutdown failed"
+    theirs = os.environ.get(_NOT_PRINTED)
+    return f"{theirs}|{ours}" if theirs else ours  # in this order: flags stand at a pattern's beginning

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+from pathlib import Path
 
 import pytest
 
-from deploy.environment import run_parent
+from deploy.environment import run_parent, serve_environment
+from deploy.ports import Ports
 
 HAPROXY_TAKES = 97  # as it says: "socket path '...' too long (max 97)"
 NODE_ID = "a" * 56  # Serve makes a folder of this name for each node's proxy
@@ -28,3 +31,23 @@ def test_paths_of_the_fast_proxys_sockets_are_short_whatever_the_folder_for_temp
 def test_a_short_folder_for_temporary_files_is_used(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", folder)
     assert run_parent() == folder
+
+
+STOPPED = "Task ServeController.graceful_shutdown failed, and so on"  # which no user is to take for an error
+
+
+@pytest.mark.parametrize(
+    ("theirs", "also_skipped"),
+    [(None, []), ("", []), ("slow (disk|net)", ["a slow net"]), ("(?i)NOISE", ["noise", "Noise"])],
+)
+def test_lines_that_the_user_would_not_see_are_not_printed_either(
+    theirs: str | None, also_skipped: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_DEDUP_LOGS_SKIP_REGEX", raising=False)
+    if theirs is not None:
+        monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", theirs)
+    skipped = re.compile(
+        serve_environment(Ports(20000), tmp_path, fast_proxy=False)["RAY_DEDUP_LOGS_SKIP_REGEX"]
+    )
+    assert all(skipped.search(line) for line in [STOPPED, *also_skipped])
+    assert not skipped.search("something else")
