@@ -2,7 +2,8 @@
 
 A hung forward cannot be interrupted from Python, and a replica that accepts requests and never answers
 is worse than a dead one: Serve acts on a dead actor at once. While the whole process is stopped (a debugger,
-a frozen container) nothing can make progress, and nothing is held against it.
+a frozen container) nothing can make progress, and while others have the processors little can: neither is
+held against it.
 Knows threads and clocks; knows no steps.
 """
 
@@ -15,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from replica.polling import Poller
 
@@ -30,7 +32,7 @@ class _Task:
     name: str
     began_s: float
     limit_s: float
-    stopped_s: float  # of the process before it began
+    idle_s: float  # without a processor, before it began
     involved: Callable[[], Sequence[str]]
 
 
@@ -49,10 +51,12 @@ class Watchdog:
         self._poll_interval_s = poll_interval_s
         self._on_hang = on_hang if on_hang is not None else end_process
         self._task: _Task | None = None  # replaced whole, so that no lock is needed
-        self._watched_thread: int | None = None
+        self._watched_thread: int | None = None  # as Python calls it
+        self._watched_native_id = 0  # and as the system does
         self._has_fired = False
-        self._stopped_s = 0.0  # that this process did not run, as far as its own lateness tells
+        self._idle_s = 0.0  # that the watched thread could not run, as far as was seen
         self._looked_s = clock()
+        self._waiting = (0, 0.0)  # at the last look: which thread was watched, and how long it had waited
         self._poller = Poller("warmpath-watchdog", poll_interval_s, self._look)
 
     def start(self) -> None:
@@ -68,8 +72,8 @@ class Watchdog:
 
         involved: ids of the requests that end with it, asked from the watchdog's thread if it hangs.
         """
-        self._watched_thread = threading.get_ident()
-        self._task = _Task(name, self._clock(), limit_s, self._stopped_s, involved)
+        self._watched_thread, self._watched_native_id = threading.get_ident(), threading.get_native_id()
+        self._task = _Task(name, self._clock(), limit_s, self._idle_s, involved)
 
     def end(self) -> None:
         self._task = None
@@ -79,7 +83,7 @@ class Watchdog:
         task = self._task
         if task is None or self._has_fired:
             return self._has_fired
-        busy_s = self._clock() - task.began_s - (self._stopped_s - task.stopped_s)
+        busy_s = self._clock() - task.began_s - (self._idle_s - task.idle_s)
         if busy_s <= task.limit_s:
             return False
         self._has_fired = True
@@ -103,18 +107,32 @@ class Watchdog:
         )
 
     def _look(self) -> None:
-        self.note_lateness(self._clock() - self._looked_s - self._poll_interval_s)
+        late_s = self._clock() - self._looked_s - self._poll_interval_s
+        thread, (known, known_s) = self._watched_native_id, self._waiting
+        self._waiting = thread, (waited_s := waited_for_processor_s(thread))
+        self.note_idle(late_s=late_s, waited_s=waited_s - known_s if thread == known else 0.0)
         self._looked_s = self._clock()
         self.check()
 
-    def note_lateness(self, late_s: float) -> None:
-        """The watchdog itself got its turn so much later than it asked for."""
-        if late_s > self._poll_interval_s:
-            self._stopped_s += late_s
+    def note_idle(self, *, late_s: float, waited_s: float) -> None:
+        """Since the last look. late_s: the watchdog itself got its turn so much later than it asked for; more
+        than a little says that the process was stopped. waited_s: the watched thread, for a processor. What
+        both tell of may be the same."""
+        self._idle_s += max(late_s if late_s > self._poll_interval_s else 0.0, waited_s)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched_thread or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else "(its stack is gone)"
+
+
+def waited_for_processor_s(native_id: int) -> float:
+    """For how long of its life this thread of ours could have run and others had the processors; 0 where the
+    kernel does not tell. Source: Linux, scheduler/sched-stats.rst."""
+    try:
+        stretch = Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()
+    except OSError:  # another system, or the thread has ended
+        return 0.0
+    return int(stretch[1]) / 1e9
 
 
 def end_process() -> None:

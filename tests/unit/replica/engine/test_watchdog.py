@@ -1,8 +1,13 @@
-"""The watchdog in virtual time; that it really ends a process is tested in tests/integration/."""
+"""The watchdog in virtual time, and once where processors are short.
+
+That it really ends a process is tested in tests/integration/.
+"""
 
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -83,7 +88,7 @@ def test_a_stopped_process_is_not_taken_for_a_hung_step() -> None:
     watchdog, fired = build(clock)
     watchdog.begin("step", 5.0)
     clock.sleep(60.0)
-    watchdog.note_lateness(59.0)
+    watchdog.note_idle(late_s=59.0, waited_s=0.0)
     assert not watchdog.check()
     clock.sleep(4.1)
     assert watchdog.check()
@@ -96,8 +101,74 @@ def test_a_little_lateness_excuses_nothing() -> None:
     watchdog.begin("step", 5.0)
     for _ in range(6):
         clock.sleep(1.0)
-        watchdog.note_lateness(0.9)
+        watchdog.note_idle(late_s=0.9, waited_s=0.0)
     assert watchdog.check()
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.9, 3.0])
+def test_a_thread_that_waits_for_a_processor_is_not_taken_for_a_hung_one(late_s: float) -> None:
+    """Nine tenths of the time others have it. That the watchdog is late, too, is not another excuse."""
+    clock = VirtualClock()
+    watchdog, fired = build(clock)
+    watchdog.begin("step", 5.0)
+    for _ in range(12):  # 48 s, 4.8 of them its own
+        clock.sleep(4.0)
+        watchdog.note_idle(late_s=late_s, waited_s=3.6)
+        assert not watchdog.check()
+    clock.sleep(0.3)
+    assert watchdog.check()
+    assert fired == ["hang"]
+
+
+def test_what_it_waited_before_a_task_does_not_excuse_that() -> None:
+    clock = VirtualClock()
+    watchdog, _ = build(clock)
+    watchdog.begin("step", 5.0)
+    clock.sleep(100.0)
+    watchdog.note_idle(late_s=0.0, waited_s=100.0)
+    watchdog.begin("step", 5.0)
+    clock.sleep(5.1)
+    assert watchdog.check()
+
+
+# A thread computes for OWN_S on a processor that it shares with others who never rest, then it hangs.
+SHORT_OF_PROCESSORS = """
+import os, subprocess, sys, threading, time
+from replica.engine.watchdog import Watchdog
+
+OWN_S, LIMIT_S, NUM_OTHERS = 0.3, 1.0, 8
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(NUM_OTHERS)]
+has_fired = threading.Event()
+watchdog = Watchdog(clock=time.monotonic, poll_interval_s=0.1, on_hang=has_fired.set)
+
+def work():
+    watchdog.begin("step", LIMIT_S)
+    began_s = time.monotonic()
+    while time.thread_time() < OWN_S:
+        pass
+    watchdog.end()
+    print(time.monotonic() - began_s > LIMIT_S, has_fired.is_set())
+    watchdog.begin("step", LIMIT_S)
+    print(has_fired.wait(30.0), flush=True)
+
+try:
+    watchdog.start()
+    engine = threading.Thread(target=work)
+    engine.start()
+    engine.join()
+finally:
+    for other in others:
+        other.kill()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who waits for a processor")
+def test_where_others_have_the_processor_a_step_may_take_longer_and_a_hang_is_still_one() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_PROCESSORS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.splitlines() == ["True False", "True"], ended.stderr
 
 
 def test_a_hang_that_cannot_be_told_of_is_acted_on_all_the_same() -> None:
