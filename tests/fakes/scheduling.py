@@ -71,7 +71,7 @@ class Engine:
             itl_target_s=self.itl_target_s,
             pace=lambda: MODEL,
         )
-        self._number: dict[RequestId, int] = {}
+        self._requests: dict[RequestId, Request] = {}
 
     def submit(self, number: int, job: Job, *, twin_of: int | None = None) -> Request:
         """A prompt that shares nothing with any other but its twin's; of twins the hashes are sent."""
@@ -96,21 +96,21 @@ class Engine:
             priority=job.priority,
         )
         self.scheduler.submit(request)
-        self._number[request.request_id] = number
+        self._requests[request.request_id] = request
         return request
 
     def step(self) -> list[tuple[Request, int]]:
         """One step as planned: each request's tokens. Nothing is planned only where nobody is left."""
-        planned = list(self.scheduler.plan())
-        assert planned or not len(self.scheduler)
+        sequences = self.scheduler.schedule()
+        planned = [(self._requests[each.request_id], each.num_new_tokens) for each in sequences]
         for request, _ in planned:
-            number = self._number[request.request_id]
+            number = int(request.request_id)
             if number not in self.started:
                 self.started.append(number)
         self.now_s += self.time_of(planned) if planned else 0.05
-        tokens = tuple(0 if r.num_uncomputed == n else None for r, n in planned)
+        tokens = tuple(0 if each.samples else None for each in sequences)
         for request in self.scheduler.update(StepResult(tokens, elapsed_s=0.0)):
-            number = self._number[request.request_id]
+            number = int(request.request_id)
             self.first_token_s.setdefault(number, self.now_s)
             if request.num_output_tokens == request.max_output_tokens:
                 self.ended_s[number] = self.now_s

@@ -90,13 +90,21 @@ class HeldMachine(RuleBasedStateMachine):
         name = RequestId(str(self.num_requests))
         now = self.clock()
         deadline = None if timeout is None else now + timeout
-        asked = query(prompt, num_blocks, request_id=name, excluded=excluded, is_handed_over=is_handed_over)
+        asked = query(
+            prompt,
+            num_blocks,
+            request_id=name,
+            excluded=excluded,
+            is_handed_over=is_handed_over,
+            is_again=bool(excluded),  # by that one it was let in before
+        )
         try:
             self.held.submit(asked, since=now - waited, deadline=deadline)
         except NoReplica:
             assert not self.running - self.draining - excluded
             assert not is_handed_over
         except AllBusy:
+            assert asked.is_new
             is_full = len(self.held) >= 5 * len(self.running - self.draining)
             assert is_full or (timeout is not None and self.is_hopeless(asked, timeout))
         else:

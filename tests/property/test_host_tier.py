@@ -247,6 +247,8 @@ def _slot(block_id: int, offset: int) -> int:
     return block_id * BLOCK_SIZE + offset
 
 
+MOST_RUNS = 4  # of random examples some lack what others have
+
 VERBS = [
     *["begin"] * 5, *["admit"] * 7, *["grow"] * 7, *["commit"] * 6, *["release"] * 4, *["swap"] * 3,
     *["flush"] * 2, *["fork"] * 2, "reserve", "look", "abort", "fail_copy", "clear",
@@ -274,14 +276,17 @@ def _run(
 @pytest.mark.parametrize(("mask", "num_blocks", "num_slots"), [("honest", 6, 8), ("four hashes", 8, 3)])
 @pytest.mark.parametrize("discipline", PAGED)
 def test_laws(discipline: CacheDiscipline, mask: str, num_blocks: int, num_slots: int) -> None:
-    count = _run(discipline, mask, num_blocks, num_slots, max_examples=50)
     wanted = ["copied back", "swapped"]
     if mask == "honest":
         wanted += ["resumed", "copies failed", "declined"]
     else:  # host memory is small there
         wanted += ["no room"]
-    for name in wanted:
-        assert count[name] > 0, name
+    count: Counter[str] = Counter()
+    for _ in range(MOST_RUNS):
+        count += _run(discipline, mask, num_blocks, num_slots, max_examples=50)
+        if all(count[name] > 0 for name in wanted):
+            return
+    raise AssertionError(f"not all of {wanted} in {count}")
 
 
 @pytest.mark.long

@@ -77,9 +77,8 @@ def test_a_prompt_goes_through_the_layers_as_time_allows(
     """Span by span, and never more slowly than by the least of parts: each step is within the limit, or of as
     few layers as make up for that."""
     engine = Engine(SchedulingOrder.FIRST_COME, itl_target_s=itl_target_s, num_layers=num_layers)
-    for number, (num_prompt, num_output) in enumerate(answers):
-        engine.submit(number, Job(0.0, num_prompt, num_output))
-    for _ in range(10):
+    begun = [engine.submit(number, Job(0.0, *answer)) for number, answer in enumerate(answers)]
+    while not all(each.num_output_tokens for each in begun):
         engine.step()
     long = engine.submit(99, Job(engine.now_s, length))
     through = 0.0  # of its tokens, each layer a part of it
