@@ -126,8 +126,9 @@ class Watchdog:
 
 
 def waited_for_processor_s(native_id: int) -> float:
-    """For how long of its life this thread of ours could have run and others had the processors; 0 where the
-    kernel does not tell. Source: Linux, scheduler/sched-stats.rst."""
+    """For how long of its life this thread of ours could have run and had no processor, since others had them
+    or its container's limit was used up; 0 where the kernel does not tell. Source: Linux,
+    scheduler/sched-stats.rst."""
     try:
         stretch = Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()
     except OSError:  # another system, or the thread has ended
