@@ -121,6 +121,13 @@ def write_proxy_wrapper(wrapper: Path) -> Path:
     return wrapper
 
 
+def _not_printed() -> str:
+    """The controller ends itself within the call that tells it to: Ray would print that as an error."""
+    ours = "Task ServeController.graceful_shutdown failed"
+    theirs = os.environ.get(_NOT_PRINTED)
+    return f"{theirs}|{ours}" if theirs else ours  # in this order: flags stand at a pattern's beginning
+
+
 # Serve writes the file anew before each start; the argument after -f names it.
 _WRAPPER = """#!/bin/sh
 no_router={no_router}
@@ -134,10 +141,3 @@ for argument in "$@"; do
 done
 exec {binary} -dS "$@"
 """
-
-
-def _not_printed() -> str:
-    """The controller ends itself within the call that tells it to: Ray would print that as an error."""
-    ours = "Task ServeController.graceful_shutdown failed"
-    theirs = os.environ.get(_NOT_PRINTED)
-    return f"{theirs}|{ours}" if theirs else ours  # in this order: flags stand at a pattern's beginning

@@ -108,9 +108,7 @@ class Watchdog:
 
     def _look(self) -> None:
         late_s = self._clock() - self._looked_s - self._poll_interval_s
-        thread, (known, known_s) = self._watched_native_id, self._waiting
-        self._waiting = thread, (waited_s := waited_for_processor_s(thread))
-        self.note_idle(late_s=late_s, waited_s=waited_s - known_s if thread == known else 0.0)
+        self.note_idle(late_s=late_s, waited_s=self._waited_s())
         self._looked_s = self._clock()
         self.check()
 
@@ -119,6 +117,13 @@ class Watchdog:
         than a little says that the process was stopped. waited_s: the watched thread, for a processor. What
         both tell of may be the same."""
         self._idle_s += max(late_s if late_s > self._poll_interval_s else 0.0, waited_s)
+
+    def _waited_s(self) -> float:
+        """The watched thread, since the last look; 0 for one that was not watched then."""
+        thread, (known, known_s) = self._watched_native_id, self._waiting
+        waited_s = waited_for_processor_s(thread)
+        self._waiting = thread, waited_s
+        return waited_s - known_s if thread == known else 0.0
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched_thread or 0)
