@@ -72,16 +72,15 @@ class PackedTable:
         O(distinct depths * log(hints)) look-ups.
         """
         at = self._at
-        if IS_COMPILED and not at.more_words and isinstance(chain, memoryview):
-            return compiled.depths(
-                chain, members, guesses, at.hashing.numbers, at.empty, at.key_view, at.first_word
-            )
+        words = at.word_views
+        if IS_COMPILED and len(words) <= compiled.MOST_WORDS and isinstance(chain, memoryview):
+            return compiled.depths(chain, members, guesses, at.hashing.numbers, at.empty, at.key_view, words)
         return self.interpreted_depths(chain, members, guesses)
 
     def interpreted_depths(
         self, chain: Sequence[int], members: int, guesses: tuple[int, ...] = ()
     ) -> list[tuple[int, int]]:
-        """`depths` without what is compiled, which does as this does, and with more than 64 members."""
+        """`depths` without what is compiled, which does as this does, and with any number of members."""
         at = self._at
         # `get`, written out: a call for each look-up would make every match a third slower.
         hashing = at.hashing

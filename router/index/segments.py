@@ -64,7 +64,7 @@ class Segments:
         self._memory = [Columns(self._max_segments << segment_bits, 2)]
         self.keys, self.key_view = self._memory[0].columns[0]
         self.words: list[Keys] = []
-        self.word_views: list[memoryview[int]] = []
+        self.word_views: tuple[memoryview[int], ...] = ()
         self.first_word = memoryview(b"").cast("Q")
         self.more_words: tuple[memoryview[int], ...] = ()
         self._dead: list[int] = []  # per word, bits that are being swept away
@@ -386,16 +386,16 @@ class Segments:
             self._memory.append(Columns(self._max_segments << self.bits, 1))
         numbers, view = self._memory[-1].columns[-1]
         self.words.append(numbers)
-        self.word_views.append(view)
+        self.word_views = (*self.word_views, view)
         self._dead.append(0)
         self.first_word = self.word_views[0]
-        self.more_words = tuple(self.word_views[1:])
+        self.more_words = self.word_views[1:]
 
     def drop_word(self) -> None:
         """Give back the room of the last 64 members, none of whom is in any set."""
         assert len(self.words) > 1
         self.words.pop()
         self._dead.pop()
-        self.word_views.pop()
+        self.word_views = self.word_views[:-1]
         self._memory.pop()
         self.more_words = self.more_words[:-1]

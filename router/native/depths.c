@@ -1,4 +1,4 @@
-/* How deep each replica holds a chain: `PackedTable.depths` where a set is one word, up to 64 members.
+/* How deep each replica holds a chain: `PackedTable.depths`, up to 1,024 members.
  *
  * packed_table.py has the law and does the same where this is not compiled, linear_hashing.py where a hint belongs.
  *
@@ -10,18 +10,23 @@
 #include <stdint.h>
 #include <string.h>
 
+enum { MOST_WORDS = 16, MOST_GUESSES = 8, MOST_STRETCHES = MOST_GUESSES + 8 * sizeof(Py_ssize_t) };
+
 typedef struct {
-    Py_buffer keys, words; /* of the slots */
+    Py_buffer keys, words[MOST_WORDS]; /* of the slots */
+    int num_words;
     unsigned long long empty, prime, factor, high, low, num_segments;
     int bits;
 } Table;
 
 typedef struct {
-    Py_ssize_t left, right; /* all hold what is before the first hint, nobody what is after the last */
-    uint64_t at_left, at_right;
-} Stretch;
+    uint64_t words[MOST_WORDS]; /* as many of them as the table has */
+} Set;
 
-enum { MOST_GUESSES = 8, MOST_STRETCHES = MOST_GUESSES + 8 * sizeof(Py_ssize_t) };
+typedef struct {
+    Py_ssize_t left, right; /* all hold what is before the first hint, nobody what is after the last */
+    Set at_left, at_right;
+} Stretch;
 
 static uint64_t item(const Py_buffer *of, uint64_t place) {
     uint64_t value;
@@ -29,16 +34,28 @@ static uint64_t item(const Py_buffer *of, uint64_t place) {
     return value;
 }
 
-static uint64_t holders(const Table *table, uint64_t hint) {
+static int is_same(const Set *one, const Set *other, int num_words) {
+    for (int word = 0; word < num_words; word++)
+        if (one->words[word] != other->words[word]) return 0;
+    return 1;
+}
+
+/* Into `held`: of `among` who is in the hint's set, and all of `besides`. */
+static void look_up(const Table *table, uint64_t hint, const Set *among, const Set *besides, Set *held) {
     uint64_t place = hint % table->prime * table->factor % table->prime;
     uint64_t segment = place >> table->bits & table->high, inside = ((uint64_t)1 << table->bits) - 1;
     if (segment >= table->num_segments) segment &= table->low;
     uint64_t slot = segment << table->bits | (place & inside);
     for (;; slot = (slot & ~inside) | ((slot + 1) & inside)) {
         uint64_t key = item(&table->keys, slot);
-        if (key == hint) return item(&table->words, slot);
-        if (key == table->empty) return 0;
+        if (key == hint) break;
+        if (key == table->empty) {
+            *held = *besides;
+            return;
+        }
     }
+    for (int word = 0; word < table->num_words; word++)
+        held->words[word] = (item(&table->words[word], slot) & among->words[word]) | besides->words[word];
 }
 
 /* The first guess that lies within and was not tried, else the middle. */
@@ -50,32 +67,55 @@ static Py_ssize_t next_place(const Stretch *at, const Py_ssize_t *guesses, int n
     return (at->left + at->right) >> 1;
 }
 
-static int note(PyObject *found, Py_ssize_t depth, uint64_t members) {
-    PyObject *group = Py_BuildValue("nK", depth, (unsigned long long)members);
+/* Bits of 64 more numbers, below those there are. Takes `above` for its own, NULL too; NULL: an exception is set. */
+static PyObject *with_word(PyObject *above, uint64_t word) {
+    PyObject *bits = PyLong_FromLong(64), *below = PyLong_FromUnsignedLongLong(word), *shifted = NULL, *both = NULL;
+    if (above != NULL && bits != NULL && below != NULL) shifted = PyNumber_Lshift(above, bits);
+    if (shifted != NULL) both = PyNumber_Or(shifted, below);
+    Py_XDECREF(above), Py_XDECREF(bits), Py_XDECREF(below), Py_XDECREF(shifted);
+    return both;
+}
+
+/* As a Python integer. */
+static PyObject *as_number(const uint64_t *words, int num_words) {
+    PyObject *number = PyLong_FromUnsignedLongLong(words[num_words - 1]);
+    for (int word = num_words - 2; word >= 0; word--) number = with_word(number, words[word]);
+    return number;
+}
+
+/* Who holds what is before the stretch's last hint, and not that. */
+static int note(PyObject *found, const Stretch *at, int num_words) {
+    uint64_t parting[MOST_WORDS];
+    for (int word = 0; word < num_words; word++) parting[word] = at->at_left.words[word] ^ at->at_right.words[word];
+    PyObject *members = as_number(parting, num_words);
+    PyObject *group = members == NULL ? NULL : Py_BuildValue("nN", at->right, members);
     int is_noted = group != NULL && PyList_Append(found, group) == 0;
     Py_XDECREF(group);
     return is_noted;
 }
 
 static int find_depths(
-    PyObject *found, const Table *table, const Py_buffer *chain, uint64_t members, const Py_ssize_t *guesses,
+    PyObject *found, const Table *table, const Py_buffer *chain, const Set *members, const Py_ssize_t *guesses,
     int num_guesses
 ) {
-    Stretch deeper[MOST_STRETCHES], at = {-1, chain->shape[0], members, 0};
-    int num_deeper = 0, num_tried = 0;
+    Stretch deeper[MOST_STRETCHES], at = {-1, chain->shape[0], *members, {{0}}};
+    int num_deeper = 0, num_tried = 0, num_words = table->num_words;
+    const Set nobody = {{0}};
+    Set held = nobody;
     for (Py_ssize_t place = 0;; place = next_place(&at, guesses, num_guesses, &num_tried)) {
-        uint64_t held = (holders(table, item(chain, place)) & at.at_left) | at.at_right;
+        look_up(table, item(chain, place), &at.at_left, &at.at_right, &held);
         if (place == 0) {
             at.left = 0, at.at_left = held;
-            if (!held) return 1;
-        } else if (held == at.at_left) {
+            if (is_same(&held, &nobody, num_words)) return 1;
+        } else if (is_same(&held, &at.at_left, num_words)) {
             at.left = place;
         } else {
-            if (held != at.at_right) deeper[num_deeper++] = (Stretch){place, at.right, held, at.at_right};
+            if (!is_same(&held, &at.at_right, num_words))
+                deeper[num_deeper++] = (Stretch){place, at.right, held, at.at_right};
             at.right = place, at.at_right = held;
         }
         while (at.right - at.left == 1) {
-            if (at.at_left != at.at_right && !note(found, at.right, at.at_left ^ at.at_right)) return 0;
+            if (!is_same(&at.at_left, &at.at_right, num_words) && !note(found, &at, num_words)) return 0;
             if (num_deeper == 0) return 1;
             at = deeper[--num_deeper];
         }
@@ -92,6 +132,17 @@ static int open_numbers(PyObject *from, Py_buffer *into) {
     return 0;
 }
 
+/* As many words of a Python integer as the table has. 0: an exception is set. */
+static int read_members(PyObject *from, int num_words, Set *into) {
+    into->words[0] = PyLong_AsUnsignedLongLongMask(from);
+    for (int word = 1; word < num_words && !PyErr_Occurred(); word++) {
+        PyObject *bits = PyLong_FromLong(64L * word), *above = bits == NULL ? NULL : PyNumber_Rshift(from, bits);
+        if (above != NULL) into->words[word] = PyLong_AsUnsignedLongLongMask(above);
+        Py_XDECREF(bits), Py_XDECREF(above);
+    }
+    return !PyErr_Occurred();
+}
+
 /* The chain's end is the first of them. -1: an exception is set. */
 static int read_guesses(PyObject *from, Py_ssize_t num_hints, Py_ssize_t *into) {
     int num_guesses = 0;
@@ -104,26 +155,42 @@ static int read_guesses(PyObject *from, Py_ssize_t num_hints, Py_ssize_t *into) 
     return num_guesses;
 }
 
-static int is_whole(const Table *table) {
-    unsigned long long num_slots = table->num_segments << table->bits;
-    if (table->prime && table->num_segments && num_slots <= (unsigned long long)table->keys.shape[0] &&
-        num_slots <= (unsigned long long)table->words.shape[0])
-        return 1;
-    PyErr_SetString(PyExc_ValueError, "not the table's own numbers");
-    return 0;
+/* Those that were opened; -1: an exception is set, and none is. */
+static int open_words(PyObject *from, Py_buffer *into) {
+    Py_ssize_t num_words = PyTuple_Size(from);
+    if (num_words < 1 || num_words > MOST_WORDS) {
+        PyErr_Format(PyExc_ValueError, "takes sets of 1 to %d words", MOST_WORDS);
+        return -1;
+    }
+    for (int word = 0; word < num_words; word++)
+        if (!open_numbers(PyTuple_GetItem(from, word), &into[word])) {
+            while (word-- > 0) PyBuffer_Release(&into[word]);
+            return -1;
+        }
+    return (int)num_words;
 }
 
-static PyObject *depths_in(const Table *table, PyObject *hints, uint64_t members, PyObject *guess_tuple) {
+static int is_whole(const Table *table) {
+    unsigned long long num_slots = table->num_segments << table->bits;
+    int is_so = table->prime && table->num_segments && num_slots <= (unsigned long long)table->keys.shape[0];
+    for (int word = 0; word < table->num_words; word++)
+        is_so = is_so && num_slots <= (unsigned long long)table->words[word].shape[0];
+    if (!is_so) PyErr_SetString(PyExc_ValueError, "not the table's own numbers");
+    return is_so;
+}
+
+static PyObject *depths_in(const Table *table, PyObject *hints, PyObject *asked, PyObject *guess_tuple) {
     Py_buffer chain;
     Py_ssize_t guesses[MOST_GUESSES];
-    if (!open_numbers(hints, &chain)) return NULL;
+    Set members = {{0}};
+    if (!read_members(asked, table->num_words, &members) || !open_numbers(hints, &chain)) return NULL;
     if (chain.shape[0] == 0) {
         PyBuffer_Release(&chain);
         return PyErr_Format(PyExc_ValueError, "a chain of no hints");
     }
     PyObject *found = PyList_New(0);
     int num_guesses = read_guesses(guess_tuple, chain.shape[0], guesses);
-    if (found != NULL && (num_guesses < 0 || !find_depths(found, table, &chain, members, guesses, num_guesses)))
+    if (found != NULL && (num_guesses < 0 || !find_depths(found, table, &chain, &members, guesses, num_guesses)))
         Py_CLEAR(found);
     PyBuffer_Release(&chain);
     return found;
@@ -132,17 +199,18 @@ static PyObject *depths_in(const Table *table, PyObject *hints, uint64_t members
 static PyObject *depths(PyObject *module, PyObject *args) {
     (void)module;
     Table table;
-    PyObject *hints, *guesses, *keys, *words, *found = NULL;
-    unsigned long long members;
+    PyObject *hints, *members, *guesses, *keys, *words, *found = NULL;
     if (!PyArg_ParseTuple(
-            args, "OKO!(KKiKKK)KOO", &hints, &members, &PyTuple_Type, &guesses, &table.prime, &table.factor, &table.bits,
-            &table.high, &table.low, &table.num_segments, &table.empty, &keys, &words
+            args, "OO!O!(KKiKKK)KOO!", &hints, &PyLong_Type, &members, &PyTuple_Type, &guesses, &table.prime,
+            &table.factor, &table.bits, &table.high, &table.low, &table.num_segments, &table.empty, &keys,
+            &PyTuple_Type, &words
         ) ||
         !open_numbers(keys, &table.keys))
         return NULL;
-    if (open_numbers(words, &table.words)) {
+    table.num_words = open_words(words, table.words);
+    if (table.num_words > 0) {
         if (is_whole(&table)) found = depths_in(&table, hints, members, guesses);
-        PyBuffer_Release(&table.words);
+        for (int word = 0; word < table.num_words; word++) PyBuffer_Release(&table.words[word]);
     }
     PyBuffer_Release(&table.keys);
     return found;
@@ -158,5 +226,7 @@ static struct PyModuleDef MODULE = {
 };
 
 PyMODINIT_FUNC PyInit_depths(void) {
-    return PyModule_Create(&MODULE);
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module != NULL && PyModule_AddIntMacro(module, MOST_WORDS) < 0) Py_CLEAR(module);
+    return module;
 }

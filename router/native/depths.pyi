@@ -1,7 +1,9 @@
-"""What `depths.c` is to Python: `router.index.packed_table.PackedTable.depths`, of members 0 to 63.
+"""What `depths.c` is to Python: `router.index.packed_table.PackedTable.depths`, of members 0 to 1,023.
 
 Raises ValueError where memory is not of 64-bit numbers. Guesses beyond the first seven are not tried.
 """
+
+MOST_WORDS: int  # of 64 members each
 
 def depths(
     chain: memoryview[int],
@@ -10,6 +12,6 @@ def depths(
     hashing: tuple[int, int, int, int, int, int],
     empty: int,
     keys: memoryview[int],
-    words: memoryview[int],
+    words: tuple[memoryview[int], ...],
     /,
 ) -> list[tuple[int, int]]: ...

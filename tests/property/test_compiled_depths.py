@@ -7,7 +7,7 @@ import sys
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from router.index.packed_table import PackedTable
@@ -16,7 +16,7 @@ compiled = pytest.importorskip("router.native.depths", reason="not compiled: no 
 
 HASHING = (7, 3, 1, 0, 0, 1)  # of one segment of two slots
 TWO = memoryview(array("Q", [5, 6]))
-MEMBERS = (0, 1, 62, 63)
+MEMBERS = (0, 1, 62, 63, 64, 100, 127, 128, 1023, 1024)  # of one word, two, three, sixteen and too many
 
 
 def walked(table: PackedTable, chain: memoryview[int], members: int) -> list[tuple[int, int]]:
@@ -33,6 +33,7 @@ def walked(table: PackedTable, chain: memoryview[int], members: int) -> list[tup
 @given(
     seed=st.integers(0, 2**32),
     num_others=st.integers(0, 500),
+    highest=st.sampled_from(MEMBERS),
     depths=st.dictionaries(st.sampled_from(MEMBERS), st.integers(0, 40)),
     num_hints=st.integers(1, 40),
     asked=st.sets(st.sampled_from([*MEMBERS, 7])),
@@ -42,6 +43,7 @@ def walked(table: PackedTable, chain: memoryview[int], members: int) -> list[tup
 def test_as_in_python_and_as_walked(
     seed: int,
     num_others: int,
+    highest: int,
     depths: dict[int, int],
     num_hints: int,
     asked: set[int],
@@ -53,11 +55,13 @@ def test_as_in_python_and_as_walked(
     hints = [rng.getrandbits(64) for _ in range(40)]
     table.add([rng.getrandbits(64) for _ in range(num_others)], 63)
     for member, depth in depths.items():
-        table.add(hints[:depth], member)
+        if member <= highest:
+            table.add(hints[:depth], member)
     spread = array("Q", [word for hint in hints for word in (hint, *[0] * (stride - 1))])
     chain = memoryview(spread)[::stride][:num_hints]
     members = sum(1 << member for member in asked)
     found = table.depths(chain, members, tuple(guesses))
+    event(f"{table.num_words} words")
     assert found == table.interpreted_depths(chain, members, tuple(guesses))
     assert found == table.depths(chain.tolist(), members, tuple(guesses)), "of a list it is found in Python"
     assert found == walked(table, chain, members)
@@ -87,6 +91,16 @@ def test_more_members_than_a_word_has_bits_are_found_too() -> None:
     assert table.depths(chain, everybody) == [(3, 1)], "whose word is not there yet has nothing"
     table.add([3, 4], 64)
     assert table.depths(chain, everybody) == [(2, 1 << 64), (3, 1)]
+    table.add([3], 1023)
+    assert table.depths(chain, everybody | 1 << 1023) == [(1, 1 << 1023), (2, 1 << 64), (3, 1)]
+
+
+def test_sets_of_more_words_than_are_matched_in_c_are_found_in_python() -> None:
+    table, chain = PackedTable(100), memoryview(array("Q", [3, 4, 5]))
+    table.add([3, 4, 5], 0)
+    table.add([3, 4], 64 * compiled.MOST_WORDS)
+    found = table.depths(chain, 1 << 64 * compiled.MOST_WORDS | 1)
+    assert found == [(2, 1 << 64 * compiled.MOST_WORDS), (3, 1)]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +128,43 @@ def test_what_is_no_table_is_an_error_and_nothing_is_kept(
     before = sys.getrefcount(TWO), sys.getrefcount(chain)
     for _ in range(3):
         with pytest.raises(error, match=says):
-            compiled.depths(chain, 1, guesses, hashing, 9, memory, memory)
+            compiled.depths(chain, 1, guesses, hashing, 9, memory, (memory,))
     del _
     assert (sys.getrefcount(TWO), sys.getrefcount(chain)) == before
+
+
+def test_of_what_is_found_nothing_is_kept() -> None:
+    def found_often() -> None:
+        for _ in range(1000):
+            assert compiled.depths(TWO, 4 << 64 | 1, (), HASHING, 9, TWO, (TWO, TWO)) == [
+                (1, 1),
+                (2, 4 << 64),
+            ]
+
+    found_often()
+    before = sys.getallocatedblocks(), sys.getrefcount(TWO)
+    found_often()
+    assert sys.getallocatedblocks() - before[0] < 100
+    assert sys.getrefcount(TWO) == before[1]
+
+
+@pytest.mark.parametrize(
+    ("members", "words", "error", "says"),
+    [
+        (1, (), ValueError, "1 to 16 words"),
+        (1, (TWO,) * 17, ValueError, "1 to 16 words"),
+        (1, (TWO, TWO[:1]), ValueError, "not the table's own"),
+        (1, (TWO, memoryview(b"ab")), ValueError, "64-bit numbers"),
+        (1, [TWO], TypeError, "tuple"),
+        ("1", (TWO,), TypeError, "int"),
+    ],
+)
+def test_words_that_are_none_are_an_error_and_nothing_is_kept(
+    members: int, words: tuple[memoryview[int], ...], error: type[Exception], says: str
+) -> None:
+    before = sys.getrefcount(TWO)
+    for _ in range(3):
+        with pytest.raises(error, match=says):
+            compiled.depths(TWO, members, (), HASHING, 9, TWO, words)
+    del _
+    assert sys.getrefcount(TWO) == before
