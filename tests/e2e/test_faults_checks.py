@@ -256,7 +256,7 @@ def test_a_fleet_that_computes_all_streams_again_is_told_from_one_that_shares(
 ) -> None:
     questions = fleet.questions()  # all prefixes once, then again
     asked = [*questions[:4], *questions[fleet.PREFIXES : fleet.PREFIXES + 2]]
-    death = replica_deaths.Death(tuple(Outcome(question, 0.0) for question in asked), 5.0)
+    death = replica_deaths.Death(0.0, tuple(Outcome(question, 0.0) for question in asked), 5.0)
     sent = fleet.PREFIX_TOKENS + fleet.TAIL_TOKENS + fleet.MAX_TOKENS // 2
     after = {
         'warmpath_continued_tokens_total{source="computed"}': float(num_computed * sent),
@@ -265,3 +265,23 @@ def test_a_fleet_that_computes_all_streams_again_is_told_from_one_that_shares(
     }
     row = replica_deaths.replay(dict.fromkeys(after, 0.0), after, [death])
     assert row.is_kept is is_kept
+
+
+@pytest.mark.parametrize(
+    ("token_times", "deaths_s", "outlives"),
+    [
+        ([], [], True),
+        ([], [9.0], True),  # before it came
+        ([], [11.0], False),
+        ([10.5], [11.0], False),
+        ([10.5, 11.2], [11.0], False),  # maybe of the one that died
+        ([10.5, 11.6], [9.0, 11.0], True),
+        ([10.5, 11.6, 13.0], [11.0, 12.0], False),
+    ],
+    ids=["nothing died", "came later", "no token", "none since", "just after", "went on", "a third"],
+)
+def test_no_replica_is_killed_under_whom_that_would_rightly_end(
+    token_times: list[float], deaths_s: list[float], outlives: bool
+) -> None:
+    outcome = Outcome(QUESTION, 10.0, token_times=token_times)
+    assert replica_deaths.outlives_another(outcome, deaths_s) is outlives

@@ -1,7 +1,7 @@
 """Replicas killed under load: no client sees it, streams go on with the same text, and there is an end to it.
 
-Every replica is killed with SIGKILL, the next as soon as three are ready again, while 32 clients ask at 60 %
-of what two of them can answer.
+Every replica is killed with SIGKILL, the next as soon as three are ready again and whoever was there at the
+last deaths would outlive one more, while 32 clients ask at 60 % of what two of them can answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.e2e.faults import checks, fleet, memory
 from tests.e2e.faults.checks import Row
 from tests.e2e.faults.cluster import Cluster, cluster, total
 from tests.e2e.faults.injections import kill
-from tests.e2e.faults.traffic import ClosedLoop, Outcome, Question, answers, ask, clients, cycle
+from tests.e2e.faults.traffic import ClosedLoop, Outcome, Question, Traffic, answers, ask, clients, cycle
 
 SHARE = 2.0
 
@@ -28,6 +28,7 @@ LONG_ANSWER_TOKENS = 600  # half a minute of stream
 FIND_LIMIT_S = 20.0
 MAX_ATTEMPTS = 3  # of the Router, as shipped
 MORE_TOKENS = 2
+HEARD_S = 0.5  # after a death a client may still be handed tokens that came before it
 # Of streams that share a lost prefix with another: a Router that has not seen yet that they do knows of no
 # common home, and where that has far more to do than the others they go elsewhere.
 COMPUTED_TWICE = 0.5
@@ -37,6 +38,7 @@ COMPUTED_TWICE = 0.5
 class Death:
     """One replica killed."""
 
+    at_s: float
     streaming: tuple[Outcome, ...]  # whose clients had tokens of it, and no end
     back_s: float  # until three were ready again
 
@@ -72,6 +74,7 @@ async def under_load(running: Cluster, truth: Mapping[Question, str], duration_s
         await asyncio.sleep(WARM_UP_S)
         ends_s = time.monotonic() + duration_s
         while not deaths or time.monotonic() < ends_s:
+            await _until_all_outlive([death.at_s for death in deaths], traffic)
             deaths.append(await _one_death(running, traffic.running, draw))
         await asyncio.sleep(WARM_UP_S)
     after = await running.metrics()
@@ -96,8 +99,29 @@ async def _one_death(running: Cluster, under_way: list[Outcome], draw: random.Ra
     busy = {each.replica for each in begun} & replicas.keys()
     replica_id = draw.choice(sorted(busy or replicas))
     streaming = tuple(each for each in begun if each.replica == replica_id)
+    at_s = time.monotonic()
     await kill(replicas[replica_id])
-    return Death(streaming, await running.until_ready())
+    return Death(at_s, streaming, await running.until_ready())
+
+
+async def _until_all_outlive(deaths_s: Sequence[float], traffic: Traffic) -> None:
+    """Replicas may be back sooner than a stream ends: a third death under it, or a second without a token in
+    between, would rightly end it. Raises TimeoutError."""
+    async with asyncio.timeout(BACK_LIMIT_S):
+        while True:
+            if all(outlives_another(each, deaths_s) for each in traffic.running):
+                return
+            await asyncio.sleep(0.05)
+
+
+def outlives_another(outcome: Outcome, deaths_s: Sequence[float]) -> bool:
+    """Whether a request is promised to go on after one more death, if it was at all of these that it could be
+    at."""
+    met = [at for at in deaths_s if at >= outcome.sent_s]
+    if not met:
+        return True
+    has_gone_on = bool(outcome.token_times) and outcome.token_times[-1] > met[-1] + HEARD_S
+    return has_gone_on and len(met) + 1 < MAX_ATTEMPTS
 
 
 def replay(before: Mapping[str, float], after: Mapping[str, float], deaths: Sequence[Death]) -> Row:
