@@ -128,7 +128,7 @@ clean: ## remove the environments and every cache
 	echo "Found: $$({ command -v $$python >/dev/null && $$python --version 2>&1; } || echo "no $$python")." >&2; exit 1
 
 # One stamp per set of packages: a second start installs nothing.
-INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard cache/native/*.[ch] router/native/*.c)
+INSTALLED := pyproject.toml constraints.txt hatch_build.py $(wildcard cache/native/*.[ch] router/native/*.[ch])
 
 # Compiling 18,000 modules is two fifths of pip's work, on one core: they are compiled afterwards, on all. Some are
 # not of this Python. With PIP_COMPILE=0 each is when it is first imported.

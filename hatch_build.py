@@ -18,6 +18,7 @@ MODULES = {
     "cache.native.chains": "cache/native/chains.c",
     "router.native.costs": "router/native/costs.c",
     "router.native.depths": "router/native/depths.c",
+    "router.native.passing": "router/native/passing.c",
 }
 # Sums are Python's to the last bit, also where a processor could multiply and add in one step.
 EXACT = ["-ffp-contract=off"]

@@ -5,12 +5,9 @@
  *
  * Knows tokens and seconds; knows neither replicas nor hashes.
  */
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <limits.h>
+#include "reading.h"
+
 #include <math.h>
-#include <stdint.h>
 
 typedef struct {
     PyObject *of; /* whose fields these are; borrowed, NULL before the first */
@@ -32,17 +29,6 @@ typedef struct {
 
 static PyObject *BASE_S, *PER_TOKEN_S, *PER_ATTENTION_S, *PER_SEQUENCE_S; /* names */
 
-static double number(PyObject *value) {
-    return value == NULL ? -1.0 : PyFloat_AsDouble(value);
-}
-
-static int64_t num_tokens(PyObject *value) {
-    long long tokens = value == NULL ? -1 : PyLong_AsLongLong(value);
-    if (!PyErr_Occurred() && (tokens < 0 || tokens > INT_MAX))
-        PyErr_Format(PyExc_OverflowError, "%lld tokens: needs 0 to %d", tokens, INT_MAX);
-    return tokens;
-}
-
 static int read_shape(PyObject *shape, Shape *into) {
     into->total = num_tokens(PyTuple_GetItem(shape, 0));
     into->hot = num_tokens(PyTuple_GetItem(shape, 1));
@@ -60,7 +46,7 @@ static int read_price(PyObject *price, Price *into) {
     into->busy_until = number(PyTuple_GetItem(price, 0));
     into->step_time = PyTuple_GetItem(price, 1);
     into->decode_s = number(PyTuple_GetItem(price, 2));
-    into->room = num_tokens(PyTuple_GetItem(price, 3));
+    into->room = read_room(PyTuple_GetItem(price, 3));
     into->step_s = number(PyTuple_GetItem(price, 4));
     into->boundary_at = number(PyTuple_GetItem(price, 5));
     into->memory_pressure = number(PyTuple_GetItem(price, 6));
@@ -69,14 +55,6 @@ static int read_price(PyObject *price, Price *into) {
     into->alone_s = number(PyTuple_GetItem(price, 9));
     into->uses_lost = number(PyTuple_GetItem(price, 10));
     into->passed_s = number(PyTuple_GetItem(price, 11));
-    if (!PyErr_Occurred() && into->room == 0) PyErr_SetString(PyExc_ZeroDivisionError, "room = 0: needs 1 token");
-    return !PyErr_Occurred();
-}
-
-static int read_attribute(PyObject *of, PyObject *name, double *into) {
-    PyObject *value = PyObject_GetAttr(of, name);
-    *into = number(value);
-    Py_XDECREF(value);
     return !PyErr_Occurred();
 }
 

@@ -340,7 +340,7 @@ class HeldRequests:
             hints, cached = decision.request.hints, decision.ranking.best_cached
             place = max(
                 self._queues.place(best.replica_id, query, decision.prefill_s, now),
-                self._queues.promised_place(best.replica_id, query, hints, cached),
+                self._queues.promised_place(query, hints, best.replica_id, cached),
             )
         return self._queues.before(
             best.replica_id, query.tenant, held.uncached_tokens, query.share, place, self._queue.ahead

@@ -14,14 +14,22 @@ Knows states and who waits where; books nothing. Owner: the router's event loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+
+try:
+    import router.native.passing as compiled
+except ModuleNotFoundError:  # no C compiler where this was installed: the same, by a loop in Python
+    compiled = None  # type: ignore[assignment]
 
 from cache.events import StepTimeModel
-from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint
 from router.placement.decision import RouteQuery
+from router.placement.replica_queue import ReplicaQueue
 from router.placement.replica_queues import ReplicaQueues
-from router.pricing.cost import prefill_s
+from router.pricing.cost import Price, prefill_s
 from router.pricing.replica_state import ReplicaState
+
+IS_COMPILED = compiled is not None  # whether replicas are asked in C
 
 
 class Passing:
@@ -41,12 +49,37 @@ class Passing:
 
         O(replicas, and prompts there that go before it); O(1) while nobody waits.
         """
-        passable, total = self._queues.passable, query.num_prompt_tokens
-        if not passable:
+        if not self._queues.passable:
             return states
+        if not IS_COMPILED:
+            return self.interpreted(query, hints, states, cached, now)
+        return compiled.met_by(
+            states,
+            cached,
+            self._queues.passable,
+            hints,
+            query.tenant,
+            query.share,
+            query.num_prompt_tokens,
+            self._queues.block_size,
+            now,
+            partial(_own, query, now),
+            partial(self._queues.promised_place, query, hints),
+        )
+
+    def interpreted(
+        self,
+        query: RouteQuery,
+        hints: Sequence[HashHint],
+        states: list[ReplicaState],
+        cached: Sequence[int],
+        now: float,
+    ) -> list[ReplicaState]:
+        """`met_by` without what is compiled. `native/passing.c` does as this does."""
+        passable, total = self._queues.passable, query.num_prompt_tokens
         found = []
-        # Mostly all are of one speed, hold the same, and order alike.
-        alike: tuple[StepTimeModel, int, int, SchedulingOrder] | None = None
+        # Mostly all are of one speed and hold the same; there is one order in which prompts stand back.
+        alike: tuple[StepTimeModel, int, int] | None = None
         own_s = own_place = 0.0
         for state, held in zip(states, cached, strict=True):
             queue, price, queue_s = passable.get(state.replica_id), state.price, state.busy_until - now
@@ -60,13 +93,12 @@ class Passing:
                 found.append(state)
                 continue
             num_chunks = -(-(total - held) // price.room)
-            if (price.step_time, num_chunks, held, queue.order) != alike:
-                alike = price.step_time, num_chunks, held, queue.order
-                own_s = prefill_s(price, total, held)
-                own_place = queue.place(query, own_s, now)
+            if (price.step_time, num_chunks, held) != alike:
+                alike = price.step_time, num_chunks, held
+                own_s, own_place = _own(query, now, queue, price, held)
             place = own_place
             if queue.sent:
-                place = max(place, self._queues.promised_place(state.replica_id, query, hints, held))
+                place = max(place, self._queues.promised_place(query, hints, state.replica_id, held))
             if place >= queue.last_place(query.tenant):
                 found.append(state)
                 continue
@@ -75,3 +107,11 @@ class Passing:
             before_s = max(queue.before_s(part, state.busy_until, now), step_s / 2.0, state.first_at - now)
             found.append(state.letting_by(price, min(queue_s, before_s), num_passed * own_s, now))
         return found
+
+
+def _own(
+    query: RouteQuery, now: float, queue: ReplicaQueue, price: Price, cached: int
+) -> tuple[float, float]:
+    """Of its prefill where it would find so much cached: seconds, and its place there."""
+    own_s = prefill_s(price, query.num_prompt_tokens, cached)
+    return own_s, queue.place(query, own_s, now)

@@ -52,22 +52,22 @@ class Sent(NamedTuple):
 class Line:
     """A tenant's, in the engine's order: as that has told it, and those it has not named."""
 
-    __slots__ = ("_places", "_sizes", "_told", "_told_at", "had", "last", "num_prompts", "share", "tokens")
+    __slots__ = ("had", "last", "num_prompts", "places", "share", "sizes", "tokens", "told", "told_at")
 
     def __init__(self, share: float) -> None:
         self.share = share
         self.had: float | None = None  # None: its engine has not told of it
         self.tokens = self.num_prompts = 0  # of both
         self.last = -math.inf  # of all places that are known, the one behind the others
-        self._told: QueuedPrompts | None = None
-        self._told_at = 0.0  # what is to be added to its places
-        self._places: list[float] = []  # of those that it has not named
-        self._sizes: list[int] = []  # tokens, of the prompt at each of these places
+        self.told: QueuedPrompts | None = None
+        self.told_at = 0.0  # what is to be added to its places
+        self.places: list[float] = []  # of those that it has not named
+        self.sizes: list[int] = []  # tokens, of the prompt at each of these places
 
     def tell(self, told: QueuedPrompts | None, told_at: float) -> None:
         """The engine's account, in place of its last one. None: it has nothing of this tenant's."""
-        self._told, self._told_at = told, told_at
-        self.tokens, self.num_prompts = sum(self._sizes), len(self._sizes)
+        self.told, self.told_at = told, told_at
+        self.tokens, self.num_prompts = sum(self.sizes), len(self.sizes)
         if told is not None:
             self.share, self.had = told.share, told.had
             self.tokens += sum(told.tokens) + told.more_tokens
@@ -75,16 +75,16 @@ class Line:
         self._find_last()
 
     def add(self, sent: Sent) -> None:
-        index = bisect_right(self._places, sent.place)
-        self._places.insert(index, sent.place)
-        self._sizes.insert(index, sent.tokens)
+        index = bisect_right(self.places, sent.place)
+        self.places.insert(index, sent.place)
+        self.sizes.insert(index, sent.tokens)
         self.tokens += sent.tokens
         self.num_prompts += 1
         self._find_last()
 
     def remove(self, sent: Sent) -> None:
-        index = self._sizes.index(sent.tokens, bisect_left(self._places, sent.place))
-        del self._places[index], self._sizes[index]
+        index = self.sizes.index(sent.tokens, bisect_left(self.places, sent.place))
+        del self.places[index], self.sizes[index]
         self.tokens -= sent.tokens
         self.num_prompts -= 1
         self._find_last()
@@ -95,20 +95,20 @@ class Line:
 
     def split(self, place: float) -> tuple[int, int]:
         """Tokens before it, and prompts behind. O(prompts before it)."""
-        told, tokens, num_behind = self._told, 0, 0
-        if self._places:
-            index = bisect_right(self._places, place)
-            tokens, num_behind = sum(self._sizes[:index]), len(self._places) - index
+        told, tokens, num_behind = self.told, 0, 0
+        if self.places:
+            index = bisect_right(self.places, place)
+            tokens, num_behind = sum(self.sizes[:index]), len(self.places) - index
         if told is None:
             return tokens, num_behind
-        index = bisect_right(told.places, place - self._told_at)
+        index = bisect_right(told.places, place - self.told_at)
         if index == len(told.places):  # whose places are not told may be before it, too
             return tokens + sum(told.tokens) + told.more_tokens, num_behind
         return tokens + sum(told.tokens[:index]), num_behind + len(told.places) - index + told.num_more
 
     def _find_last(self) -> None:
-        told, last = self._told, self._places[-1] if self._places else -math.inf
-        self.last = max(last, told.places[-1] + self._told_at) if told is not None and told.places else last
+        told, last = self.told, self.places[-1] if self.places else -math.inf
+        self.last = max(last, told.places[-1] + self.told_at) if told is not None and told.places else last
 
 
 class ReplicaQueue:

@@ -13,7 +13,7 @@ Knows replicas, requests and whose blocks are expected; knows no caches. Owner: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from cache.events import Load
 from cache.messages import ReplicaInfo
@@ -32,7 +32,7 @@ class ReplicaQueues:
     """
 
     def __init__(self, block_size: int, is_there: IsThere) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._is_there = is_there
         self._by_id: dict[RequestId, Sent] = {}
         self._queues: dict[ReplicaId, ReplicaQueue] = {}
@@ -44,7 +44,7 @@ class ReplicaQueues:
         return len(self._by_id)
 
     @property
-    def passable(self) -> Mapping[ReplicaId, ReplicaQueue]:
+    def passable(self) -> dict[ReplicaId, ReplicaQueue]:
         """Where somebody waits and may stand back for a shorter prompt; not to be changed."""
         return self._passable
 
@@ -60,14 +60,14 @@ class ReplicaQueues:
         return self._queues[replica_id].place(query, own_s, now)
 
     def promised_place(
-        self, replica_id: ReplicaId, query: RouteQuery, hints: Sequence[HashHint], cached: int
+        self, query: RouteQuery, hints: Sequence[HashHint], replica_id: ReplicaId, cached: int
     ) -> float:
         """Of whoever is yet to compute there the last of so many tokens of that prompt, which it is to find
         cached: it comes after that one. -inf: they are there. O(this Router's prompts there).
 
         hints: of its full blocks.
         """
-        queue, last = self._queues[replica_id], cached // self._block_size - 1
+        queue, last = self._queues[replica_id], cached // self.block_size - 1
         if not queue.preempts or last < 0:
             return -math.inf
         name = hints[last]  # of the whole prefix
@@ -113,7 +113,7 @@ class ReplicaQueues:
         self.over(query.request_id)
         replica_id, cached = record.replica_id, record.cached_tokens
         place = self.place(replica_id, query, own_s, record.decided_at)
-        place = max(place, self.promised_place(replica_id, query, hints, cached))
+        place = max(place, self.promised_place(query, hints, replica_id, cached))
         lag = self._queues[replica_id].lag(query.priority)
         sent = Sent(
             replica_id, query.tenant, query.share, query.num_prompt_tokens - cached, place, lag, hints

@@ -171,7 +171,7 @@ class RoutingMachine(RuleBasedStateMachine):
         queues = self.routing.queues._queues
         assert queues.keys() == self.running
         lines = {name: list(queue.lines.values()) for name, queue in queues.items()}
-        assert {name: sum(len(line._sizes) for line in of) for name, of in lines.items()} == {
+        assert {name: sum(len(line.sizes) for line in of) for name, of in lines.items()} == {
             name: unnamed[name] for name in lines
         }
         assert all(line.num_prompts > 0 for of in lines.values() for line in of)

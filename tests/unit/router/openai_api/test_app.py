@@ -10,6 +10,7 @@ from cache import block_hash
 from cache.types import ReplicaId
 from router.index import packed_table
 from router.openai_api.about import Readiness
+from router.placement import passing
 from router.pricing import cost
 from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, a_replica_info, error_of
 
@@ -110,7 +111,9 @@ async def test_version_tells_how_blocks_are_hashed_and_decisions_made(router: Ro
         algorithm.value,
         block_hash.IS_COMPILED,
     )
-    assert version["compiled_decisions"] == (packed_table.IS_COMPILED and cost.IS_COMPILED)
+    assert version["compiled_decisions"] == (
+        packed_table.IS_COMPILED and cost.IS_COMPILED and passing.IS_COMPILED
+    )
 
 
 async def test_metrics_and_the_api_description_are_served(router: RouterUnderTest) -> None:
