@@ -66,7 +66,7 @@ def _limits(row: Row) -> list[float]:
         return [10]
     if row.label == "whole 8k, next turn":
         return [200]
-    if row.label.startswith("whole 8k"):
+    if row.label.startswith(("whole 8k", "queued 8k")):
         return [200 if "xxh3" in row.section else 400]
     return []
 

@@ -33,6 +33,8 @@ def spread(p50_us: float, p99_us: float = 0.0, max_us: float = 0.0) -> Spread:
         (Row(FAST, "whole 32k, half", spread(0)), None),
         (Row(STRONG, "whole 8k, cold", spread(0)), 400),
         (Row(STRONG, "whole 8k, next turn", spread(0)), 200),
+        (Row(FAST, "queued 8k, half", spread(0)), 200),
+        (Row(STRONG, "queued 8k, half", spread(0)), 400),
         (Row(FAST, "hash 8k", spread(0)), None),
     ],
 )
