@@ -70,7 +70,8 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
             return [candidate_replicas]
         by_id = {_id(replica.replica_id): replica for replica in candidate_replicas}
         ranks = self._present(request.ranks, request, by_id) if is_first_pass else []
-        if not ranks:  # nobody of the first choice took it, or they are gone
+        # Nobody of those took it, or the best one is gone, and with it what speaks for the others' order.
+        if not ranks or ranks[0] != request.ranks[0]:
             ranks = self._present(self._routing.rerank(request.request_id, list(by_id)), request, by_id)
         if not ranks:
             return self._fail(pending_request, len(request.excluded_replicas), candidate_replicas)

@@ -109,7 +109,7 @@ class Weighing:
             now,
             least_copies=LEAST_COPIES if is_settling else 0,
         )
-        heir_id = self._heir(hints, query, states, cached) if is_settling else None
+        heir_id = self._heir(hints, query.num_prompt_tokens, states, cached) if is_settling else None
         request = PolicyRequest(query.request_id, shape, hints, query.prompt, heir_id)
         ranking = self._rank(policy, states, cached, request, now)
         available = shape.most_cached
@@ -188,7 +188,10 @@ class Weighing:
         shut = [s for s in known if s.load.is_draining or s.is_full(now)]
         ranks: list[ReplicaId] = []
         if open_:
-            cached = self._cached(open_, held, request.shape.num_prompt_tokens)
+            num_tokens = request.shape.num_prompt_tokens
+            cached = self._cached(open_, held, num_tokens)
+            if self._inheritance.is_open(now):  # perhaps since it was decided
+                request = request._replace(heir=self._heir(request.hints, num_tokens, open_, cached))
             ranks += self._rank(policy, open_, cached, request, now).replica_ids(len(open_))
         shut.sort(key=lambda state: (state.load.is_draining, state.num_requests_at(now)))
         ranks += [state.replica_id for state in shut]
@@ -240,12 +243,12 @@ class Weighing:
     def _heir(
         self,
         hints: Sequence[HashHint],
-        query: RouteQuery,
+        num_prompt_tokens: int,
         states: Sequence[ReplicaState],
         cached: Sequence[int],
     ) -> ReplicaId | None:
         """Who is to be the only one to hold the prompt's hot prefix; None if several do, or it has none."""
-        found = self._shaper.hot_prefix(hints, query.num_prompt_tokens)
+        found = self._shaper.hot_prefix(hints, num_prompt_tokens)
         if found is None:
             return None
         last, hot_tokens = found

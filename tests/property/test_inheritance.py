@@ -11,6 +11,7 @@ from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.types import BlockHash, HashHint, ReplicaId
 from router.insight.shadow import Shadow
+from router.placement.decision import RouteQuery
 from router.placement.inheritance import SETTLES_S, heir
 from router.placement.routing import Routing
 from router.policies import PolicyContext, make_policy
@@ -48,14 +49,17 @@ class Fleet:
         for routing in self.routers:
             routing.on_events(name, batch)
 
-    def ask(
-        self, prefix: str, router: int, *, is_over: bool = False, excluded: frozenset[ReplicaId] = frozenset()
-    ) -> ReplicaId:
+    def query(self, prefix: str) -> RouteQuery:
         """A prompt with that prefix and a tail of its own."""
         self.num_asked += 1
         name = f"q{self.num_asked}"
         hashes = chain(name, 1, parent=chain(prefix, PREFIX_BLOCKS))
-        asked = query(name, block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1, excluded=excluded)
+        return query(name, block_hashes=hashes, num_prompt_tokens=16 * len(hashes) + 1)
+
+    def ask(
+        self, prefix: str, router: int, *, is_over: bool = False, excluded: frozenset[ReplicaId] = frozenset()
+    ) -> ReplicaId:
+        asked = self.query(prefix)._replace(excluded=excluded)
         routing = self.routers[router]
         chosen = routing.choose(asked).replica_id
         routing.routed(asked.request_id, chosen)
@@ -102,6 +106,41 @@ def test_each_hot_prefix_of_a_leaving_replica_gets_one_new_home(
             homes[prefix].add(fleet.ask(prefix, number % num_routers, excluded=excluded))
     assert all(len(home) == 1 for home in homes.values()), homes
     assert LEAVER not in set().union(*homes.values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(num_replicas=st.integers(3, 6), num_routers=st.integers(1, 3), num_prefixes=st.integers(1, 3))
+def test_who_was_on_the_way_to_it_goes_where_new_requests_go(
+    num_replicas: int, num_routers: int, num_prefixes: int
+) -> None:
+    """Decided before it left, and not accepted yet: Serve asks for another order."""
+    fleet = Fleet(num_replicas, num_routers)
+    prefixes = [f"prefix{index}" for index in range(num_prefixes)]
+    for prefix in prefixes:
+        fleet.say(LEAVER, chain(prefix, PREFIX_BLOCKS))
+        for number in range(8 * num_routers):
+            fleet.ask(prefix, number % num_routers, is_over=True)
+            fleet.clock.advance(0.5)
+    on_the_way = [
+        (prefix, routing, asked.request_id)
+        for prefix in prefixes
+        for routing in fleet.routers
+        for asked in [fleet.query(prefix)]
+        if routing.choose(asked).replica_id == LEAVER
+    ]
+    assert len(on_the_way) == num_prefixes * num_routers
+    del fleet.infos[LEAVER]
+    for routing in fleet.routers:
+        routing.update_replicas(fleet.infos)
+    homes: dict[str, set[ReplicaId]] = {prefix: set() for prefix in prefixes}
+    for prefix, routing, request_id in on_the_way:
+        ranks = routing.rerank(request_id, sorted(fleet.infos))
+        assert sorted(ranks) == sorted(fleet.infos)
+        routing.routed(request_id, ranks[0])
+        homes[prefix].add(ranks[0])
+    for prefix in prefixes:
+        homes[prefix] |= {fleet.ask(prefix, router) for router in range(num_routers)}
+    assert all(len(home) == 1 for home in homes.values()), homes
 
 
 @given(st.integers(0, 2**64 - 1), st.permutations([replica_id(index) for index in range(6)]))

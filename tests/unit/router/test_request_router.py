@@ -79,7 +79,17 @@ async def test_ranks_are_followed_one_replica_each(hook: Any) -> None:
 
 
 async def test_ranks_that_are_gone_or_excluded_are_dropped(hook: Any) -> None:
-    assert await hook.choose_replicas([A, B], _pending(_request("cab", excluded="a"))) == [[B]]
+    assert await hook.choose_replicas([A, B], _pending(_request("bca", excluded="a"))) == [[B]]
+
+
+async def test_where_the_first_choice_is_gone_it_asks_for_new_ranks(hook: Any, routing: Routing) -> None:
+    """What was decided holds no more: the second was chosen for one that the first would not serve."""
+    routing.choose(RouteQuery(RequestId("r"), (), 2))
+    routing.update_replicas({ReplicaId("a"): a_replica_info(), ReplicaId("b"): a_replica_info()})
+    for _ in range(30):  # of other requests that are on their way
+        routing.choose(RouteQuery(RequestId("another"), (), 2, frozenset({ReplicaId("b")})))
+    assert await hook.choose_replicas([A, B], _pending(_request("cab"))) == [[B], [A]]
+    assert await hook.choose_replicas([A, B], _pending(_request("abc"))) == [[A], [B]]
 
 
 async def test_a_replica_of_another_model_is_nobodys_last_resort(hook: Any, routing: Routing) -> None:
