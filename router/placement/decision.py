@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.placement.ranking import Ranking
-from router.policies import Policy, PolicyRequest, PromptView, Scored
+from router.policies import Heir, Policy, PolicyRequest, PromptView, Scored
 from router.pricing.cost import RequestShape, engine_s
 
 
@@ -96,10 +96,18 @@ class Decision(NamedTuple):
     @property
     def engine_s(self) -> float:
         """Seconds of that replica's time that its prefill takes among other work; 0 while unknown."""
+        return self._engine_s_after(0)
+
+    @property
+    def twin_engine_s(self) -> float:
+        """The same once its heir has computed, for another prompt, what they share."""
+        return self._engine_s_after(self.request.heir.tokens if self.request.heir is not None else 0)
+
+    def _engine_s_after(self, tokens: int) -> float:
         price = self.ranking.best.price
         if price is None:
             return 0.0
-        return engine_s(price, self.query.num_prompt_tokens, self.ranking.best_cached)
+        return engine_s(price, self.query.num_prompt_tokens, max(tokens, self.ranking.best_cached))
 
     @property
     def start_s(self) -> float:
@@ -119,7 +127,7 @@ class DecisionRecord(NamedTuple):
     reason: RouteReason
     available_tokens: int = 0  # of the prompt, usable: the most any replica holds, draining and full ones too
     exact_tokens: int = 0  # of the chosen one's `cached_tokens`, those it has itself said it holds
-    heir: ReplicaId | None = None  # who was to be the only one to hold its hot prefix
+    heir: Heir | None = None  # who was to be the only one to hold what it shares with others
 
     @property
     def replica_id(self) -> ReplicaId:

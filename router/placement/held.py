@@ -38,7 +38,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from cache.errors import DeadlineExceeded, ServingError
-from cache.types import ReplicaId, RequestId
+from cache.types import HashHint, ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission, QueueState
 from router.placement.deciding import Deciding
@@ -211,6 +211,7 @@ class HeldRequests:
         """
         departures: list[Departure] = []
         ahead: dict[ReplicaId, float] = {}  # of each replica's time: those that stay, and go before the next
+        inherited: set[HashHint] = set()  # shared prefixes that these compute at their heirs
         for held in self._turns(now):
             departure = None
             try:
@@ -224,7 +225,7 @@ class HeldRequests:
                 departures.append(departure)
                 continue
             if held.wants is not None:
-                ahead[held.wants] = ahead.get(held.wants, 0.0) + held.engine_s
+                ahead[held.wants] = ahead.get(held.wants, 0.0) + _time_taken_s(held, inherited)
         return departures
 
     def _turns(self, now: float) -> Iterator[HeldRequest]:
@@ -396,3 +397,20 @@ class HeldRequests:
             error = DeadlineExceeded(held.deadline - held.since, waited_s)
             departures.append(Departure(held.request_id, waited_s, error=error))
         return departures
+
+
+def _time_taken_s(held: HeldRequest, inherited: set[HashHint]) -> float:
+    """Seconds of its replica's time that those behind it wait for. inherited: shared prefixes that are
+    computed before it at their heirs; its own is added.
+
+    Twins stay together behind their heir. Were each to take as long as if it stood there alone, whoever comes
+    next would go elsewhere, and at each Router another one.
+    """
+    decision = held.decision
+    its_heir = decision.request.heir if decision is not None else None
+    if decision is None or its_heir is None or held.wants != its_heir.replica_id:
+        return held.engine_s
+    if its_heir.prefix in inherited:
+        return decision.twin_engine_s
+    inherited.add(its_heir.prefix)
+    return held.engine_s

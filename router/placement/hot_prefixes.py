@@ -5,6 +5,8 @@ system prompt is thousands of tokens, so its length to within `STRIDE_TOKENS` is
 512 blocks of 16 tokens costs 64 counts. A use of a block is a use of its parents, so counts fall along
 a chain. Twins are one use: the same prompt asked sixty times has a place already, and it is prompts that go
 on differently which a copy of their common prefix serves.
+A conversation uses its own history again and again, and goes on where it ended. A prefix is *shared* where
+several prompts went on after it, each with something new.
 
 Knows 64-bit hints; knows neither replicas nor tokens. Owner: the router's event loop.
 """
@@ -27,6 +29,9 @@ class HotPrefixes:
         self._max_entries = max_entries
         self._current: Counter[HashHint] = Counter()
         self._previous: Counter[HashHint] = Counter()
+        # Of the same blocks, how many prompts went on after them with what nobody had had.
+        self._forks: Counter[HashHint] = Counter()
+        self._previous_forks: Counter[HashHint] = Counter()
         self._turned_at = float("-inf")
         # Prompts counted, by last block and length: many end within a block after the same ones.
         self._prompts: set[tuple[HashHint, int]] = set()
@@ -43,6 +48,9 @@ class HotPrefixes:
         if prompt in self._prompts or prompt in self._previous_prompts:
             return
         self._prompts.add(prompt)
+        known = self.num_hot_blocks(hints, 1.0)
+        if known:
+            self._forks[hints[known - 1]] += 1
         self._current.update(hints[self._stride - 1 :: self._stride])
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
@@ -59,6 +67,17 @@ class HotPrefixes:
                 high = middle
                 middle = (low + high) // 2
         return low * stride
+
+    def num_shared_blocks(self, hints: Sequence[HashHint]) -> int:
+        """Leading blocks after which two prompts or more went on with something new, this one counted if it
+        does; rounded down to the stride. O(blocks / stride)."""
+        forks, previous, stride = self._forks.get, self._previous_forks.get, self._stride
+        known = self.num_hot_blocks(hints, 1.0)
+        for count in range(known, 0, -stride):
+            hint = hints[count - 1]
+            if forks(hint, 0) + previous(hint, 0) + (count == known) >= 2:
+                return count
+        return 0
 
     def num_used_after(self, hints: Sequence[HashHint], num_blocks: int) -> int:
         """Blocks behind the first so many that some prompt had, as far as they were counted. Mostly O(1)."""
@@ -88,5 +107,6 @@ class HotPrefixes:
         is_stale = now - self._turned_at >= 2 * self._window_s
         self._previous = Counter() if is_stale else self._current
         self._previous_prompts = set() if is_stale else self._prompts
-        self._current, self._prompts = Counter(), set()
+        self._previous_forks = Counter() if is_stale else self._forks
+        self._current, self._prompts, self._forks = Counter(), set(), Counter()
         self._turned_at = now

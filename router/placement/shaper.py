@@ -19,8 +19,6 @@ from router.pricing.fleet_queue import FleetQueue
 from router.pricing.queue_average import QueueAverage
 from router.pricing.taken_share import TakenShare
 
-SHARED_USES = 2.0  # in a minute or two: somebody has asked for it before, and will again
-
 
 def usable_tokens(num_blocks: int, num_prompt_tokens: int, block_size: int) -> int:
     """Tokens of a prefix hit; at least one token of a prompt is always computed."""
@@ -67,11 +65,11 @@ class Shaper:
                 return RequestShape(num_prompt_tokens, hot_tokens, weight, share, most)
         return RequestShape(num_prompt_tokens, recompute_weight=weight, most_cached=most)
 
-    def hot_prefix(self, hints: Sequence[HashHint], num_prompt_tokens: int) -> tuple[HashHint, int] | None:
-        """The last block of the prefix that other prompts had too, and its tokens, usable; None: none had."""
-        num_hot = self._hot.num_hot_blocks(hints, SHARED_USES)
-        hot_tokens = usable_tokens(num_hot, num_prompt_tokens, self._block_size)
-        return (hints[num_hot - 1], hot_tokens) if hot_tokens else None
+    def shared_prefix(self, hints: Sequence[HashHint], num_prompt_tokens: int) -> tuple[HashHint, int] | None:
+        """The last block of what it shares with several others, and its tokens, usable; None: nothing."""
+        num_shared = self._hot.num_shared_blocks(hints)
+        tokens = usable_tokens(num_shared, num_prompt_tokens, self._block_size)
+        return (hints[num_shared - 1], tokens) if tokens else None
 
     def arrived(self, free_part: float) -> None:
         """A request came, and found so much of a replica free at the most; each counts once."""

@@ -23,7 +23,7 @@ from router.placement.policy_set import PolicySet
 from router.placement.ranking import Ranking, candidates_of, ranking_of
 from router.placement.replica_queues import ReplicaQueues
 from router.placement.shaper import Shaper, usable_tokens
-from router.policies import Policy, PolicyRequest
+from router.policies import Heir, Policy, PolicyRequest
 from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import prefill_s
 from router.pricing.fleet_load import FleetLoad
@@ -109,8 +109,8 @@ class Weighing:
             now,
             least_copies=LEAST_COPIES if is_settling else 0,
         )
-        heir_id = self._heir(hints, query.num_prompt_tokens, states, cached) if is_settling else None
-        request = PolicyRequest(query.request_id, shape, hints, query.prompt, heir_id)
+        its_heir = self._heir(hints, query.num_prompt_tokens, states, cached) if is_settling else None
+        request = PolicyRequest(query.request_id, shape, hints, query.prompt, its_heir)
         ranking = self._rank(policy, states, cached, request, now)
         available = shape.most_cached
         if not everybody:
@@ -246,17 +246,17 @@ class Weighing:
         num_prompt_tokens: int,
         states: Sequence[ReplicaState],
         cached: Sequence[int],
-    ) -> ReplicaId | None:
-        """Who is to be the only one to hold the prompt's hot prefix; None if several do, or it has none."""
-        found = self._shaper.hot_prefix(hints, num_prompt_tokens)
+    ) -> Heir | None:
+        """Of what the prompt shares with others; None if several hold that, or there is nothing."""
+        found = self._shaper.shared_prefix(hints, num_prompt_tokens)
         if found is None:
             return None
-        last, hot_tokens = found
-        holders = [s.replica_id for s, held in zip(states, cached, strict=True) if held >= hot_tokens]
+        last, tokens = found
+        holders = [s.replica_id for s, held in zip(states, cached, strict=True) if held >= tokens]
         if holders:
-            return holders[0] if len(holders) == 1 else None
+            return Heir(holders[0], last, tokens) if len(holders) == 1 else None
         readable = [s.replica_id for s in states if s.replica_id in self._index]
-        return heir(last, readable) if readable else None
+        return Heir(heir(last, readable), last, tokens) if readable else None
 
     def _most_available(
         self, held: Mapping[ReplicaId, int], pools: Mapping[ReplicaId, int], num_prompt_tokens: int

@@ -8,6 +8,7 @@ from cache.errors import ConfigError
 from router.policies.aibrix_preble import AibrixPreble
 from router.policies.aibrix_prefix import AibrixPrefix
 from router.policies.base import (
+    Heir,
     Policy,
     PolicyContext,
     PolicyRequest,
@@ -67,6 +68,7 @@ NAMES = tuple(POLICIES)
 __all__ = [
     "NAMES",
     "POLICIES",
+    "Heir",
     "Policy",
     "PolicyContext",
     "PolicyRequest",

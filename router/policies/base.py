@@ -33,6 +33,14 @@ class PromptView(Protocol):
         """What the client says its requests have in common; None if it says nothing."""
 
 
+class Heir(NamedTuple):
+    """Who is to be the only one to hold a prefix that prompts share, for now."""
+
+    replica_id: ReplicaId
+    prefix: HashHint  # of its last block, and so of all of it
+    tokens: int  # usable
+
+
 class PolicyRequest(NamedTuple):
     """One request as a policy sees it."""
 
@@ -40,7 +48,7 @@ class PolicyRequest(NamedTuple):
     shape: RequestShape
     hints: Sequence[HashHint] = ()  # chain of the prompt's full blocks, parent first
     prompt: PromptView | None = None  # None where only token ids are known
-    heir: ReplicaId | None = None  # to be the only one to hold its hot prefix, for now
+    heir: Heir | None = None  # of what it shares with others; None: anybody may hold that
 
 
 def alone() -> tuple[int, int]:

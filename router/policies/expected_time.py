@@ -22,7 +22,6 @@ from router.pricing.cost import (
     Candidate,
     Price,
     RecomputeCharge,
-    RequestShape,
     costs,
     expected_times,
     prefill_s,
@@ -33,9 +32,9 @@ from router.pricing.replica_state import ReplicaState
 
 TieKey = tuple[int, float, int]
 
-# Of a prompt's prefill: how much dearer everybody but its heir is. An heir may have several to compute at
-# once, and a request waits for some of those rather than making another copy.
-HEIR_SHARE = 3.0
+# Of the prefill of what prompts share: how much dearer everybody but its heir is. An heir may have several to
+# compute at once, and a request waits for some of those rather than making another copy.
+HEIR_SHARE = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,10 @@ class ExpectedTime(StatelessPolicy):
         shape = request.shape
         cached = [candidate.cached_tokens for candidate in candidates]
         found = costs(candidates, shape, memory_pressure_s=self.options.memory_pressure_s)
-        others, share = self._less_wanted(request.heir, [candidate.replica_id for candidate in candidates])
-        if others:
+        if request.heir is not None or self._preferred_by_others():
             names = [candidate.replica_id for candidate in candidates]
             prices = [price_of(candidate.load) for candidate in candidates]
-            _make_dearer(found, others, share, names, prices, cached, shape)
+            self._make_dearer(found, names, prices, cached, request)
         order = self._order(found, cached, lambda index: _load_of_view(candidates[index]))
         return [Scored(candidates[index], found[index]) for index in order]
 
@@ -122,20 +120,16 @@ class ExpectedTime(StatelessPolicy):
         self, states: Sequence[ReplicaState], cached: Sequence[int], request: PolicyRequest, now: float
     ) -> list[float]:
         """Of each state, all in one unit: seconds, or tokens times requests if one's speed is unknown."""
-        shape, heir = request.shape, request.heir
         prices = [state.price for state in states]
         if not _all_known(prices):
-            total = shape.num_prompt_tokens
+            total = request.shape.num_prompt_tokens
             return [
                 tuning_free(total - held, state.num_requests_at(now))
                 for state, held in zip(states, cached, strict=True)
             ]
-        found = expected_times(prices, cached, shape, now, self.options.memory_pressure_s)
-        if heir is None and not self._preferred_by_others():
-            return found
-        names = [state.replica_id for state in states]
-        others, share = self._less_wanted(heir, names)
-        _make_dearer(found, others, share, names, prices, cached, shape)
+        found = expected_times(prices, cached, request.shape, now, self.options.memory_pressure_s)
+        if request.heir is not None or self._preferred_by_others():
+            self._make_dearer(found, [state.replica_id for state in states], prices, cached, request)
         return found
 
     def _order(
@@ -180,13 +174,25 @@ class ExpectedTime(StatelessPolicy):
         self._replicas.remove(replica_id)
         self._share_out()
 
-    def _less_wanted(
-        self, heir: ReplicaId | None, names: Sequence[ReplicaId]
-    ) -> tuple[frozenset[ReplicaId], float]:
-        """Replicas that are dearer for this router, or for this prompt, and by what share of its prefill."""
+    def _make_dearer(
+        self,
+        found: list[float],
+        names: Sequence[ReplicaId],
+        prices: Sequence[Price | None],
+        cached: Sequence[int],
+        request: PolicyRequest,
+    ) -> None:
+        """Adds to the costs of replicas that are less wanted for this prompt, or by this router, a share of
+        what there is to compute there."""
+        heir = request.heir
         if heir is not None:
-            return frozenset(names) - {heir}, HEIR_SHARE
-        return self._preferred_by_others(), self.options.own_share
+            less_wanted, share, num_tokens = frozenset(names) - {heir.replica_id}, HEIR_SHARE, heir.tokens
+        else:
+            less_wanted, share = self._preferred_by_others(), self.options.own_share
+            num_tokens = request.shape.num_prompt_tokens
+        for index, (name, price) in enumerate(zip(names, prices, strict=True)):
+            if price is not None and name in less_wanted:
+                found[index] += share * prefill_s(price, num_tokens, cached[index])
 
     def _preferred_by_others(self) -> frozenset[ReplicaId]:
         place = self._peers()
@@ -205,21 +211,6 @@ class ExpectedTime(StatelessPolicy):
             for index, replica_id in enumerate(sorted(self._replicas))
             if num_shares > 1 and index % num_shares != place % num_shares
         )
-
-
-def _make_dearer(
-    found: list[float],
-    names_of: frozenset[ReplicaId],
-    share: float,
-    names: Sequence[ReplicaId],
-    prices: Sequence[Price | None],
-    cached: Sequence[int],
-    shape: RequestShape,
-) -> None:
-    """Adds to the costs of some replicas that share of what there is to compute there."""
-    for index, (name, price) in enumerate(zip(names, prices, strict=True)):
-        if price is not None and name in names_of:
-            found[index] += share * prefill_s(price, shape.num_prompt_tokens, cached[index])
 
 
 def _all_known(prices: list[Price | None]) -> TypeGuard[list[Price]]:

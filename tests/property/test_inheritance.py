@@ -172,7 +172,7 @@ def test_until_then_its_one_holder_is_heir_and_another_copy_no_investment() -> N
     def heir_and_hot_tokens() -> tuple[ReplicaId | None, int]:
         asked = query("asks", block_hashes=hashes, num_prompt_tokens=len(hashes) * BLOCK_SIZE + 1)
         request = routing.weigh(asked).request
-        return request.heir, request.shape.hot_tokens
+        return request.heir.replica_id if request.heir is not None else None, request.shape.hot_tokens
 
     all_of_it = len(hashes) * BLOCK_SIZE
     assert heir_and_hot_tokens() == (None, all_of_it)

@@ -72,3 +72,32 @@ def test_uses_of_blocks_are_told_of_any_blocks_as_far_as_they_are_counted() -> N
     assert hot.sum_of_uses(system) == 4 * 4 * STRIDE
     assert hot.sum_of_uses(prompts[0]) == 4 * 4 * STRIDE + STRIDE
     assert hot.sum_of_uses(hint_chain("never", 4 * STRIDE)) == 0
+
+
+def test_a_prefix_is_shared_where_prompts_go_on_differently_and_a_conversation_is_not() -> None:
+    hot, system = HotPrefixes(BLOCK_SIZE), hint_chain("system", 2 * STRIDE)
+    asks = [*system, *hint_chain("asks", STRIDE)]
+    assert hot.num_shared_blocks(asks) == 0
+    hot.record([*system, *hint_chain("one", STRIDE)], next(LENGTHS), now=0.0)
+    assert hot.num_shared_blocks(asks) == 0, "one other is not several"
+    hot.record([*system, *hint_chain("two", STRIDE)], next(LENGTHS), now=0.0)
+    assert hot.num_shared_blocks(asks) == 2 * STRIDE
+    conversation = asks
+    for turn in range(5):
+        hot.record(conversation, next(LENGTHS), now=0.0)
+        conversation = [*conversation, *hint_chain(f"turn{turn}", STRIDE)]
+        assert hot.num_shared_blocks(conversation) == 2 * STRIDE, "its history is its own"
+    regenerated = [*conversation[: -2 * STRIDE], *hint_chain("again", STRIDE)]
+    hot.record(regenerated, next(LENGTHS), now=0.0)
+    assert hot.num_shared_blocks([*regenerated[:-STRIDE], *hint_chain("once more", STRIDE)]) == 6 * STRIDE
+
+
+def test_what_is_shared_is_forgotten_with_its_uses() -> None:
+    hot, system = HotPrefixes(BLOCK_SIZE, window_s=60.0), hint_chain("system", STRIDE)
+    for number in range(3):
+        hot.record([*system, *hint_chain(f"user{number}", STRIDE)], next(LENGTHS), now=0.0)
+    assert hot.num_shared_blocks(system) == STRIDE
+    hot.record(hint_chain("other", STRIDE), next(LENGTHS), now=61.0)
+    assert hot.num_shared_blocks(system) == STRIDE
+    hot.record(hint_chain("other", STRIDE), next(LENGTHS), now=122.0)
+    assert hot.num_shared_blocks(system) == 0
