@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from cache.types import ReplicaId
-from router.policies import PolicyContext, make_policy
-from router.policies.expected_time import ExpectedTime
-from router.pricing.cost import Candidate, RequestShape
+from cache.types import HashHint, ReplicaId
+from router.policies import Heir, PolicyContext, make_policy
+from router.policies.expected_time import HEIR_SHARE, ExpectedTime
+from router.pricing.cost import Candidate, RequestShape, prefill_s, price_of
 from tests.fakes.router import BLOCK_SIZE, FakeClock, info, replica_id, request, view
 
 REPLICAS = [replica_id(i) for i in range(4)]
@@ -79,3 +79,22 @@ def test_shares_follow_membership_and_the_number_of_routers() -> None:
     assert {one.policy.rank(candidates, request(SHAPE))[0].replica_id for _ in range(100)} == set(
         REPLICAS[1:]
     )
+
+
+def test_everybody_but_its_heir_is_dearer_by_what_there_is_to_compute_of_the_prefix() -> None:
+    """Not by its own part of the prompt, which anybody may compute."""
+    policy, load = Router(0, 1).policy, view()
+    candidates = [Candidate(replica_id(i), load, cached, True) for i, cached in enumerate([0, 0, 64, 160])]
+    asked = request(RequestShape(num_prompt_tokens=1000))
+    inherited = asked._replace(heir=Heir(replica_id(0), prefix=HashHint(1), tokens=160))
+    plain, found = (
+        {scored.candidate.replica_id: scored.cost for scored in policy.rank(candidates, each)}
+        for each in (asked, inherited)
+    )
+    price = price_of(load)
+    assert price is not None
+    for candidate in candidates:
+        name, share = candidate.replica_id, 0.0 if candidate.replica_id == replica_id(0) else HEIR_SHARE
+        dearer = share * prefill_s(price, 160, candidate.cached_tokens)
+        assert found[name] == pytest.approx(plain[name] + dearer)
+    assert found[replica_id(3)] == plain[replica_id(3)], "it holds it"
