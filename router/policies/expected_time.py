@@ -34,7 +34,7 @@ TieKey = tuple[int, float, int]
 
 # Of the prefill of what prompts share: how much dearer everybody but its heir is. An heir may have several to
 # compute at once, and a request waits for some of those rather than making another copy.
-HEIR_SHARE = 6.0
+HEIR_SHARE = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,12 @@ class ExpectedTime(StatelessPolicy):
             less_wanted, share = self._preferred_by_others(), self.options.own_share
             num_tokens = request.shape.num_prompt_tokens
         for index, (name, price) in enumerate(zip(names, prices, strict=True)):
-            if price is not None and name in less_wanted:
+            if price is None:
+                continue
+            if name in less_wanted:
                 found[index] += share * prefill_s(price, num_tokens, cached[index])
+            elif heir is not None:  # who waits for it there does so in any case: it is to be computed there
+                found[index] -= price.passed_s
 
     def _preferred_by_others(self) -> frozenset[ReplicaId]:
         place = self._peers()

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from cache.scheduling_order import SchedulingOrder
 from loadtest.simulation.cell import Scaling
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
@@ -27,6 +28,7 @@ STEPS = replace(
     per_sequence_s=1e-3,
     max_batched_tokens=512,
     max_running=64,
+    scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING,
 )
 
 
