@@ -183,7 +183,7 @@ class ExpectedTime(StatelessPolicy):
         request: PolicyRequest,
     ) -> None:
         """Adds to the costs of replicas that are less wanted for this prompt, or by this router, a share of
-        what there is to compute there."""
+        what there is to compute there. An heir is not charged what others there wait for the prompt."""
         heir = request.heir
         if heir is not None:
             less_wanted, share, num_tokens = frozenset(names) - {heir.replica_id}, HEIR_SHARE, heir.tokens
@@ -195,7 +195,7 @@ class ExpectedTime(StatelessPolicy):
                 continue
             if name in less_wanted:
                 found[index] += share * prefill_s(price, num_tokens, cached[index])
-            elif heir is not None:  # who waits for it there does so in any case: it is to be computed there
+            elif heir is not None:  # it is to be computed there: they wait for it in any case
                 found[index] -= price.passed_s
 
     def _preferred_by_others(self) -> frozenset[ReplicaId]:
