@@ -51,7 +51,7 @@ static double item(PyObject *sequence, Py_ssize_t index) {
 /* How many are before it, as `bisect_right` has it. -1: an exception is set. */
 static Py_ssize_t num_up_to(PyObject *places, double place) {
     Py_ssize_t low = 0, high = PySequence_Size(places);
-    while (low < high) {
+    while (low < high && !PyErr_Occurred()) {
         Py_ssize_t middle = low + (high - low) / 2;
         if (place < item(places, middle)) high = middle;
         else low = middle + 1;
@@ -61,7 +61,7 @@ static Py_ssize_t num_up_to(PyObject *places, double place) {
 
 static double sum_of(PyObject *sizes, Py_ssize_t count) {
     double sum = 0.0;
-    for (Py_ssize_t index = 0; index < count; index++) sum += item(sizes, index);
+    for (Py_ssize_t index = 0; index < count && !PyErr_Occurred(); index++) sum += item(sizes, index);
     return sum;
 }
 
@@ -156,7 +156,7 @@ static int has_twin(PyObject *sent, PyObject *hints, Py_ssize_t last) {
     PyObject *name = PySequence_GetItem(hints, last), *request_id, *of;
     Py_ssize_t position = 0;
     int is_there = 0;
-    while (name != NULL && !is_there && PyDict_Next(sent, &position, &request_id, &of)) {
+    while (!PyErr_Occurred() && !is_there && PyDict_Next(sent, &position, &request_id, &of)) {
         PyObject *others = PyTuple_GetItem(of, HINTS);
         if (others == NULL || PySequence_Size(others) <= last) continue;
         PyObject *other = PySequence_GetItem(others, last);

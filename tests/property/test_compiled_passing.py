@@ -194,6 +194,24 @@ def test_what_is_no_state_is_an_error_and_nothing_is_kept(
     assert (sys.getrefcount(STATE), sys.getrefcount(PRICE)) == before
 
 
+@pytest.mark.parametrize("field", ["places", "sizes", "told", "told_at", "had", "tokens", "last", "share"])
+def test_what_is_no_line_is_an_error_and_nothing_is_kept(field: str) -> None:
+    asked = Asked()
+    asked.send(place=20.0)
+    asked.send(tenant="another")
+    asked.queues.passable[STATE.replica_id].told({"": QueuedPrompts("", 1.0, 0.0, (9.0,), (64,))}, NOW)
+    lines = asked.queues.passable[STATE.replica_id].lines
+    if field == "last":
+        del lines["another"]  # places alone tell whose turn it is
+    line, nothing = lines["another" if field == "share" else ""], object()
+    setattr(line, field, [nothing, nothing] if field in ("places", "sizes") else nothing)
+    before = sys.getrefcount(STATE), sys.getrefcount(nothing)
+    for _ in range(3):
+        with pytest.raises((TypeError, AttributeError)):
+            asked.met(hints=CHAINS[2], own=lambda *_: (0.5, 30.0 if field == "sizes" else 7.0))
+    assert (sys.getrefcount(STATE), sys.getrefcount(nothing)) == before
+
+
 def test_nothing_is_kept_of_what_is_met() -> None:
     """Neither of values that were there before, nor of those that are made on the way."""
     asked, hints = Asked(), hint_view(chain("asked", 30))
