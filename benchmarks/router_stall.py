@@ -4,8 +4,9 @@
     64 engines    a batch every 50 ms each, decoded from the wire: as many blocks stored as removed
     a probe       sleeps a millisecond at a time, and notes how much later it wakes
 
-A stall is the CPU time between two moments at which the loop looks for new events; the probe's lateness adds
-what the machine's other processes take. Knows the router's deciding half; knows no sockets.
+A stall is the CPU time between two moments at which the loop looks for new events, collections of garbage
+included; the probe's lateness adds what the machine's other processes take. Knows the router's deciding half;
+knows no sockets.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.router_index import Advance, replica_name
 from benchmarks.router_report import Row
 from benchmarks.router_timing import Spread, quantile
 from benchmarks.router_workload import Fleet, Hit
+from cache import heap
 from cache.block_hash import hints
 from cache.event_wire import decode_batch, encode
 from cache.fingerprint import HashAlgorithm
@@ -61,6 +63,7 @@ def rows(fleet: Fleet, seconds: float, advance: Advance) -> Iterator[Row]:
     loop = asyncio.SelectorEventLoop(selector)
     try:
         run = _Run(decider)
+        heap.settle()  # as a Router does before it serves
         loop.run_until_complete(run.warm_up())
         selector.busy_ns.clear()
         loop.run_until_complete(run.run(seconds))
@@ -69,7 +72,7 @@ def rows(fleet: Fleet, seconds: float, advance: Advance) -> Iterator[Row]:
     busy = sorted([time_ns / 1000 for time_ns in selector.busy_ns])
     late = sorted([lateness_s * 1e6 for lateness_s in run.lateness_s])
     rates = run.num_decisions / seconds, run.num_blocks / seconds
-    note = "{:.0f} decisions/s\n{:,.0f} blocks/s".format(*rates)
+    note = "longest {:.1f} ms\n{:.0f} decisions/s\n{:,.0f} blocks/s".format(busy[-1] / 1000, *rates)
     yield Row(section, "stall, CPU time between two looks", _spread(busy), note=note)
     yield Row(section, "probe's lateness, wall time", _spread(late))
 

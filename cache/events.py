@@ -38,7 +38,7 @@ U64 = Annotated[int, msgspec.Meta(ge=0)]  # msgpack itself carries nothing above
 Hints = tuple[Annotated[HashHint, msgspec.Meta(ge=0)], ...]
 
 
-class StepTimeModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StepTimeModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Fitted seconds of one engine step: fixed + per token + attention + per sequence.
 
     step_s = base_s + per_token_s * new_tokens

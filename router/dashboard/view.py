@@ -21,7 +21,7 @@ from router.config import RouterConfig
 from router.insight.accounting import UncachedReason
 from router.insight.debug_view import RequestView
 from router.insight.hot_chains import HotRun
-from router.insight.insight import Insight, LiveView
+from router.insight.insight import DASHBOARD_CANDIDATES, Insight, LiveView
 from router.insight.journal import JournalEntry
 from router.insight.recent_traffic import Span
 from router.placement.routing import Routing
@@ -31,7 +31,6 @@ from router.prefixes.prefix import PinnedPrefix
 FORMAT_VERSION = 1
 MAX_DECISIONS = 12  # in one answer, of those that have changed; the others are in the next ones
 MAX_FOLLOWED = 40  # of the latest requests; what comes of those before them is not told any more
-MAX_CANDIDATES = 4  # of one decision; of the rest their number
 MAX_RUNS = 96  # of the hottest chains
 MAX_PINS = 64  # held prefixes, the oldest; of the rest their number
 MIN_SHARE = 0.01  # of all prompts: a run with less would be thinner than a line
@@ -182,7 +181,7 @@ class Dashboard:
                 DecisionRow(
                     entry.number,
                     insight.since_start(entry.asked_at),
-                    insight.view(entry, MAX_CANDIDATES),
+                    insight.view(entry, DASHBOARD_CANDIDATES),
                 )
                 for entry in told
             ],

@@ -79,13 +79,16 @@ class TokenAccount:
 
     request_id: RequestId
     replica_id: ReplicaId  # that computed the first token
-    record: DecisionRecord  # of the attempt that did
     prompt: int
     available: int
     captured: int
     delivered: int
     uncached: Mapping[UncachedReason, int]  # reasons that have tokens
     parts_at: int | None  # block at which the prompt parts from an earlier one of the same tokens further on
+
+
+AccountListener = Callable[[TokenAccount, DecisionRecord], None]
+"""Of an account, and of the decision about the attempt that computed the first token."""
 
 
 @dataclass(slots=True)
@@ -148,7 +151,7 @@ class Accounting(SilentObserver):
         self._held = held or HeldMemory()
         self._sketch = sketch or ContentSketch(block_size)
         self._open: dict[RequestId, _Open] = {}  # decided, no token yet
-        self._listeners: list[Callable[[TokenAccount], None]] = []
+        self._listeners: list[AccountListener] = []
 
     @property
     def num_open(self) -> int:
@@ -159,7 +162,7 @@ class Accounting(SilentObserver):
         """Of the two memories, at most."""
         return self._held.num_bytes + self._sketch.num_bytes
 
-    def listen(self, listener: Callable[[TokenAccount], None]) -> None:
+    def listen(self, listener: AccountListener) -> None:
         """Call `listener` with every account; it must not block."""
         self._listeners.append(listener)
 
@@ -173,9 +176,9 @@ class Accounting(SilentObserver):
         if opened is None:
             return
         account = self._account(opened, replica_id, cached_tokens)
-        self._add(account)
+        self._add(account, opened.record.reason)
         for listener in self._listeners:
-            listener(account)
+            listener(account, opened.record)
 
     def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
         self._open.pop(request_id, None)
@@ -202,7 +205,6 @@ class Accounting(SilentObserver):
         return TokenAccount(
             request_id=opened.query.request_id,
             replica_id=replica_id,
-            record=record,
             prompt=prompt,
             available=record.available_tokens,
             captured=captured,
@@ -248,7 +250,7 @@ class Accounting(SilentObserver):
         tokens[_COLD] += total - sum(tokens)
         return list(zip(_OF_NOBODY, tokens, strict=True))
 
-    def _add(self, account: TokenAccount) -> None:
+    def _add(self, account: TokenAccount, reason: RouteReason) -> None:
         totals = self.totals
         totals.requests += 1
         totals.prompt += account.prompt
@@ -256,10 +258,10 @@ class Accounting(SilentObserver):
         totals.captured += account.captured
         totals.delivered += account.delivered
         totals.blockless += account.prompt <= self._block_size
-        for reason, tokens in account.uncached.items():
-            totals.uncached[reason] += tokens
+        for why, tokens in account.uncached.items():
+            totals.uncached[why] += tokens
         if elsewhere := account.uncached.get(UncachedReason.ELSEWHERE):
-            totals.elsewhere[account.record.reason] += elsewhere
+            totals.elsewhere[reason] += elsewhere
         if account.parts_at is not None:
             bucket = 1 << account.parts_at.bit_length() >> 1
             totals.parting_tokens[bucket] += account.uncached[UncachedReason.DIVERGED]

@@ -95,9 +95,9 @@ class ClosedLoop:
         """Of the last `RECENT` requests, those whose match was right to within one block; 1 before any."""
         return self._num_recent_within / len(self._recent) if self._recent else 1.0
 
-    def heard(self, account: TokenAccount) -> None:
+    def heard(self, account: TokenAccount, record: DecisionRecord) -> None:
         """A request's first token came. Ignored if its replica's cache is not followed."""
-        record, replica_id = account.record, account.replica_id
+        replica_id = account.replica_id
         if replica_id in record.ranking.unmatched or not _was_candidate(record, replica_id):
             return
         exact = record.exact_tokens if replica_id == record.replica_id else 0

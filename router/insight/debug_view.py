@@ -16,14 +16,13 @@ import msgspec
 from router.insight.accounting import AccountingTotals, TokenAccount
 from router.insight.closed_loop import LoopTotals
 from router.insight.journal import JournalEntry
+from router.insight.kept_decision import KeptDecision
 from router.insight.recording import RecordingTotals
 from router.insight.shadow import ShadowTotals, ShadowVerdict
-from router.placement.decision import DecisionRecord
-from router.pricing.cost import cost_terms
 
 FORMAT_VERSION = 3
 MAX_LAST = 200  # requests in one answer: made on the event loop, in a few milliseconds
-MAX_CANDIDATES = 16  # shown of one decision; of the rest their number
+MAX_CANDIDATES = 16  # kept and shown of one decision; of the rest their number
 
 
 class CostView(msgspec.Struct, frozen=True):
@@ -172,24 +171,24 @@ def request_view(
     entry: JournalEntry, *, block_size: int, memory_pressure_s: float, max_candidates: int = MAX_CANDIDATES
 ) -> RequestView:
     """Everything of one request, with its best candidates. O(max_candidates)."""
-    record = entry.record
+    decision = entry.decision
     return RequestView(
         request_id=entry.request_id,
-        policy=record.policy,
-        reason=record.reason.value,
-        prompt_tokens=record.shape.num_prompt_tokens,
+        policy=decision.policy,
+        reason=decision.reason.value,
+        prompt_tokens=decision.shape.num_prompt_tokens,
         block_size=block_size,
-        hot_tokens=record.shape.hot_tokens,
-        recompute_weight=record.shape.recompute_weight,
-        held_s=max(0.0, record.decided_at - entry.asked_at) if entry.attempt == 1 else 0.0,
+        hot_tokens=decision.shape.hot_tokens,
+        recompute_weight=decision.shape.recompute_weight,
+        held_s=max(0.0, decision.decided_at - entry.asked_at) if entry.attempt == 1 else 0.0,
         attempt=entry.attempt,
         num_attempts=entry.num_attempts,
         rest_to=entry.rest_to,
-        excluded=sorted(record.excluded),
-        num_candidates=len(record.ranking),
-        candidates=_candidates(record, memory_pressure_s, max_candidates),
-        available_tokens=record.available_tokens,
-        exact_tokens=record.exact_tokens,
+        excluded=sorted(decision.excluded),
+        num_candidates=decision.num_candidates,
+        candidates=_candidates(decision, memory_pressure_s, max_candidates),
+        available_tokens=decision.available_tokens,
+        exact_tokens=decision.exact_tokens,
         outcome=_outcome(entry.account) if entry.account is not None else None,
         first_token_s=_since(entry, entry.first_token_at),
         total_s=_since(entry, entry.finished_at),
@@ -282,25 +281,20 @@ def _added(views: Sequence[Sums], keep: Collection[str] = ()) -> Sums:
     return msgspec.structs.replace(views[0], **changes)
 
 
-def _candidates(record: DecisionRecord, memory_pressure_s: float, most: int) -> list[CandidateView]:
-    ranking, now = record.ranking, record.ranking.decided_at
+def _candidates(decision: KeptDecision, memory_pressure_s: float, most: int) -> list[CandidateView]:
     views = []
-    for index in ranking.order[:most]:
-        state, cached = ranking.states[index], ranking.cached[index]
-        terms = None
-        if state.price is not None:
-            found = cost_terms(state.price, cached, record.shape, now, memory_pressure_s)
-            terms = CostView(**found._asdict(), total_s=found.total_s)
+    for candidate in decision.candidates[:most]:
+        found = candidate.terms(decision.shape, decision.decided_at, memory_pressure_s)
         views.append(
             CandidateView(
-                replica=state.replica_id,
-                cached_tokens=cached,
-                is_matched=state.replica_id not in ranking.unmatched,
-                num_running=state.load.num_running,
-                num_waiting=state.num_waiting,
-                queued_tokens=state.queued_tokens,
-                cost=ranking.costs[index],
-                terms=terms,
+                replica=candidate.replica_id,
+                cached_tokens=candidate.cached_tokens,
+                is_matched=candidate.is_matched,
+                num_running=candidate.num_running,
+                num_waiting=candidate.num_waiting,
+                queued_tokens=candidate.queued_tokens,
+                cost=candidate.cost,
+                terms=None if found is None else CostView(**found._asdict(), total_s=found.total_s),
             )
         )
     return views

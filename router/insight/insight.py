@@ -47,6 +47,7 @@ from router.policies.expected_time import ExpectedTime, ExpectedTimeOptions
 from router.pricing.cost import MEMORY_PRESSURE_S
 
 DASHBOARD_REQUESTS = 64  # the journal keeps for the live page alone
+DASHBOARD_CANDIDATES = 4  # of one decision, which that page shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,10 @@ class Insight:
         config = self._config
         if not (config.expose_debug or config.dashboard):
             return None
-        most = config.debug_requests if config.expose_debug else DASHBOARD_REQUESTS
-        journal = Journal(most, clock=self._clock)
+        if config.expose_debug:
+            journal = Journal(config.debug_requests, max_candidates=MAX_CANDIDATES, clock=self._clock)
+        else:
+            journal = Journal(DASHBOARD_REQUESTS, max_candidates=DASHBOARD_CANDIDATES, clock=self._clock)
         self._accounting.listen(journal.accounted)
         return journal
 

@@ -13,6 +13,7 @@ from itertools import islice
 
 from cache.types import HashHint, ReplicaId, RequestId
 from router.insight.accounting import TokenAccount
+from router.insight.kept_decision import KeptDecision, kept
 from router.insight.shadow import ShadowVerdict
 from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.observer import SilentObserver
@@ -27,7 +28,7 @@ class JournalEntry:
 
     request_id: RequestId
     asked_at: float  # when it first wanted a replica
-    records: list[DecisionRecord] = field(default_factory=list)  # of its attempts, oldest first
+    decisions: list[KeptDecision] = field(default_factory=list)  # of its attempts, oldest first
     num_attempts: int = 0
     account: TokenAccount | None = None  # None: no first token yet
     first_token_at: float | None = None
@@ -37,28 +38,31 @@ class JournalEntry:
     number: int = 0  # of the request, in the order they first wanted a replica
     revision: int = 0  # the journal's when something was last heard of it
     answering_attempt: int | None = None  # which of them computed the first token, from 1
+    answering: KeptDecision | None = None  # of that one
 
     @property
     def attempt(self) -> int:
-        """Which attempt `record` is of, from 1."""
+        """Which attempt `decision` is of, from 1."""
         return self.answering_attempt or self.num_attempts
 
     @property
     def rest_to(self) -> ReplicaId | None:
         """Where the rest of an answer that had begun was sent last; None where it was not cut off."""
-        return self.records[-1].replica_id if self.attempt < self.num_attempts else None
+        return self.decisions[-1].replica_id if self.attempt < self.num_attempts else None
 
     @property
-    def record(self) -> DecisionRecord:
+    def decision(self) -> KeptDecision:
         """Of the attempt that computed the first token; of the last one where none has yet."""
-        return self.account.record if self.account is not None else self.records[-1]
+        return self.answering or self.decisions[-1]
 
 
 class Journal(SilentObserver):
     """What happened to the last `max_requests` requests."""
 
-    def __init__(self, max_requests: int, *, clock: Callable[[], float]) -> None:
+    def __init__(self, max_requests: int, *, max_candidates: int, clock: Callable[[], float]) -> None:
+        """max_candidates: of one decision, the best; of the rest their number."""
         self._max_requests = max_requests
+        self._max_candidates = max_candidates
         self._clock = clock
         self._entries: OrderedDict[RequestId, JournalEntry] = OrderedDict()
         self._num_requests = 0  # since the start
@@ -102,8 +106,8 @@ class Journal(SilentObserver):
             entry.number = self._num_requests
         self._heard(entry)
         entry.num_attempts += 1
-        entry.records.append(record)
-        del entry.records[:-MAX_ATTEMPTS_KEPT]
+        entry.decisions.append(kept(record, self._max_candidates))
+        del entry.decisions[:-MAX_ATTEMPTS_KEPT]
         if entry.account is None:
             entry.verdict = None
 
@@ -120,12 +124,12 @@ class Journal(SilentObserver):
             entry.num_output_tokens = num_output_tokens
             self._heard(entry)
 
-    def accounted(self, account: TokenAccount) -> None:
+    def accounted(self, account: TokenAccount, record: DecisionRecord) -> None:
         """Its first token came, and every prompt token has a reason."""
         entry = self._entries.get(account.request_id)
         if entry is not None:
             entry.account = account
-            entry.answering_attempt = entry.num_attempts
+            entry.answering_attempt, entry.answering = entry.num_attempts, entry.decisions[-1]
             self._heard(entry)
 
     def shadowed(self, verdict: ShadowVerdict) -> None:

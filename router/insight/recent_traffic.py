@@ -167,7 +167,7 @@ class RecentTraffic(SilentObserver):
         """The latest of that span. O(slots)."""
         return self._rings[index].span(self._clock())
 
-    def accounted(self, account: TokenAccount) -> None:
+    def accounted(self, account: TokenAccount, record: DecisionRecord) -> None:
         """Told with the first token."""
         now = self._clock()
         for ring in self._rings:

@@ -7,7 +7,6 @@ Knows decisions and who took them; takes none (`weighing.py`). Owner: the router
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +28,6 @@ from router.pricing.cost import RequestShape
 from router.pricing.fleet_load import FleetLoad
 from router.pricing.replica_load import Reservation
 
-MAX_RECORDS = 1024  # decisions kept to be explained
 MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
 
 
@@ -77,7 +75,6 @@ class Bookings:
         self._counts = counts
         self._peers = peers
         self._in_flight: dict[RequestId, InFlight] = {}
-        self._records: deque[DecisionRecord] = deque(maxlen=MAX_RECORDS)
 
     def __len__(self) -> int:
         """Requests in flight."""
@@ -86,11 +83,6 @@ class Bookings:
     def get(self, request_id: RequestId) -> InFlight | None:
         """None: it is not in flight."""
         return self._in_flight.get(request_id)
-
-    @property
-    def records(self) -> tuple[DecisionRecord, ...]:
-        """The latest decisions, oldest first."""
-        return tuple(self._records)
 
     # --- the life of a request ----------------------------------------------------------------
 
@@ -219,7 +211,7 @@ class Bookings:
         if ranking.best_cached:
             num_exact = self._index.num_exact(ranking.best.replica_id, decision.request.hints)
         exact_tokens = usable_tokens(num_exact, query.num_prompt_tokens, self._block_size)
-        record = DecisionRecord(
+        return DecisionRecord(
             query.request_id,
             ranking.decided_at,
             decision.policy.name,
@@ -231,8 +223,6 @@ class Bookings:
             min(exact_tokens, ranking.best_cached),  # without what is not worth copying from host memory
             decision.request.heir,
         )
-        self._records.append(record)
-        return record
 
     def _reservation(
         self, request_id: RequestId, cached_tokens: int, shape: RequestShape, now: float

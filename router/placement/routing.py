@@ -377,10 +377,6 @@ class Routing:
     def _replica_statistics(self) -> tuple[ReplicaStatistics, ...]:
         return tuple([replica_statistics(name, self._loads, self._index) for name in self._fleet])
 
-    def records(self) -> tuple[DecisionRecord, ...]:
-        """The latest decisions, oldest first."""
-        return self._bookings.records
-
     # --- small parts --------------------------------------------------------------------------
 
     def _match(self, hints: Sequence[HashHint], now: float) -> Mapping[ReplicaId, int]:

@@ -14,7 +14,8 @@ from cache.messages import ReplicaInfo
 from cache.scheduling_order import AGING
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
-from router.placement.routing import RouteQuery
+from router.placement.observer import SilentObserver
+from router.placement.routing import DecisionRecord, RouteQuery, Routing
 from router.policies import PolicyContext, PolicyRequest
 from router.pricing.cost import RequestShape
 from router.pricing.load_view import LoadView
@@ -129,3 +130,18 @@ def query(name: str, num_blocks: int = 8, **changes: Any) -> RouteQuery:
     """A prompt of full blocks and one token more, so that all of its blocks are usable."""
     base = RouteQuery(RequestId(name), chain(name, num_blocks), num_blocks * BLOCK_SIZE + 1)
     return base._replace(**changes)
+
+
+class _Decisions(SilentObserver):
+    def __init__(self) -> None:
+        self.records: list[DecisionRecord] = []
+
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        self.records.append(record)
+
+
+def decisions_of(routing: Routing) -> list[DecisionRecord]:
+    """From now on, oldest first."""
+    watcher = _Decisions()
+    routing.watch(watcher)
+    return watcher.records

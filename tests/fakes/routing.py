@@ -9,7 +9,7 @@ from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.types import BlockHash, ReplicaId
 from router.placement.routing import Routing
-from tests.fakes.router import FakeClock, config, info, load, replica_id
+from tests.fakes.router import FakeClock, config, decisions_of, info, load, replica_id
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ class RoutingBench:
     def __init__(self, num_replicas: int = 2, **settings: object) -> None:
         self.clock = FakeClock()
         self.routing = Routing(config(**settings), clock=self.clock)
+        self.records = decisions_of(self.routing)
         self.infos = {replica_id(i): info() for i in range(num_replicas)}
         self.routing.update_replicas(self.infos)
         self.seq = 0

@@ -57,7 +57,7 @@ def test_sums_hold_over_any_history(steps: list[tuple]) -> None:  # type: ignore
     accounting = Accounting(SIZE, held=HeldMemory(1 << 8), sketch=ContentSketch(SIZE, num_slots=1 << 8))
     loop = ClosedLoop(SIZE, clock=clock, doubt=lambda _replica: None)
     accounts: list[TokenAccount] = []
-    accounting.listen(accounts.append)
+    accounting.listen(lambda account, _: accounts.append(account))
     accounting.listen(loop.heard)
     routing.watch(accounting)
     routing.update_replicas({each: info() for each in REPLICAS})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cache.types import HashHint, ReplicaId, RequestId
 from router.index.expectations import Expectations
 from router.placement.routing import Routing
-from tests.fakes.router import FakeClock, config, hint_chain, info, load, query, replica_id
+from tests.fakes.router import FakeClock, config, decisions_of, hint_chain, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
 
@@ -107,8 +107,9 @@ def test_an_answered_request_draws_its_twin_before_any_event() -> None:
 
 def test_a_record_tells_what_the_replica_said_from_what_was_guessed() -> None:
     routing = _routing()
+    records = decisions_of(routing)
     routing.choose(query("one"))
     routing.choose(query("two", block_hashes=query("one").block_hashes))
-    _, record = routing.records()
+    _, record = records
     assert record.ranked[0].candidate.cached_tokens == record.available_tokens == 8 * 16
     assert record.exact_tokens == 0

@@ -15,7 +15,7 @@ from router.insight.content_sketch import ContentSketch
 from router.insight.held_memory import HeldMemory
 from router.placement.decision import RouteQuery, RouteReason
 from router.placement.routing import Routing
-from tests.fakes.router import FINGERPRINT, FakeClock, config, info, load, replica_id
+from tests.fakes.router import FINGERPRINT, FakeClock, config, decisions_of, info, load, replica_id
 
 A, B = replica_id(0), replica_id(1)
 SIZE = 16
@@ -34,7 +34,8 @@ class Story:
         )
         self.routing.watch(self.accounting)
         self.accounts: list[TokenAccount] = []
-        self.accounting.listen(self.accounts.append)
+        self.accounting.listen(lambda account, _: self.accounts.append(account))
+        self.records = decisions_of(self.routing)
         self.hasher = BlockHasher(FINGERPRINT)
         self.held: dict[ReplicaId, dict[HashHint, None]] = {A: {}, B: {}}
         self.seq = {A: 0, B: 0}
@@ -112,7 +113,7 @@ def test_what_was_announced_and_is_not_found_is_stale() -> None:
     story.says(A, story.hints(prompt(1, 64)))
     account = story.asks(prompt(1, 65), delivered=16, at=A)
     assert account.uncached == {UncachedReason.STALE: 48, UncachedReason.PARTIAL: 1}
-    assert account.record.exact_tokens == 64
+    assert story.records[-1].exact_tokens == 64
 
 
 def test_what_was_removed_everywhere_is_evicted() -> None:

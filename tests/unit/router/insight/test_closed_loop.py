@@ -16,7 +16,7 @@ from router.insight.held_memory import HeldMemory
 from router.placement.decision import DecisionRecord, RouteReason
 from router.placement.routing import Routing
 from tests.fakes.fleet import BLOCK_SIZE, Fleet
-from tests.fakes.router import FakeClock, config, info, load, query, replica_id
+from tests.fakes.router import FakeClock, config, decisions_of, info, load, query, replica_id
 
 A, B = replica_id(0), replica_id(1)
 SIZE = 16
@@ -32,8 +32,9 @@ class Bench:
         routing = Routing(config(), clock=self.clock)
         routing.update_replicas({A: info()})
         routing.on_load(A, load())
+        records = decisions_of(routing)
         routing.choose(query("some", 64))
-        [self.record] = routing.records()
+        [self.record] = records
 
     def hears(self, captured: int, delivered: int, *, exact: int | None = None) -> None:
         """An account in blocks; exact: of what was captured, what the replica had announced (all of it)."""
@@ -49,9 +50,8 @@ class Bench:
             exact_tokens=SIZE * (captured if exact is None else exact),
         )
         self.loop.heard(
-            TokenAccount(
-                RequestId("some"), A, told, 64 * SIZE, 0, captured * SIZE, delivered * SIZE, {}, None
-            )
+            TokenAccount(RequestId("some"), A, 64 * SIZE, 0, captured * SIZE, delivered * SIZE, {}, None),
+            told,
         )
 
 

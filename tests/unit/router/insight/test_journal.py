@@ -18,7 +18,7 @@ class Bench:
     def __init__(self, max_requests: int = 10) -> None:
         self.clock = FakeClock()
         self.routing = Routing(config(), clock=self.clock)
-        self.journal = Journal(max_requests, clock=self.clock)
+        self.journal = Journal(max_requests, max_candidates=1, clock=self.clock)
         accounting = Accounting(
             16,
             held=HeldMemory(1 << 8),
@@ -38,7 +38,7 @@ def test_a_life_with_its_times() -> None:
     bench.routing.choose(query("r", asked_at=asked_at))
     entry = bench.journal.find("r")
     assert entry is not None
-    assert (entry.asked_at, entry.record.decided_at) == (asked_at, asked_at + 0.5)
+    assert (entry.asked_at, entry.decision.decided_at) == (asked_at, asked_at + 0.5)
     assert entry.first_token_at is entry.account is entry.finished_at is None
     bench.clock.advance(0.25)
     bench.routing.first_token(RequestId("r"), A, 0)
@@ -48,7 +48,7 @@ def test_a_life_with_its_times() -> None:
     assert entry.finished_at == asked_at + 1.75
     assert entry.num_output_tokens == 7
     assert entry.account is not None
-    assert entry.account.record is entry.record
+    assert entry.decision is entry.answering is entry.decisions[0]
 
 
 def test_names_are_forgiving() -> None:
@@ -90,7 +90,7 @@ def test_many_attempts_are_counted_and_the_latest_kept() -> None:
         bench.routing.choose(query("r"))
     entry = bench.journal.find("r")
     assert entry is not None
-    assert (entry.num_attempts, len(entry.records)) == (MAX_ATTEMPTS_KEPT + 3, MAX_ATTEMPTS_KEPT)
+    assert (entry.num_attempts, len(entry.decisions)) == (MAX_ATTEMPTS_KEPT + 3, MAX_ATTEMPTS_KEPT)
 
 
 def test_the_oldest_requests_go_first() -> None:
@@ -104,6 +104,20 @@ def test_the_oldest_requests_go_first() -> None:
     assert len(bench.journal) == 3
     bench.journal.first_token(RequestId("0"), A, 0)  # forgotten ones are ignored
     bench.journal.finished(RequestId("0"), (), 1)
+
+
+def test_what_is_told_is_of_the_attempt_that_answered() -> None:
+    bench = Bench()
+    for number in range(MAX_ATTEMPTS_KEPT + 3):
+        bench.clock.advance(1.0)
+        bench.routing.choose(query("r"))
+        if number == 1:
+            answering_at = bench.clock.now
+            bench.routing.first_token(RequestId("r"), A, 0)
+    entry = bench.journal.find("r")
+    assert entry is not None
+    assert (entry.attempt, entry.decision.decided_at) == (2, answering_at)
+    assert entry.rest_to == A
 
 
 def test_a_verdict_is_of_the_attempt_that_answered() -> None:

@@ -14,8 +14,9 @@ import pytest
 from cache.events import Load
 from cache.types import ReplicaId, RequestId
 from router.dashboard.page import load_page
-from router.dashboard.view import MAX_CANDIDATES, MAX_DECISIONS, MAX_RUNS, DashboardView
+from router.dashboard.view import MAX_DECISIONS, MAX_RUNS, DashboardView
 from router.errors import NoReplica
+from router.insight.insight import DASHBOARD_CANDIDATES
 from router.placement.decision import RouteQuery
 from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
@@ -197,7 +198,7 @@ async def test_an_answer_is_bounded_whatever_the_traffic() -> None:
         view = await ask(router)
         assert len(view.fleet.replicas) == 64
         assert len(view.decisions) == MAX_DECISIONS
-        assert all(len(row.request.candidates) == MAX_CANDIDATES for row in view.decisions)
+        assert all(len(row.request.candidates) == DASHBOARD_CANDIDATES for row in view.decisions)
         assert len(view.chains) <= MAX_RUNS
         assert len(answer.content) < 100_000
         assert view.fleet.replicas[0].used == pytest.approx(0.99)

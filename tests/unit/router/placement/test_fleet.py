@@ -135,7 +135,7 @@ def test_a_silent_replica_is_scored_by_load_alone_with_one_warning(
         for index in range(3):
             placement = bench.routing.choose(query(f"other{index}"))
             bench.routing.release(placement.request_id)
-        assert [c.candidate.cached_tokens for c in bench.routing.records()[-1].ranked] == [0, 0]
+        assert [c.candidate.cached_tokens for c in bench.records[-1].ranked] == [0, 0]
         bench.say(A)
         assert bench.routing.choose(query("q")).replica_id == A
     messages = [record.message for record in caplog.records]

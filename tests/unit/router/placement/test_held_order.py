@@ -9,7 +9,7 @@ import pytest
 from cache.types import RequestId
 from router.placement.hold_options import HoldOptions
 from tests.fakes.held import OPTIONS, A, B, HoldingRouter
-from tests.fakes.router import BLOCK_SIZE, config, query
+from tests.fakes.router import BLOCK_SIZE, config, decisions_of, query
 
 
 @pytest.fixture
@@ -94,6 +94,7 @@ def test_only_the_window_is_decided_for() -> None:
 def test_a_match_that_arrives_while_waiting_counts() -> None:
     """Its own prefill is what is left of it now, and its place in the order follows."""
     router = HoldingRouter()
+    records = decisions_of(router.routing)
     router.report(A, backlog_s=1.0)
     router.submit("short", 1)
     router.submit("shorter by then", 120)
@@ -106,7 +107,7 @@ def test_a_match_that_arrives_while_waiting_counts() -> None:
     router.submit("long again", 109)
     router.report(A, admitted=(RequestId("short"), RequestId("long")))
     assert router.poll() == ["shorter by then", "long again"]
-    record = next(r for r in router.routing.records() if r.request_id == "shorter by then")
+    record = next(record for record in records if record.request_id == "shorter by then")
     assert record.cached_tokens == 120 * BLOCK_SIZE
 
 

@@ -59,7 +59,7 @@ def test_a_hit_in_host_memory_is_a_hit(bench: RoutingBench, copy_block_s: float 
 def test_what_is_cheaper_to_compute_does_not_count(bench: RoutingBench) -> None:
     tell(bench, B, chain("q", 8), SLOW_S)
     bench.routing.choose(query("q"))
-    [record] = bench.routing.records()
+    [record] = bench.records
     assert all(ranked.candidate.cached_tokens == 0 for ranked in record.ranked)
 
 
@@ -72,7 +72,7 @@ def test_the_pool_is_nearer_than_host_memory(bench: RoutingBench) -> None:
         bench.say(other, stored=prompt)
         placement = bench.routing.choose(query("q"))
         assert placement.replica_id == other
-        [record] = bench.routing.records()
+        [record] = bench.records
         assert [ranked.candidate.cached_tokens for ranked in record.ranked] == [8 * BLOCK_SIZE] * 2
 
 
@@ -81,7 +81,7 @@ def test_only_what_lies_behind_the_pool_is_copied(bench: RoutingBench) -> None:
     bench.say(B, stored=prompt)
     tell(bench, B, prompt[6:], SLOW_S, digest_of(to_hints(prompt[6:])))
     bench.routing.choose(query("q"))
-    [record] = bench.routing.records()
+    [record] = bench.records
     held = {ranked.candidate.replica_id: ranked.candidate.cached_tokens for ranked in record.ranked}
     assert held == {A: 0, B: 6 * BLOCK_SIZE}
 
@@ -100,7 +100,7 @@ def test_a_replica_is_not_doubted_for_what_nobody_had_it_copy(bench: RoutingBenc
         bench.routing.choose(asked)
         bench.routing.first_token(asked.request_id, B, 6 * BLOCK_SIZE)
         bench.routing.finish(asked.request_id)
-    assert {record.exact_tokens for record in bench.routing.records()} == {6 * BLOCK_SIZE}
+    assert {record.exact_tokens for record in bench.records} == {6 * BLOCK_SIZE}
     assert doubted == []
 
 

@@ -52,7 +52,7 @@ def test_at_least_one_token_is_computed(bench: RoutingBench, holders: list[Repli
         bench.say(holder, stored=chain("q", 8))
     placement = bench.routing.choose(query("q", num_prompt_tokens=8 * BLOCK_SIZE))
     assert placement.overlap_blocks == 7
-    [record] = bench.routing.records()
+    [record] = bench.records
     assert record.ranked[0].candidate.cached_tokens == 7 * BLOCK_SIZE
 
 
@@ -142,7 +142,7 @@ def test_statistics_count_decisions_and_index(bench: RoutingBench) -> None:
 def test_a_record_holds_what_the_decision_was_made_from(bench: RoutingBench) -> None:
     bench.say(A, stored=chain("q", 8))
     bench.routing.choose(query("q"))
-    [record] = bench.routing.records()
+    [record] = bench.records
     best, other = record.ranked
     assert (best.replica_id, best.candidate.cached_tokens) == (A, 128)
     assert (other.replica_id, other.candidate.cached_tokens) == (B, 0)
@@ -166,7 +166,7 @@ def test_hot_prefixes_are_spread_without_a_charge_for_the_copy(bench: RoutingBen
         placement = bench.routing.choose(RouteQuery(RequestId(f"u{index}"), hashes, 65 * BLOCK_SIZE + 1))
         bench.routing.release(placement.request_id)
         bench.clock.advance(0.1)
-    first, last = bench.routing.records()[0].shape, bench.routing.records()[-1].shape
+    first, last = bench.records[0].shape, bench.records[-1].shape
     assert (first.hot_tokens, first.hot_share) == (0, 1.0)
     assert last.hot_tokens == 64 * BLOCK_SIZE
     assert last.hot_share < 1 / 4
