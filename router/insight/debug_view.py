@@ -7,6 +7,7 @@ Knows journals, accounts and totals; knows neither HTTP nor words.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TypeVar
@@ -16,7 +17,7 @@ import msgspec
 from router.insight.accounting import AccountingTotals, TokenAccount
 from router.insight.closed_loop import LoopTotals
 from router.insight.journal import JournalEntry
-from router.insight.kept_decision import KeptDecision
+from router.insight.kept_decision import KeptCandidate, KeptDecision
 from router.insight.recording import RecordingTotals
 from router.insight.shadow import ShadowTotals, ShadowVerdict
 
@@ -26,7 +27,10 @@ MAX_CANDIDATES = 16  # kept and shown of one decision; of the rest their number
 
 
 class CostView(msgspec.Struct, frozen=True):
-    """The default policy's cost of one candidate, term by term, in seconds but for the slowdown."""
+    """The default policy's cost of one candidate, term by term, in seconds but for the slowdown.
+
+    Where that policy decided, the total is the cost it went by.
+    """
 
     backlog_s: float
     prefill_s: float
@@ -36,6 +40,9 @@ class CostView(msgspec.Struct, frozen=True):
     memory_pressure_s: float
     total_s: float
     passed_s: float = 0.0
+    # Charged of those that others are preferred to: other routers' own share, and all but an heir, who is not
+    # charged what others wait for it.
+    preference_s: float = 0.0
 
 
 class CandidateView(msgspec.Struct, frozen=True):
@@ -96,6 +103,7 @@ class RequestView(msgspec.Struct, frozen=True):
     total_s: float | None  # None: not over yet
     output_tokens: int
     shadow: ShadowView | None
+    heir: str | None = None  # who was to be the only one to compute what it shares with others
 
 
 class TotalsView(msgspec.Struct, frozen=True):
@@ -194,6 +202,7 @@ def request_view(
         total_s=_since(entry, entry.finished_at),
         output_tokens=entry.num_output_tokens,
         shadow=_shadow(entry.verdict) if entry.verdict is not None else None,
+        heir=decision.heir,
     )
 
 
@@ -282,22 +291,29 @@ def _added(views: Sequence[Sums], keep: Collection[str] = ()) -> Sums:
 
 
 def _candidates(decision: KeptDecision, memory_pressure_s: float, most: int) -> list[CandidateView]:
-    views = []
-    for candidate in decision.candidates[:most]:
-        found = candidate.terms(decision.shape, decision.decided_at, memory_pressure_s)
-        views.append(
-            CandidateView(
-                replica=candidate.replica_id,
-                cached_tokens=candidate.cached_tokens,
-                is_matched=candidate.is_matched,
-                num_running=candidate.num_running,
-                num_waiting=candidate.num_waiting,
-                queued_tokens=candidate.queued_tokens,
-                cost=candidate.cost,
-                terms=None if found is None else CostView(**found._asdict(), total_s=found.total_s),
-            )
+    return [
+        CandidateView(
+            replica=candidate.replica_id,
+            cached_tokens=candidate.cached_tokens,
+            is_matched=candidate.is_matched,
+            num_running=candidate.num_running,
+            num_waiting=candidate.num_waiting,
+            queued_tokens=candidate.queued_tokens,
+            cost=candidate.cost,
+            terms=_terms(candidate, decision, memory_pressure_s),
         )
-    return views
+        for candidate in decision.candidates[:most]
+    ]
+
+
+def _terms(candidate: KeptCandidate, decision: KeptDecision, memory_pressure_s: float) -> CostView | None:
+    found = candidate.terms(decision.shape, decision.decided_at, memory_pressure_s)
+    if found is None:
+        return None
+    total_s = found.total_s
+    if decision.is_in_seconds and candidate.cost is not None and not math.isclose(candidate.cost, total_s):
+        return CostView(**found._asdict(), total_s=candidate.cost, preference_s=candidate.cost - total_s)
+    return CostView(**found._asdict(), total_s=total_s)
 
 
 def _outcome(account: TokenAccount) -> OutcomeView:

@@ -143,9 +143,9 @@ def _what_it_would_cost(request: RequestView) -> Iterator[str]:
         yield "Its speed was not known yet, so no seconds were compared."
         return
     if request.policy != ExpectedTime.name:
-        yield f"By the default cost model it would cost {_terms(chosen.terms)}."
+        yield f"By the default cost model it would cost {_terms(request, chosen.terms)}."
         return
-    yield f"Expected cost there: {_terms(chosen.terms)}."
+    yield f"Expected cost there: {_terms(request, chosen.terms)}."
     others = [c for c in request.candidates[1:] if c.terms is not None]
     if others:
         best = min(others, key=_total_s)
@@ -154,16 +154,18 @@ def _what_it_would_cost(request: RequestView) -> Iterator[str]:
         if abs(difference_s) <= _ENOUGH_S:
             yield f"{best.replica} would have cost the same; among equals the draw is random."
         elif difference_s > 0:
-            yield f"The next best, {best.replica}, would have cost {seconds(difference_s)} more."
+            yield (
+                f"The next best, {best.replica}, would have cost {seconds(difference_s)} more"
+                f"{_charge_of(request, best.terms)}."
+            )
         else:
             yield (
-                f"{best.replica} would have cost {seconds(-difference_s)} less by these terms: among near-"
-                "ties the draw is random, each of several routers prefers its own share of the replicas, and "
-                "after one has left a shared prefix is to be computed by one heir."
+                f"{best.replica} would have cost {seconds(-difference_s)} less: among near-ties the draw is "
+                "random."
             )
 
 
-def _terms(terms: CostView) -> str:
+def _terms(request: RequestView, terms: CostView) -> str:
     slowed = (
         f", {terms.decode_slowdown:.2f} times as long beside its decodes"
         if terms.decode_slowdown > 1.005
@@ -175,13 +177,31 @@ def _terms(terms: CostView) -> str:
     ]
     if terms.recompute_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.recompute_s)} charged for computing what caches could keep")
+    if terms.recompute_s < -_ENOUGH_S:
+        parts.append(f"{seconds(-terms.recompute_s)} less for a copy that others will use")
     if terms.passed_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.passed_s)} that longer prompts in its queue would wait for it")
+    if terms.preference_s < -_ENOUGH_S:
+        parts.append(f"{seconds(-terms.preference_s)} less, as it is to be computed there in any case")
+    if terms.preference_s > _ENOUGH_S:
+        parts.append(f"{seconds(terms.preference_s)} charged {_why_others_are_preferred(request)}")
     if terms.alone_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.alone_s)} that others on its machine would wait for steps of its own")
     if terms.memory_pressure_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.memory_pressure_s)} for scarce memory")
     return f"{seconds(terms.total_s)} ({'; '.join(parts)})"
+
+
+def _charge_of(request: RequestView, terms: CostView) -> str:
+    if terms.preference_s <= _ENOUGH_S:
+        return ""
+    return f", {seconds(terms.preference_s)} of it charged {_why_others_are_preferred(request)}"
+
+
+def _why_others_are_preferred(request: RequestView) -> str:
+    if request.heir is None:
+        return "as it is another Router's share"
+    return f"as {request.heir} alone is to compute what it shares with other prompts"
 
 
 def _what_happened(request: RequestView) -> Iterator[str]:

@@ -17,6 +17,7 @@ import msgspec
 from cache.types import ReplicaId
 from router.placement.decision import DecisionRecord, RouteReason
 from router.placement.ranking import Ranking
+from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import CostTerms, Price, RequestShape, cost_terms
 
 
@@ -51,6 +52,8 @@ class KeptDecision(msgspec.Struct, frozen=True, gc=False):
     exact_tokens: int
     num_candidates: int
     candidates: tuple[KeptCandidate, ...]  # best first, never empty
+    is_in_seconds: bool  # whether costs are the default policy's seconds
+    heir: ReplicaId | None  # who was to be the only one to compute what it shares with others
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -71,6 +74,8 @@ def kept(record: DecisionRecord, most: int) -> KeptDecision:
         record.exact_tokens,
         len(ranking),
         tuple([_candidate(ranking, index) for index in ranking.order[:most]]),
+        record.policy == ExpectedTime.name and all([state.price is not None for state in ranking.states]),
+        None if record.heir is None else record.heir.replica_id,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from cache.block_hash import hints as to_hints
 from cache.events import FORMAT_VERSION, Digest, EventBatch
 from cache.types import BlockHash, ReplicaId
 from router.placement.routing import Routing
+from router.policies.base import alone
 from tests.fakes.router import FakeClock, config, decisions_of, info, load, replica_id
 
 T = TypeVar("T")
@@ -26,9 +27,11 @@ def whole(slices: Generator[None, None, T]) -> T:
 class RoutingBench:
     """A Routing over replicas on paper."""
 
-    def __init__(self, num_replicas: int = 2, **settings: object) -> None:
+    def __init__(
+        self, num_replicas: int = 2, *, peers: Callable[[], tuple[int, int]] = alone, **settings: object
+    ) -> None:
         self.clock = FakeClock()
-        self.routing = Routing(config(**settings), clock=self.clock)
+        self.routing = Routing(config(**settings), clock=self.clock, peers=peers)
         self.records = decisions_of(self.routing)
         self.infos = {replica_id(i): info() for i in range(num_replicas)}
         self.routing.update_replicas(self.infos)

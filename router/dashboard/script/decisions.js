@@ -113,7 +113,7 @@ function detail(request) {
       nameOf(candidate.replica), candidate.is_matched ? count(candidate.cached_tokens) : "unknown",
       count(candidate.num_running), count(candidate.num_waiting), seconds(terms?.backlog_s), seconds(terms?.prefill_s),
       terms ? `× ${terms.decode_slowdown.toFixed(2)}` : "–", seconds(terms?.recompute_s),
-      seconds(terms?.alone_s), seconds(terms?.memory_pressure_s),
+      seconds(terms?.passed_s), seconds(terms?.alone_s), seconds(terms?.memory_pressure_s), seconds(terms?.preference_s),
       terms ? seconds(terms.total_s) : candidate.cost === null ? "–" : candidate.cost.toPrecision(3),
     ];
     return make("tr", { class: index ? null : "chosen" }, ...cells.map((text, at) => make("td", { class: at ? "num" : "mono" }, text)));
@@ -121,7 +121,7 @@ function detail(request) {
   const hidden = request.num_candidates - request.candidates.length;
   const box = make("div", { class: "detail-box" }, make("p", {}, story(request)),
     make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "costs of the candidates" },
-      table(["replica", "holds#", "runs#", "waits#", "ahead#", "prefill#", "decodes#", "recompute#", "alone#", "memory#", "cost#"], rows)));
+      table(["replica", "holds#", "runs#", "waits#", "ahead#", "prefill#", "decodes#", "recompute#", "passes#", "alone#", "memory#", "preference#", "cost#"], rows)));
   if (hidden > 0) box.append(make("p", { class: "quiet" }, `and ${plural(hidden, "dearer one")}`));
   return make("tr", { class: "detail" }, make("td", { colspan: "10" }, box));
 }

@@ -81,6 +81,28 @@ def test_who_waits_for_it_is_part_of_the_cost() -> None:
     assert "longer prompts" not in text()
 
 
+def test_that_others_are_preferred_is_part_of_the_cost() -> None:
+    dearer = msgspec.structs.replace(cost(0.0, 0.59, 0.59), preference_s=0.5, total_s=1.68)
+    kept_from = [HOLDER, candidate("B", 0, dearer)]
+    told = text(candidates=kept_from)
+    assert "cost 1.26 s more, 500 ms of it charged as it is another Router's share." in told
+    told = text(candidates=kept_from, heir="A")
+    assert "500 ms of it charged as A alone is to compute what it shares with other prompts." in told
+    assert "; 500 ms charged as it is another Router's share)" in text(candidates=kept_from[::-1])
+
+
+def test_an_heir_is_not_charged_who_waits_for_it() -> None:
+    terms = msgspec.structs.replace(cost(0.40, 0.01), passed_s=0.02, preference_s=-0.02)
+    told = text(candidates=[candidate("A", 1952, terms)], heir="A")
+    assert "20 ms that longer prompts in its queue would wait for it; 20 ms less, as it is to be" in told
+
+
+def test_a_copy_that_others_will_use_costs_less() -> None:
+    assert "; 100 ms less for a copy that others will use)" in text(
+        candidates=[candidate("B", 0, cost(0.0, 0.59, -0.1))]
+    )
+
+
 def test_a_draining_holder_is_not_among_the_candidates() -> None:
     told = text(candidates=[candidate("C", 160, cost(0.0, 0.5))], available_tokens=1952, exact_tokens=160)
     assert "Some other replica held 1,952 tokens, but could not be chosen" in told
@@ -182,7 +204,7 @@ def test_near_ties_are_explained() -> None:
     twin = candidate("B", 1952, cost(0.40, 0.01, 0.01))
     assert "B would have cost the same" in text(candidates=[HOLDER, twin])
     cheaper = candidate("B", 1952, cost(0.39, 0.01, 0.01))
-    assert "less by these terms" in text(candidates=[HOLDER, cheaper])
+    assert "10 ms less: among near-ties the draw is random." in text(candidates=[HOLDER, cheaper])
 
 
 def test_numbers_read_well() -> None:
