@@ -292,6 +292,8 @@ VERBS = [
     *["pin"] * 3, *["unpin"] * 2, *["fork"] * 2, "reserve", "promise", "look", "abort", "clear",
 ]  # fmt: skip
 
+MOST_RUNS = 4  # of random examples some lack what others have
+
 
 def _run(mask: str, num_blocks: int, max_examples: int, again: int = 0) -> Counter[str]:
     """What happened how often, so that a test can tell that it has seen what it is about.
@@ -318,12 +320,16 @@ def _run(mask: str, num_blocks: int, max_examples: int, again: int = 0) -> Count
 @pytest.mark.parametrize("mask", MASKS)
 def test_laws(mask: str, num_blocks: int) -> None:
     """Pools small enough to evict all the time, and large enough to hold duplicates."""
-    count = _run(mask, num_blocks, max_examples=60)
-    assert count["hit tokens"] > 0
-    assert count["removals"] > 0
-    assert count["pins"] > 0
-    assert count["forks"] > 0
-    assert (count["refused"] > 0) == (mask in ("constant hash", "four hashes"))
+    wanted = ["hit tokens", "removals", "pins", "forks"]
+    if mask in ("constant hash", "four hashes"):
+        wanted.append("refused")
+    count: Counter[str] = Counter()
+    for again in range(MOST_RUNS):
+        count += _run(mask, num_blocks, max_examples=60, again=again)
+        if all(count[name] > 0 for name in wanted):
+            break
+    assert all(count[name] > 0 for name in wanted), count
+    assert "refused" in wanted or not count["refused"]
 
 
 @pytest.mark.long
