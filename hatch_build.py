@@ -19,6 +19,7 @@ MODULES = {
     "router.native.costs": "router/native/costs.c",
     "router.native.depths": "router/native/depths.c",
     "router.native.passing": "router/native/passing.c",
+    "router.native.uses": "router/native/uses.c",
 }
 # Sums are Python's to the last bit, also where a processor could multiply and add in one step.
 EXACT = ["-ffp-contract=off"]

@@ -4,11 +4,7 @@
  *
  * Knows 64-bit hints and member numbers; knows neither replicas nor prefixes.
  */
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "hints.h"
 
 enum { MOST_WORDS = 16, MOST_GUESSES = 8, MOST_STRETCHES = MOST_GUESSES + 8 * sizeof(Py_ssize_t) };
 
@@ -27,12 +23,6 @@ typedef struct {
     Py_ssize_t left, right; /* all hold what is before the first hint, nobody what is after the last */
     Set at_left, at_right;
 } Stretch;
-
-static uint64_t item(const Py_buffer *of, uint64_t place) {
-    uint64_t value;
-    memcpy(&value, (const char *)of->buf + (Py_ssize_t)place * of->strides[0], sizeof value);
-    return value;
-}
 
 static int is_same(const Set *one, const Set *other, int num_words) {
     for (int word = 0; word < num_words; word++)
@@ -123,14 +113,6 @@ static int find_depths(
 }
 
 /* --- the module -------------------------------------------------------------------------------------------------- */
-
-static int open_numbers(PyObject *from, Py_buffer *into) {
-    if (PyObject_GetBuffer(from, into, PyBUF_STRIDED_RO) < 0) return 0;
-    if (into->ndim == 1 && into->itemsize == sizeof(uint64_t)) return 1;
-    PyBuffer_Release(into);
-    PyErr_SetString(PyExc_ValueError, "needs memory of 64-bit numbers");
-    return 0;
-}
 
 /* As many words of a Python integer as the table has. 0: an exception is set. */
 static int read_members(PyObject *from, int num_words, Set *into) {

@@ -13,11 +13,13 @@ from router.config import RouterConfig
 from router.errors import UnknownModel
 from router.index import packed_table
 from router.openai_api.responses import ModelCard, ModelList
-from router.placement import passing
+from router.placement import passing, use_counts
 from router.placement.routing import Routing
 from router.placement.routing_statistics import ReplicaStatistics
 from router.pricing import cost
 from router.prompts.prompt import PromptEncoder
+
+DECIDING = (packed_table, cost, passing, use_counts)  # what a decision has in C
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class About:
             "policy": self.config.policy,
             "hash_algorithm": mark.hash_algorithm.value,
             "compiled_hashes": block_hash.IS_COMPILED,
-            "compiled_decisions": packed_table.IS_COMPILED and cost.IS_COMPILED and passing.IS_COMPILED,
+            "compiled_decisions": all(module.IS_COMPILED for module in DECIDING),
             "has_chat_template": self.encoder.has_chat_template,
             "replicas": [self._replica(numbers) for numbers in self.routing.statistics().replicas],
         }

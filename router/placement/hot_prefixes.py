@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cache.types import HashHint
+from router.placement.use_counts import use_counts
 
 STRIDE_TOKENS = 128  # from one block that is counted to the next, if blocks are not longer
 
@@ -27,8 +28,7 @@ class HotPrefixes:
         self._stride = max(1, STRIDE_TOKENS // block_size)
         self._window_s = window_s
         self._max_entries = max_entries
-        self._current: Counter[HashHint] = Counter()
-        self._previous: Counter[HashHint] = Counter()
+        self._uses = use_counts(max_entries)
         # Of the same blocks, how many prompts went on after them with what nobody had had.
         self._forks: Counter[HashHint] = Counter()
         self._previous_forks: Counter[HashHint] = Counter()
@@ -39,7 +39,7 @@ class HotPrefixes:
 
     def record(self, hints: Sequence[HashHint], num_tokens: int, now: float) -> None:
         """A prompt of so many tokens, and of these full blocks, was routed. O(blocks / stride)."""
-        is_full = len(self._current) >= self._max_entries or len(self._prompts) >= self._max_entries
+        is_full = self._uses.num_new >= self._max_entries or len(self._prompts) >= self._max_entries
         if now - self._turned_at >= self._window_s or is_full:
             self._turn(now)
         if not hints:
@@ -51,22 +51,11 @@ class HotPrefixes:
         known = self.num_hot_blocks(hints, 1.0)
         if known:
             self._forks[hints[known - 1]] += 1
-        self._current.update(hints[self._stride - 1 :: self._stride])
+        self._uses.add(hints, self._stride)
 
     def num_hot_blocks(self, hints: Sequence[HashHint], min_uses: float) -> int:
         """Leading blocks used at least that often, rounded down to the stride. O(log(those))."""
-        current, previous, stride = self._current.get, self._previous.get, self._stride
-        low, high = 0, len(hints) // stride
-        middle = 0  # most prompts have no hot prefix, or a short one: from the front in growing steps
-        while low < high:
-            hint = hints[(middle + 1) * stride - 1]
-            if current(hint, 0) + previous(hint, 0) >= min_uses:
-                low = middle + 1
-                middle = min(2 * middle + 1, (low + high) // 2)
-            else:
-                high = middle
-                middle = (low + high) // 2
-        return low * stride
+        return self._uses.leading(hints, self._stride, min_uses)
 
     def num_shared_blocks(self, hints: Sequence[HashHint]) -> int:
         """Leading blocks after which two prompts or more went on with something new, this one counted if it
@@ -90,23 +79,21 @@ class HotPrefixes:
 
     def num_uses(self, hints: Sequence[HashHint], num_blocks: int) -> int:
         """How often the first so many blocks were used, a multiple of the stride. O(1)."""
-        hint = hints[num_blocks - 1]
-        return self._current.get(hint, 0) + self._previous.get(hint, 0)
+        return self._uses.total(hints[num_blocks - 1 : num_blocks])
 
     def sum_of_uses(self, hints: Iterable[HashHint]) -> int:
         """How often blocks were used, all together; any blocks, as far as can be told from those counted."""
-        current, previous = self._current.get, self._previous.get
-        return self._stride * sum([current(hint, 0) + previous(hint, 0) for hint in hints])
+        return self._stride * self._uses.total(hints)
 
     @property
     def num_entries(self) -> int:
-        return len(self._current) + len(self._previous)
+        return self._uses.num_entries
 
     def _turn(self, now: float) -> None:
         # Both generations turn as a whole, so that counts keep falling along every chain.
         is_stale = now - self._turned_at >= 2 * self._window_s
-        self._previous = Counter() if is_stale else self._current
+        self._uses.turn(forget=is_stale)
         self._previous_prompts = set() if is_stale else self._prompts
         self._previous_forks = Counter() if is_stale else self._forks
-        self._current, self._prompts, self._forks = Counter(), set(), Counter()
+        self._prompts, self._forks = set(), Counter()
         self._turned_at = now

@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 from cache import block_hash
-from router.index import packed_table
-from router.pricing import cost
+from router.openai_api.about import DECIDING
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -37,7 +36,7 @@ def compiler_says(*arguments: str | Path) -> str:
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("module", [block_hash, cost, packed_table], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [block_hash, *DECIDING], ids=lambda module: module.__name__)
 def test_an_installation_beside_a_compiler_has_it(module: ModuleType) -> None:
     assert module.IS_COMPILED, "not compiled here: pip install -e . does, and its -v says why it could not"
 

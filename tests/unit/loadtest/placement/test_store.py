@@ -90,6 +90,7 @@ def test_code_that_counts() -> None:
         "router.native.costs",
         "router.native.depths",
         "router.native.passing",
+        "router.native.uses",
     }
 
 

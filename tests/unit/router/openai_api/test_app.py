@@ -10,7 +10,7 @@ from cache import block_hash
 from cache.types import ReplicaId
 from router.index import packed_table
 from router.openai_api.about import Readiness
-from router.placement import passing
+from router.placement import passing, use_counts
 from router.pricing import cost
 from tests.fakes.http import MAX_MODEL_LEN, MODEL, RouterUnderTest, a_replica_info, error_of
 
@@ -111,9 +111,8 @@ async def test_version_tells_how_blocks_are_hashed_and_decisions_made(router: Ro
         algorithm.value,
         block_hash.IS_COMPILED,
     )
-    assert version["compiled_decisions"] == (
-        packed_table.IS_COMPILED and cost.IS_COMPILED and passing.IS_COMPILED
-    )
+    deciding = (packed_table, cost, passing, use_counts)
+    assert version["compiled_decisions"] == all(module.IS_COMPILED for module in deciding)
 
 
 async def test_metrics_and_the_api_description_are_served(router: RouterUnderTest) -> None:
