@@ -20,6 +20,7 @@ MODULES = {
     "router.native.depths": "router/native/depths.c",
     "router.native.passing": "router/native/passing.c",
     "router.native.uses": "router/native/uses.c",
+    "router.native.changes": "router/native/changes.c",
 }
 # Sums are Python's to the last bit, also where a processor could multiply and add in one step.
 EXACT = ["-ffp-contract=off"]

@@ -26,7 +26,8 @@ from router.index.segments import NO_ROOM, SEGMENT_BITS, Segments
 
 WORD_BITS = 64
 IS_COMPILED = compiled is not None  # whether chains are matched in C
-SMALL = 12  # so few keys are faster one by one than as arrays
+SMALL = 12  # so few keys are faster one by one than as arrays, in Python
+FEW = 512  # ... and in C
 
 
 class Change(NamedTuple):
@@ -170,6 +171,8 @@ class PackedTable:
         Refused are hints beyond the cap, the last ones first. O(hints), and a share of the growth.
         """
         self._reach(member)
+        if len(hints) <= FEW and self._at.takes_marks:
+            return self._mark(hints, member)
         if len(hints) <= SMALL:
             return self._add_each(_listed(hints), member)
         keys = _distinct(_packed(hints))
@@ -190,6 +193,8 @@ class PackedTable:
         at = self._at
         if member // WORD_BITS >= len(at.words):
             return NOTHING, _change(_distinct(_packed(hints)))
+        if len(hints) <= FEW and at.takes_marks:
+            return self._unmark(hints, member)
         if len(hints) <= SMALL:
             return self._discard_each(_listed(hints), member)
         keys = _distinct(_packed(hints))
@@ -217,6 +222,24 @@ class PackedTable:
         self._at.swept()
 
     # --- one by one ---------------------------------------------------------------------------
+
+    def _mark(self, hints: Sequence[int] | Keys, member: int) -> tuple[Change, Change]:
+        keys = array("Q", dict.fromkeys(_listed(hints)))
+        added, refused = NOTHING, NOTHING
+        while True:
+            num_done, num_added, xor = self._at.mark(keys, member)
+            added = _sum(added, Change(num_added, xor))
+            if num_done == len(keys):
+                return added, refused
+            more_added, more_refused = self._add_each((keys[num_done],), member)
+            added, refused = _sum(added, more_added), _sum(refused, more_refused)
+            del keys[: num_done + 1]
+
+    def _unmark(self, hints: Sequence[int] | Keys, member: int) -> tuple[Change, Change]:
+        keys = array("Q", dict.fromkeys(_listed(hints)))
+        num_gone, xor_gone, num_unknown, xor_unknown = self._at.unmark(keys, member)
+        self._at.tidy(num_gone)
+        return Change(num_gone, xor_gone), Change(num_unknown, xor_unknown)
 
     def _add_each(self, hints: Sequence[int], member: int) -> tuple[Change, Change]:
         at = self._at

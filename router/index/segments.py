@@ -18,15 +18,22 @@ Knows keys, words and which of them are zero; knows nothing of what a bit stands
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+try:
+    import router.native.changes as compiled
+except ModuleNotFoundError:  # no C compiler where this was installed: slots are found one by one, in Python
+    compiled = None  # type: ignore[assignment]
+
 from router.index.columns import Columns
 from router.index.linear_hashing import SPLITS_END, Keys, LinearHashing, Slots, split_from
 
 Truths = NDArray[np.bool_]
+IS_COMPILED = compiled is not None  # whether bits are set and cleared in C
 
 SEGMENT_BITS = 12  # 4,096 slots: splitting one takes a fraction of a millisecond
 MAX_FILL = 0.9  # of a segment, ghosts included: beyond it a key is refused
@@ -134,6 +141,46 @@ class Segments:
         return bare
 
     # --- what changes -------------------------------------------------------------------------
+
+    @property
+    def takes_marks(self) -> bool:
+        """Whether `mark` and `unmark` are there: in C, and for so many words."""
+        return IS_COMPILED and len(self.words) <= compiled.MOST_WORDS
+
+    def mark(self, keys: array[int], bit: int) -> tuple[int, int, int]:
+        """Set a bit of these keys' words, up to the first key for which that takes more than a slot.
+
+        bit: among all words. (How many were looked at, how many of them had it not, the XOR of those.)
+        """
+        grow_at = self.hashing.full_at if self.num_segments < self._max_segments else self.max_entries
+        num_done, self.num_entries, num_new, xor = compiled.add(
+            keys, bit, *self._all(), self.max_entries, grow_at, self._fill_limit
+        )
+        return num_done, num_new, xor
+
+    def unmark(self, keys: array[int], bit: int) -> tuple[int, int, int, int]:
+        """Clear it. How many of these had it, their XOR, and the same of those that had it not.
+
+        keys: distinct. Whoever calls sees to it that things are tidied.
+        """
+        self.num_entries, *found = compiled.discard(keys, bit, *self._all())
+        num_gone, xor_gone, num_unknown, xor_unknown = found
+        return num_gone, xor_gone, num_unknown, xor_unknown
+
+    def _all(
+        self,
+    ) -> tuple[
+        tuple[int, int, int, int, int, int],
+        int,
+        memoryview[int],
+        tuple[memoryview[int], ...],
+        Slots,
+        Slots,
+        int,
+    ]:
+        """What is compiled takes of a table."""
+        hashing, words = self.hashing.numbers, self.word_views
+        return hashing, self.empty, self.key_view, words, self._used, self._ghosts, self.num_entries
 
     def claim(self, key: int, slot: int, is_ghost: bool) -> int:
         """The slot of an entry-to-be whose first word the caller writes; NO_ROOM if there is none.

@@ -4,16 +4,9 @@
  *
  * Knows 64-bit hints and member numbers; knows neither replicas nor prefixes.
  */
-#include "hints.h"
+#include "table.h"
 
-enum { MOST_WORDS = 16, MOST_GUESSES = 8, MOST_STRETCHES = MOST_GUESSES + 8 * sizeof(Py_ssize_t) };
-
-typedef struct {
-    Py_buffer keys, words[MOST_WORDS]; /* of the slots */
-    int num_words;
-    unsigned long long empty, prime, factor, high, low, num_segments;
-    int bits;
-} Table;
+enum { MOST_GUESSES = 8, MOST_STRETCHES = MOST_GUESSES + 8 * sizeof(Py_ssize_t) };
 
 typedef struct {
     uint64_t words[MOST_WORDS]; /* as many of them as the table has */
@@ -32,17 +25,10 @@ static int is_same(const Set *one, const Set *other, int num_words) {
 
 /* Into `held`: of `among` who is in the hint's set, and all of `besides`. */
 static void look_up(const Table *table, uint64_t hint, const Set *among, const Set *besides, Set *held) {
-    uint64_t place = hint % table->prime * table->factor % table->prime;
-    uint64_t segment = place >> table->bits & table->high, inside = ((uint64_t)1 << table->bits) - 1;
-    if (segment >= table->num_segments) segment &= table->low;
-    uint64_t slot = segment << table->bits | (place & inside);
-    for (;; slot = (slot & ~inside) | ((slot + 1) & inside)) {
-        uint64_t key = item(&table->keys, slot);
-        if (key == hint) break;
-        if (key == table->empty) {
-            *held = *besides;
-            return;
-        }
+    uint64_t slot = slot_of(table, hint);
+    if (item(&table->keys, slot) != hint) {
+        *held = *besides;
+        return;
     }
     for (int word = 0; word < table->num_words; word++)
         held->words[word] = (item(&table->words[word], slot) & among->words[word]) | besides->words[word];
@@ -137,35 +123,11 @@ static int read_guesses(PyObject *from, Py_ssize_t num_hints, Py_ssize_t *into) 
     return num_guesses;
 }
 
-/* Those that were opened; -1: an exception is set, and none is. */
-static int open_words(PyObject *from, Py_buffer *into) {
-    Py_ssize_t num_words = PyTuple_Size(from);
-    if (num_words < 1 || num_words > MOST_WORDS) {
-        PyErr_Format(PyExc_ValueError, "takes sets of 1 to %d words", MOST_WORDS);
-        return -1;
-    }
-    for (int word = 0; word < num_words; word++)
-        if (!open_numbers(PyTuple_GetItem(from, word), &into[word])) {
-            while (word-- > 0) PyBuffer_Release(&into[word]);
-            return -1;
-        }
-    return (int)num_words;
-}
-
-static int is_whole(const Table *table) {
-    unsigned long long num_slots = table->num_segments << table->bits;
-    int is_so = table->prime && table->num_segments && num_slots <= (unsigned long long)table->keys.shape[0];
-    for (int word = 0; word < table->num_words; word++)
-        is_so = is_so && num_slots <= (unsigned long long)table->words[word].shape[0];
-    if (!is_so) PyErr_SetString(PyExc_ValueError, "not the table's own numbers");
-    return is_so;
-}
-
 static PyObject *depths_in(const Table *table, PyObject *hints, PyObject *asked, PyObject *guess_tuple) {
     Py_buffer chain;
     Py_ssize_t guesses[MOST_GUESSES];
     Set members = {{0}};
-    if (!read_members(asked, table->num_words, &members) || !open_numbers(hints, &chain)) return NULL;
+    if (!read_members(asked, table->num_words, &members) || !open_numbers(hints, PyBUF_STRIDED_RO, &chain)) return NULL;
     if (chain.shape[0] == 0) {
         PyBuffer_Release(&chain);
         return PyErr_Format(PyExc_ValueError, "a chain of no hints");
@@ -181,20 +143,16 @@ static PyObject *depths_in(const Table *table, PyObject *hints, PyObject *asked,
 static PyObject *depths(PyObject *module, PyObject *args) {
     (void)module;
     Table table;
-    PyObject *hints, *members, *guesses, *keys, *words, *found = NULL;
+    PyObject *hints, *members, *guesses, *keys, *words;
     if (!PyArg_ParseTuple(
             args, "OO!O!(KKiKKK)KOO!", &hints, &PyLong_Type, &members, &PyTuple_Type, &guesses, &table.prime,
             &table.factor, &table.bits, &table.high, &table.low, &table.num_segments, &table.empty, &keys,
             &PyTuple_Type, &words
         ) ||
-        !open_numbers(keys, &table.keys))
+        !open_table(keys, words, PyBUF_STRIDED_RO, &table))
         return NULL;
-    table.num_words = open_words(words, table.words);
-    if (table.num_words > 0) {
-        if (is_whole(&table)) found = depths_in(&table, hints, members, guesses);
-        for (int word = 0; word < table.num_words; word++) PyBuffer_Release(&table.words[word]);
-    }
-    PyBuffer_Release(&table.keys);
+    PyObject *found = depths_in(&table, hints, members, guesses);
+    close_table(&table);
     return found;
 }
 

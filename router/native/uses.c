@@ -93,7 +93,7 @@ static PyObject *add(PyObject *module, PyObject *args) {
         close_tables(&table, 1);
         return PyErr_Format(PyExc_ValueError, "%llu entries: needs less than there are slots", most);
     }
-    if (!open_numbers(hints, &chain)) {
+    if (!open_numbers(hints, PyBUF_STRIDED_RO, &chain)) {
         close_tables(&table, 1);
         return NULL;
     }
@@ -120,7 +120,7 @@ static PyObject *leading(PyObject *module, PyObject *args) {
     Table tables[MOST_TABLES];
     Py_buffer chain;
     if (!PyArg_ParseTuple(args, "O!KOnd", &PyTuple_Type, &memory, &factor, &hints, &stride, &least) || !is_stride(stride) ||
-        !open_numbers(hints, &chain))
+        !open_numbers(hints, PyBUF_STRIDED_RO, &chain))
         return NULL;
     int num_tables = open_tables(memory, tables);
     Py_ssize_t low = 0, high = chain.shape[0] / stride, middle = 0;
@@ -144,7 +144,7 @@ static PyObject *total(PyObject *module, PyObject *args) {
     unsigned long long factor;
     Table tables[MOST_TABLES];
     Py_buffer numbers;
-    if (!PyArg_ParseTuple(args, "O!KO", &PyTuple_Type, &memory, &factor, &hints) || !open_numbers(hints, &numbers))
+    if (!PyArg_ParseTuple(args, "O!KO", &PyTuple_Type, &memory, &factor, &hints) || !open_numbers(hints, PyBUF_STRIDED_RO, &numbers))
         return NULL;
     int num_tables = open_tables(memory, tables);
     uint64_t uses = 0;

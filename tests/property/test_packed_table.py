@@ -11,11 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from router.index import segments
 from router.index.packed_table import Change, PackedTable
 
 UNIVERSE = 1500
 MEMBERS = st.sampled_from([0, 1, 63, 64, 130])  # in three words
-SIZES = st.sampled_from([1, 3, 12, 13, 60, 400])  # one by one, and as arrays
+SIZES = st.sampled_from([1, 3, 12, 13, 60, 400, 600])  # one by one, in Python or in C, and as arrays
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -112,8 +113,22 @@ class TableMachine(RuleBasedStateMachine):
             assert sorted(self.table.hints_of(member).tolist()) == sorted(held)
 
 
+class InPython(TableMachine):
+    """Without what is compiled."""
+
+    @initialize()
+    def do_without(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(segments, "IS_COMPILED", False)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.patch.undo()
+
+
 TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
-TestTable = TableMachine.TestCase
+InPython.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
+TestTable, TestTableInPython = TableMachine.TestCase, InPython.TestCase
 
 
 def change_of(hints: set[int]) -> Change:

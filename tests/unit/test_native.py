@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from cache import block_hash
+from router.index import segments
 from router.openai_api.about import DECIDING
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def compiler_says(*arguments: str | Path) -> str:
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("module", [block_hash, *DECIDING], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [block_hash, segments, *DECIDING], ids=lambda module: module.__name__)
 def test_an_installation_beside_a_compiler_has_it(module: ModuleType) -> None:
     assert module.IS_COMPILED, "not compiled here: pip install -e . does, and its -v says why it could not"
 

@@ -91,6 +91,7 @@ def test_code_that_counts() -> None:
         "router.native.depths",
         "router.native.passing",
         "router.native.uses",
+        "router.native.changes",
     }
 
 
