@@ -116,14 +116,16 @@ class TableMachine(RuleBasedStateMachine):
 class InPython(TableMachine):
     """Without what is compiled."""
 
-    @initialize()
-    def do_without(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(segments, "IS_COMPILED", False)
 
     def teardown(self) -> None:
-        super().teardown()
-        self.patch.undo()
+        try:
+            super().teardown()
+        finally:
+            self.patch.undo()
 
 
 TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
