@@ -154,7 +154,7 @@ class Segments:
         """
         grow_at = self.hashing.full_at if self.num_segments < self._max_segments else self.max_entries
         num_done, self.num_entries, num_new, xor = compiled.add(
-            keys, bit, *self._all(), self.max_entries, grow_at, self._fill_limit
+            keys, bit, self._all(), self.max_entries, grow_at, self._fill_limit
         )
         return num_done, num_new, xor
 
@@ -163,21 +163,11 @@ class Segments:
 
         keys: distinct. Whoever calls sees to it that things are tidied.
         """
-        self.num_entries, *found = compiled.discard(keys, bit, *self._all())
+        self.num_entries, *found = compiled.discard(keys, bit, self._all())
         num_gone, xor_gone, num_unknown, xor_unknown = found
         return num_gone, xor_gone, num_unknown, xor_unknown
 
-    def _all(
-        self,
-    ) -> tuple[
-        tuple[int, int, int, int, int, int],
-        int,
-        memoryview[int],
-        tuple[memoryview[int], ...],
-        Slots,
-        Slots,
-        int,
-    ]:
+    def _all(self) -> compiled.All:
         """What is compiled takes of a table."""
         hashing, words = self.hashing.numbers, self.word_views
         return hashing, self.empty, self.key_view, words, self._used, self._ghosts, self.num_entries

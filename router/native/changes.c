@@ -11,7 +11,7 @@ typedef struct {
     Table table;
     Py_buffer hints, used, ghosts; /* of the segments: slots that are not empty, and those of them without members */
     uint64_t word, bit;            /* of the member */
-    long long num_entries;
+    long long num_entries, max_entries, grow_at, fill_limit; /* the others are asked for where something is added */
 } Change;
 
 static int has_words(const Table *table, uint64_t slot) {
@@ -26,18 +26,19 @@ static void count(const Py_buffer *of, const Table *table, uint64_t slot, int di
 }
 
 /* Whether the hint has the member now. 0: that takes more than a slot. `is_new`: it had not. */
-static int add_one(Change *change, uint64_t hint, long long max_entries, long long grow_at, uint64_t fill_limit, int *is_new) {
+static int add_one(Change *change, uint64_t hint, int *is_new) {
     const Table *table = &change->table;
     uint64_t slot = slot_of(table, hint), held = item(&table->words[change->word], slot);
     int is_known = item(&table->keys, slot) == hint, is_entry = is_known && has_words(table, slot);
     *is_new = !(is_known && held & change->bit);
     if (!*is_new) return 1;
     if (!is_entry) {
-        if (change->num_entries >= max_entries) return 0;
+        if (change->num_entries >= change->max_entries) return 0;
         if (is_known) {
             count(&change->ghosts, table, slot, -1);
         } else {
-            if (change->num_entries >= grow_at || item(&change->used, slot >> table->bits) >= fill_limit) return 0;
+            if (change->num_entries >= change->grow_at) return 0;
+            if (item(&change->used, slot >> table->bits) >= (uint64_t)change->fill_limit) return 0;
             put(&table->keys, slot, hint);
             count(&change->used, table, slot, 1);
         }
@@ -77,15 +78,14 @@ static void close_change(Change *change) {
     close_table(&change->table);
 }
 
-/* More of the arguments follow these, into `numbers`. */
-static int open_change(PyObject *args, const char *format, Change *into, long long *numbers) {
+static int open_change(PyObject *args, const char *format, Change *into) {
     Table *table = &into->table;
     PyObject *hints, *keys, *words, *used, *ghosts;
     long long member;
     if (!PyArg_ParseTuple(
             args, format, &hints, &member, &table->prime, &table->factor, &table->bits, &table->high, &table->low,
             &table->num_segments, &table->empty, &keys, &PyTuple_Type, &words, &used, &ghosts, &into->num_entries,
-            &numbers[0], &numbers[1], &numbers[2]
+            &into->max_entries, &into->grow_at, &into->fill_limit
         ) ||
         !open_table(keys, words, PyBUF_STRIDED, table))
         return 0;
@@ -110,14 +110,13 @@ static int open_change(PyObject *args, const char *format, Change *into, long lo
 static PyObject *add(PyObject *module, PyObject *args) {
     (void)module;
     Change change;
-    long long numbers[3]; /* max_entries, grow_at, fill_limit */
-    if (!open_change(args, "OL(KKiKKK)KOO!OOLLLL", &change, numbers)) return NULL;
+    if (!open_change(args, "OL((KKiKKK)KOO!OOL)LLL", &change)) return NULL;
     Py_ssize_t place = 0, num_added = 0;
     uint64_t xor_added = 0;
     for (; place < change.hints.shape[0]; place++) {
         uint64_t hint = item(&change.hints, (uint64_t)place);
         int is_new;
-        if (!add_one(&change, hint, numbers[0], numbers[1], (uint64_t)numbers[2], &is_new)) break;
+        if (!add_one(&change, hint, &is_new)) break;
         if (is_new) num_added++, xor_added ^= hint;
     }
     close_change(&change);
@@ -127,8 +126,7 @@ static PyObject *add(PyObject *module, PyObject *args) {
 static PyObject *discard(PyObject *module, PyObject *args) {
     (void)module;
     Change change;
-    long long numbers[3];
-    if (!open_change(args, "OL(KKiKKK)KOO!OOL", &change, numbers)) return NULL;
+    if (!open_change(args, "OL((KKiKKK)KOO!OOL)", &change)) return NULL;
     Py_ssize_t num_gone = 0;
     uint64_t xor_gone = 0, xor_unknown = 0;
     for (Py_ssize_t place = 0; place < change.hints.shape[0]; place++) {
@@ -144,8 +142,8 @@ static PyObject *discard(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef METHODS[] = {
-    {"add", add, METH_VARARGS, "add(hints, member, hashing, empty, keys, words, used, ghosts, ...): how far it came."},
-    {"discard", discard, METH_VARARGS, "discard(hints, member, hashing, empty, keys, words, used, ghosts, num_entries)."},
+    {"add", add, METH_VARARGS, "add(hints, member, all, max_entries, grow_at, fill_limit): how far it came."},
+    {"discard", discard, METH_VARARGS, "discard(hints, member, all): what had it, and what had not."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -101,6 +101,11 @@ def table(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def arguments(of: dict[str, Any]) -> tuple[Any, ...]:
+    keys, bit, *all_of_it = of.values()
+    return keys, bit, tuple(all_of_it)
+
+
 def read_only(numbers: memoryview[int] | np.ndarray[Any, Any]) -> memoryview[int]:
     return memoryview(numbers).toreadonly()
 
@@ -152,7 +157,7 @@ def test_what_is_no_table_is_an_error_and_nothing_is_kept(
     limits = (4, 4, 2) if verb == "add" else ()
     for _ in range(3):
         with pytest.raises(error):
-            getattr(compiled, verb)(*given_in.values(), *limits)
+            getattr(compiled, verb)(*arguments(given_in), *limits)
     del _
     assert [sys.getrefcount(each) for each in memory] == before
     assert SOUND["slots"].tolist() == [9, 9]
@@ -162,8 +167,8 @@ def test_of_what_was_changed_nothing_is_kept() -> None:
     sound = table()
     memory = memory_of(sound)
     before = [sys.getrefcount(each) for each in memory]
-    assert compiled.add(*sound.values(), 4, 4, 2) == (1, 1, 1, 5)
+    assert compiled.add(*arguments(sound), 4, 4, 2) == (1, 1, 1, 5)
     sound["num_entries"] = 1
-    assert compiled.discard(*sound.values()) == (0, 1, 5, 0, 0)
+    assert compiled.discard(*arguments(sound)) == (0, 1, 5, 0, 0)
     assert [sys.getrefcount(each) for each in memory] == before
     assert (sound["used"].tolist(), sound["ghosts"].tolist()) == ([1], [1])
