@@ -27,6 +27,7 @@ from cache.prefix_cache import PrefixCache
 from cache.types import pack_tokens
 
 MAX_SEQUENCES = 5
+MOST_RUNS = 4  # of random examples some lack what others have
 
 Act = tuple[str, int, int, bool]
 
@@ -35,6 +36,17 @@ def acts(verbs: Sequence[str], *, most: int = 150) -> st.SearchStrategy[list[Act
     """verbs: each as often as it is to come."""
     act = st.tuples(st.sampled_from(verbs), st.integers(0, 7), st.integers(0, 10), st.booleans())
     return st.lists(act, min_size=40, max_size=most)
+
+
+def seen(wanted: Sequence[str], run: Callable[[int], Counter[str]]) -> Counter[str]:
+    """What happened how often, in as many runs of examples, numbered from 0, as it takes to see all that is
+    wanted; up to `MOST_RUNS`. Raises AssertionError if that is not enough."""
+    count: Counter[str] = Counter()
+    for number in range(MOST_RUNS):
+        count += run(number)
+        if all(count[name] > 0 for name in wanted):
+            return count
+    raise AssertionError(f"not all of {wanted} in {count}")
 
 
 @dataclass(eq=False)

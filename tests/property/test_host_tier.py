@@ -25,7 +25,7 @@ from cache.host_tier import HostTier
 from cache.kv_cache_manager import PrefixHit, SequenceBlocks
 from cache.types import BlockHash, HashHint
 from tests.fakes.cache import ForgedHasher, a_fingerprint, check_pool, check_sequence
-from tests.fakes.cache_acts import MAX_SEQUENCES, Act, CacheActs, Tracked, acts, picked
+from tests.fakes.cache_acts import MAX_SEQUENCES, Act, CacheActs, Tracked, acts, picked, seen
 
 BLOCK_SIZE = 2
 # What of a block hash survives: all; two bits; everything but what routers see.
@@ -247,8 +247,6 @@ def _slot(block_id: int, offset: int) -> int:
     return block_id * BLOCK_SIZE + offset
 
 
-MOST_RUNS = 4  # of random examples some lack what others have
-
 VERBS = [
     *["begin"] * 5, *["admit"] * 7, *["grow"] * 7, *["commit"] * 6, *["release"] * 4, *["swap"] * 3,
     *["flush"] * 2, *["fork"] * 2, "reserve", "look", "abort", "fail_copy", "clear",
@@ -281,12 +279,7 @@ def test_laws(discipline: CacheDiscipline, mask: str, num_blocks: int, num_slots
         wanted += ["resumed", "copies failed", "declined"]
     else:  # host memory is small there
         wanted += ["no room"]
-    count: Counter[str] = Counter()
-    for _ in range(MOST_RUNS):
-        count += _run(discipline, mask, num_blocks, num_slots, max_examples=50)
-        if all(count[name] > 0 for name in wanted):
-            return
-    raise AssertionError(f"not all of {wanted} in {count}")
+    seen(wanted, lambda _: _run(discipline, mask, num_blocks, num_slots, max_examples=50))
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from cache.events import Load
 from cache.kv_cache_manager import KVCacheManager, PrefixHit, SequenceBlocks
 from cache.types import PinId, pack_tokens
 from tests.fakes.cache import ForgedHasher, NaiveCache, Subscriber, a_fingerprint, check_pool, check_sequence
-from tests.fakes.cache_acts import Act, CacheActs, Tracked, acts, picked
+from tests.fakes.cache_acts import Act, CacheActs, Tracked, acts, picked, seen
 
 BLOCK_SIZE = 2
 # What of a block hash survives: all; nothing; two bits; everything but what the router sees.
@@ -292,8 +292,6 @@ VERBS = [
     *["pin"] * 3, *["unpin"] * 2, *["fork"] * 2, "reserve", "promise", "look", "abort", "clear",
 ]  # fmt: skip
 
-MOST_RUNS = 4  # of random examples some lack what others have
-
 
 def _run(mask: str, num_blocks: int, max_examples: int, again: int = 0) -> Counter[str]:
     """What happened how often, so that a test can tell that it has seen what it is about.
@@ -323,12 +321,7 @@ def test_laws(mask: str, num_blocks: int) -> None:
     wanted = ["hit tokens", "removals", "pins", "forks"]
     if mask in ("constant hash", "four hashes"):
         wanted.append("refused")
-    count: Counter[str] = Counter()
-    for again in range(MOST_RUNS):
-        count += _run(mask, num_blocks, max_examples=60, again=again)
-        if all(count[name] > 0 for name in wanted):
-            break
-    assert all(count[name] > 0 for name in wanted), count
+    count = seen(wanted, lambda again: _run(mask, num_blocks, max_examples=60, again=again))
     assert "refused" in wanted or not count["refused"]
 
 
