@@ -172,3 +172,30 @@ def test_of_what_was_changed_nothing_is_kept() -> None:
     assert compiled.discard(*arguments(sound)) == (0, 1, 5, 0, 0)
     assert [sys.getrefcount(each) for each in memory] == before
     assert (sound["used"].tolist(), sound["ghosts"].tolist()) == ([1], [1])
+
+
+@pytest.mark.parametrize(
+    ("num_entries", "limits", "num_risen", "num_new"),
+    [
+        (2, (9, 9, 2), 1, 1),
+        (2, (9, 2, 2), 1, 0),  # a new one is to be preceded by growing
+        (2, (2, 9, 2), 0, 0),  # all the room there is is taken
+        (2, (9, 9, 1), 1, 0),  # its segment is too full to find an end in it
+    ],
+)
+def test_what_takes_more_than_a_slot_is_left(
+    num_entries: int, limits: tuple[int, int, int], num_risen: int, num_new: int
+) -> None:
+    """Of one ghost and one free slot."""
+
+    def haunted(key: int) -> dict[str, Any]:
+        of = table(keys=array("Q", [key]), num_entries=num_entries)
+        of["slots"][1], of["used"][0], of["ghosts"][0] = 5, 1, 1
+        return of
+
+    ghost, new = haunted(5), haunted(6)
+    assert compiled.add(*arguments(ghost), *limits)[:2] == (num_risen, num_entries + num_risen)
+    assert ghost["ghosts"].tolist() == [1 - num_risen]
+    assert compiled.add(*arguments(new), *limits)[:2] == (num_new, num_entries + num_new)
+    assert new["slots"].tolist() == [6 if num_new else 9, 5]
+    assert new["used"].tolist() == [1 + num_new]
