@@ -26,22 +26,17 @@ demo: .venv/serve.installed ## against a running server: round robin beside pref
 ask: .venv/serve.installed ## two questions about one long table, offline, without Ray
 	@exec $(BIN)/python -m replica ask
 
-# Clusters of real processes need the machine to themselves; everything else runs in JOBS processes, in the order
-# that tests/conftest.py gives it (pytest-xdist would begin the slowest last, which have few tests). With ARGS
-# (as in ARGS="-k admission") one of the two may have nothing to run, which pytest reports as 5.
-NOTHING_TO_RUN := $(if $(ARGS),|| [ $$? -eq 5 ])
-TOGETHER := -n $(JOBS) --dist loadfile --no-loadscope-reorder tests --ignore tests/e2e
-ALONE := tests/e2e
+# JOBS processes, in the order that tests/conftest.py gives (pytest-xdist would begin the slowest last, which have few
+# tests), and one more for the tests that need clusters.
+TOGETHER := -n $(shell expr $(JOBS) + 1) --dist loadfile --no-loadscope-reorder tests
 # A cluster is a dozen processes, and each would compile the project anew where the shell says to keep no bytecode.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest
 
 test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite (JOBS=2)
-	$(PYTEST) -m "not long and not gpu" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
-	$(PYTEST) -m "not long and not gpu" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "not long and not gpu" $(TOGETHER) $(ARGS)
 
 test-long: .venv/dev.installed ## the suites that take minutes: more examples, kills
-	$(PYTEST) -m "long and not gpu and not drain" $(TOGETHER) $(ARGS) $(NOTHING_TO_RUN)
-	$(PYTEST) -m "long and not gpu and not drain" $(ALONE) $(ARGS) $(NOTHING_TO_RUN)
+	$(PYTEST) -m "long and not gpu and not drain" $(TOGETHER) $(ARGS)
 
 test-drain: .venv/dev.installed ## a node is told to leave under streams, as by kubectl drain: minutes, most of them waiting
 	$(PYTEST) -m drain tests/e2e $(ARGS)

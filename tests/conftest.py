@@ -5,15 +5,23 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import math
 import os
 import signal
 import ssl
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.clusters import needs_cluster
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,6 +36,9 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # A shell's background job starts with SIGINT ignored, and so would every server the tests start and stop.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Nicer by that than the process with the clusters, whose tests wait for things to be done in time.
+BESIDE_CLUSTERS = 5
 
 # How long an example takes says how busy the machine is, and nothing about the law it checks.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,16 +68,38 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "mark.long" not in collection_path.read_text() or None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Of several processes, one has all clusters, and the others a file at a time."""
+    from tests.scheduler import OneForClusters  # where there are several, pytest-xdist is installed
+
+    return OneForClusters(config, log) if config.option.dist == "loadfile" else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several processes, files that are given most time begin first: what begins last ends alone."""
+    """Of several processes, what takes longest begins first, as what begins last ends alone: clusters, then
+    files that are given most time."""
     if not hasattr(config, "workerinput"):
         return
     limits: dict[Path, float] = defaultdict(float)
     for item in items:
         if limit := item.get_closest_marker("timeout"):
             limits[item.path] = max(limits[item.path], limit.args[0])
-    items.sort(key=lambda item: -limits[item.path])
+    items.sort(key=lambda item: -math.inf if needs_cluster(item.nodeid) else -limits[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whatever runs beside a cluster leaves it the processors that it asks for."""
+    if hasattr(item.config, "workerinput") and not needs_cluster(item.nodeid):
+        make_room()
+
+
+@functools.cache
+def make_room() -> None:
+    """Once in a process."""
+    os.nice(BESIDE_CLUSTERS)
 
 
 @pytest.fixture(autouse=True)

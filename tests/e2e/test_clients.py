@@ -220,7 +220,7 @@ def test_aiperf(server: Server, tmp_path: Path) -> None:
 def test_a_router_that_dies_under_a_request_loses_it_or_comes_back_in_time_for_it(server: Server) -> None:
     """What was lost with it is an error, in our shape where proxies let us; nobody gets a part for all."""
     (router,) = [line for line in processes_below(server.temp) if re.search(r"ray::.*Router", line)]
-    # seconds of work: long enough to die under, and done far within the time limit if all of it is asked again
+    # Seconds of work: long enough to die under, and done in time if all of it is asked again.
     body = {"model": "tiny", "prompt": "The sea", "max_tokens": 1000, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
         lost = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
