@@ -74,7 +74,12 @@ class PackedTable:
         """
         at = self._at
         words = at.word_views
-        if IS_COMPILED and len(words) <= compiled.MOST_WORDS and isinstance(chain, memoryview):
+        if (
+            IS_COMPILED
+            and len(words) <= compiled.MOST_WORDS
+            and len(guesses) <= compiled.MOST_GUESSES
+            and isinstance(chain, memoryview)
+        ):
             return compiled.depths(chain, members, guesses, at.hashing.numbers, at.empty, at.key_view, words)
         return self.interpreted_depths(chain, members, guesses)
 

@@ -6,7 +6,11 @@
  */
 #include "table.h"
 
-enum { MOST_GUESSES = 8, MOST_STRETCHES = MOST_GUESSES + 8 * sizeof(Py_ssize_t) };
+enum {
+    MOST_GUESSES = 7,
+    MOST_TRIED = MOST_GUESSES + 1, /* with the chain's end */
+    MOST_STRETCHES = MOST_TRIED + 8 * sizeof(Py_ssize_t),
+};
 
 typedef struct {
     uint64_t words[MOST_WORDS]; /* as many of them as the table has */
@@ -113,19 +117,22 @@ static int read_members(PyObject *from, int num_words, Set *into) {
 
 /* The chain's end is the first of them. -1: an exception is set. */
 static int read_guesses(PyObject *from, Py_ssize_t num_hints, Py_ssize_t *into) {
-    int num_guesses = 0;
-    into[num_guesses++] = num_hints - 1;
-    for (Py_ssize_t index = 0; index < PyTuple_Size(from) && num_guesses < MOST_GUESSES; index++) {
-        into[num_guesses] = PyLong_AsSsize_t(PyTuple_GetItem(from, index));
-        if (PyErr_Occurred()) return -1;
-        num_guesses++;
+    Py_ssize_t num_given = PyTuple_Size(from);
+    if (num_given > MOST_GUESSES) {
+        PyErr_Format(PyExc_ValueError, "%zd guesses: takes up to %d", num_given, MOST_GUESSES);
+        return -1;
     }
-    return num_guesses;
+    into[0] = num_hints - 1;
+    for (Py_ssize_t index = 0; index < num_given; index++) {
+        into[index + 1] = PyLong_AsSsize_t(PyTuple_GetItem(from, index));
+        if (PyErr_Occurred()) return -1;
+    }
+    return (int)num_given + 1;
 }
 
 static PyObject *depths_in(const Table *table, PyObject *hints, PyObject *asked, PyObject *guess_tuple) {
     Py_buffer chain;
-    Py_ssize_t guesses[MOST_GUESSES];
+    Py_ssize_t guesses[MOST_TRIED];
     Set members = {{0}};
     if (!read_members(asked, table->num_words, &members) || !open_numbers(hints, PyBUF_STRIDED_RO, &chain)) return NULL;
     if (chain.shape[0] == 0) {
@@ -167,6 +174,7 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit_depths(void) {
     PyObject *module = PyModule_Create(&MODULE);
-    if (module != NULL && PyModule_AddIntMacro(module, MOST_WORDS) < 0) Py_CLEAR(module);
+    if (module != NULL && (PyModule_AddIntMacro(module, MOST_WORDS) < 0 || PyModule_AddIntMacro(module, MOST_GUESSES) < 0))
+        Py_CLEAR(module);
     return module;
 }

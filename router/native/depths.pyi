@@ -1,9 +1,10 @@
 """What `depths.c` is to Python: `router.index.packed_table.PackedTable.depths`, of members 0 to 1,023.
 
-Raises ValueError where memory is not of 64-bit numbers. Guesses beyond the first seven are not tried.
+Raises ValueError where memory is not of 64-bit numbers, and for more guesses than it takes.
 """
 
 MOST_WORDS: int  # of 64 members each
+MOST_GUESSES: int
 
 def depths(
     chain: memoryview[int],

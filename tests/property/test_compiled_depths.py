@@ -103,6 +103,15 @@ def test_sets_of_more_words_than_are_matched_in_c_are_found_in_python() -> None:
     assert found == [(2, 1 << 64 * compiled.MOST_WORDS), (3, 1)]
 
 
+def test_more_guesses_than_are_tried_in_c_are_tried_in_python() -> None:
+    """Where there are holes, what is found follows from where was looked."""
+    table, chain = PackedTable(100), memoryview(array("Q", [3, 4, 5, 6, 7]))
+    table.add([3, 5], 0)
+    assert table.depths(chain, 1) == [(3, 1)]
+    assert table.depths(chain, 1, (0,) * (compiled.MOST_GUESSES - 1) + (1,)) == [(1, 1)]
+    assert table.depths(chain, 1, (0,) * compiled.MOST_GUESSES + (1,)) == [(1, 1)]
+
+
 @pytest.mark.parametrize(
     ("chain", "guesses", "hashing", "memory", "error", "says"),
     [
@@ -113,6 +122,7 @@ def test_sets_of_more_words_than_are_matched_in_c_are_found_in_python() -> None:
         (TWO, (), (*HASHING[:5], 0), TWO, ValueError, "not the table's own"),
         (TWO, (), HASHING[:5], TWO, TypeError, "length"),
         (TWO, (2**70,), HASHING, TWO, OverflowError, "too (big|large)"),
+        (TWO, (0,) * 8, HASHING, TWO, ValueError, "8 guesses: takes up to 7"),
         (TWO, [], HASHING, TWO, TypeError, "tuple"),
         (5, (), HASHING, TWO, TypeError, "bytes-like"),
     ],
