@@ -83,7 +83,9 @@ def test_ready_text_says_what_runs_and_how_to_ask(server: Server) -> None:
 def test_warm_prompt_goes_where_it_is_cached(client: openai.OpenAI) -> None:
     """Both replicas are made warm for something; each later question finds its own replica."""
     prompts = [unique_prompt() for _ in range(6)]
-    first = [ask(client, prompt) for prompt in prompts]
+    # By itself the Router might send all to one that has measured itself as faster.
+    in_turn = {"x-warmpath-policy": "round_robin"}
+    first = [ask(client, prompt, extra_headers=in_turn) for prompt in prompts]
     assert len({replica for _, replica in first}) == 2
     for prompt, (cold, replica) in zip(prompts, first, strict=True):
         warm, where = ask(client, prompt)
