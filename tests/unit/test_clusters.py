@@ -21,7 +21,7 @@ def note(worker_id):
 
 
 def test_one_process_begins_with_all_that_need_clusters_and_the_others_are_nicer(tmp_path: Path) -> None:
-    for name in ("e2e/test_1", "e2e/test_2", "e2e/test_3", "unit/test_4", "unit/test_5", "unit/test_6"):
+    for name in ("e2e/test_1", "e2e/test_2", "e2e/test_3", "cache/test_4", "cache/test_5", "cache/test_6"):
         (path := tmp_path / "tests" / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
         path.write_text(NOTES)
     (tmp_path / "pytest.ini").touch()
@@ -34,9 +34,9 @@ def test_one_process_begins_with_all_that_need_clusters_and_the_others_are_nicer
         timeout=120,
     )
     here = os.getpriority(os.PRIO_PROCESS, 0)
-    in_cluster, beside = f"e2e {here}", f"unit {here + BESIDE_CLUSTERS}"
+    in_cluster, beside = f"e2e {here}", f"cache {here + BESIDE_CLUSTERS}"
     ran = {path.name: path.read_text().splitlines() for path in tmp_path.glob("gw*")}
-    assert sorted(line for lines in ran.values() for line in lines) == [in_cluster] * 6 + [beside] * 6
+    assert sorted(line for lines in ran.values() for line in lines) == [beside] * 6 + [in_cluster] * 6
     with_clusters, other = sorted(ran.values(), key=lambda lines: in_cluster not in lines)
     assert with_clusters[:6] == [in_cluster] * 6
     assert set(other) == {beside}
