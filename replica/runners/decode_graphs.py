@@ -138,6 +138,7 @@ class DecodeGraphs:
         self._recordings: OrderedDict[tuple[int, int], _Recording] = OrderedDict()
         self._seen: set[tuple[int, int]] = set()
         self._refusal: str | None = None
+        self._is_full = False  # the device: once memory ran out nothing more is recorded
         self.num_replays = 0
 
     def record_ahead(self) -> None:
@@ -147,17 +148,26 @@ class DecodeGraphs:
         """
         shapes = ((batch, length) for length in self._lengths for batch in self._batches)
         for shape in itertools.islice(shapes, MAX_KEPT):
-            try:
-                if self._recording_of(shape) is None:
-                    return
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                logger.warning(
-                    "no memory to record all decode steps ahead", extra={"recorded": len(self._recordings)}
-                )
+            if self._recording_of(shape) is None:
                 return
             self._seen.add(shape)
+
+    def give_back(self) -> bool:
+        """Let the newer half of the recordings go, since others lack memory, and record no more.
+
+        False, and nothing has changed, if there are none.
+        """
+        if not self._recordings:
+            return False
+        self._is_full = True
+        for _ in range(-(-len(self._recordings) // 2)):
+            _, newest = self._recordings.popitem()
+            self._backend.release(newest.batch)
+        logger.warning(
+            "a full step had no memory beside the recorded decode steps; the longer ones run as they are",
+            extra={"recorded": len(self._recordings)},
+        )
+        return True
 
     def suits(self, sequences: Sequence[ScheduledSequence]) -> bool:
         """Whether this step is one to be replayed, now; remembers that its shape came."""
@@ -174,7 +184,8 @@ class DecodeGraphs:
         """(sequences, vocabulary), in the order given; good until the next call. Only after `suits`.
 
         drawn: rows whose tokens only the device knows yet, and those tokens.
-        None, and never again anything else, where the forward turned out not to be one that can be recorded.
+        None where it has to run as it is: there is no memory to record this shape, or the forward turned out
+        not to be one that can be recorded, and then it is None for every step from now on.
         """
         shape = self._shape_of(sequences)
         assert shape is not None
@@ -198,15 +209,21 @@ class DecodeGraphs:
     # -- parts of the above -----------------------------------------------------------------------
 
     def _recording_of(self, shape: tuple[int, int]) -> _Recording | None:
-        """Made now, where there is none. None as `logits`; raises whatever says that memory ran out."""
+        """Made now, where there is none. None as `logits`."""
         recording = self._recordings.get(shape)
-        if recording is not None or self._refusal is not None:
+        if recording is not None or self._refusal is not None or self._is_full:
             return recording
         try:
             return self._record(shape)
         except RuntimeError as error:
             if is_out_of_memory(error):
-                raise
+                # The step itself may fit: it is to be tried as it is before anybody makes it smaller.
+                self._is_full = True
+                logger.warning(
+                    "no memory to record more decode steps; the others run as they are",
+                    extra={"recorded": len(self._recordings)},
+                )
+                return None
             self._refusal = f"{type(error).__name__}: {error}"
             self._let_go()
             logger.warning("decode steps cannot be recorded; they run as they are", exc_info=error)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from cache.messages import SamplingParams
 from replica.attention.kv_pages import ATTRIBUTE
+from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
+from replica.errors import StepOutOfMemory
 from replica.models.model_source import resolve
 from replica.runners import decode_graphs, model_runner
 from replica.runners.decode_graphs import batch_sizes, lengths
@@ -27,6 +29,8 @@ from tests.model_families import FAMILIES
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 128
 SETTING = Setting("graphs", block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_batched_tokens=48)
+
+NO_MEMORY = "no memory to record more decode steps; the others run as they are"
 
 
 def load(folder: Path, recorder: Any = None) -> ModelRunner:
@@ -159,8 +163,8 @@ def test_of_more_shapes_than_are_kept_the_short_ones_are_recorded_ahead(
     ("error", "told"),
     [
         (None, "decode steps cannot be recorded; they run as they are"),
-        (torch.OutOfMemoryError("of memory"), "no memory to record all decode steps ahead"),
-        (torch.AcceleratorError("CUDA error: out of memory"), "no memory to record all decode steps ahead"),
+        (torch.OutOfMemoryError("of memory"), NO_MEMORY),
+        (torch.AcceleratorError("CUDA error: out of memory"), NO_MEMORY),
     ],
     ids=["no forward to record", "no memory", "no memory for a graph"],
 )
@@ -176,6 +180,74 @@ def test_a_warm_up_that_cannot_record_all_is_one_all_the_same(
     question = [families.prompts()[1]]  # alone and short: of a shape that was recorded
     assert answers(failing, SETTING, question, 0.0) == answers(plain, SETTING, question, 0.0)
     assert (num_replays(failing) > 0) == (error is not None)
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["in the warm-up", "while serving"])
+@pytest.mark.parametrize("successes", [0, 1])
+def test_steps_that_there_is_no_memory_to_record_run_as_they_are(
+    successes: int, is_warm: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of them was taken back as one that does not fit; at a single token it failed with its requests."""
+    folder = families.save(FAMILIES[0], tmp_path)
+    recorder = FailingRecorder(successes, torch.OutOfMemoryError("of memory"))
+    plain, failing = load(folder), load(folder, recorder)
+    if is_warm:
+        failing.warm_up()
+    alone = [families.prompts()[1]]  # short: of the shape that a warm-up begins with
+    for questions in (alone, list(families.prompts()[:8]), alone):
+        assert answers(failing, SETTING, questions, 0.0) == answers(plain, SETTING, questions, 0.0)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [NO_MEMORY]
+    assert failing._graphs is not None
+    assert len(failing._graphs._recordings) == successes
+    assert (num_replays(failing) > 0) == (successes > 0)
+
+
+@pytest.mark.parametrize("units", [0, 1, 5])
+def test_a_warm_up_leaves_room_for_a_full_step(
+    units: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every recording keeps one unit of memory; a full step fits beside so many."""
+    folder = families.save(FAMILIES[0], tmp_path)
+    plain, recorded = load(folder), load(folder, OperationRecorder())
+    graphs = recorded._graphs
+    assert graphs is not None
+    forward = recorded._forward
+
+    def within_memory(batch: StepBatch) -> torch.Tensor:
+        if batch.num_tokens > 12 and len(graphs._recordings) > units:
+            raise torch.OutOfMemoryError("of memory")
+        return forward(batch)
+
+    monkeypatch.setattr(recorded, "_forward", within_memory)
+    assert recorded.warm_up() > 0
+    kept = list(graphs._recordings)
+    assert len(kept) <= units < 2 * len(kept) + 1, "the fewest that were in the way have gone, by halves"
+    assert kept == sorted(kept, key=lambda shape: (shape[1], shape[0])), "short ones stay"
+    assert len(graphs._backend.held) == len(kept)  # type: ignore[attr-defined]
+    caplog.clear()
+    questions = list(families.prompts()[:8])
+    assert answers(recorded, SETTING, questions, 0.0) == answers(plain, SETTING, questions, 0.0)
+    assert set(graphs._recordings) == set(kept), "no more are recorded"
+    assert not caplog.records
+
+
+def test_a_warm_up_whose_full_step_fits_beside_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = load(families.save(FAMILIES[0], tmp_path), OperationRecorder())
+    graphs = recorded._graphs
+    assert graphs is not None
+    forward, has_recorded = recorded._forward, lambda: bool(graphs._seen)
+
+    def within_memory(batch: StepBatch) -> torch.Tensor:
+        if batch.num_tokens > 12 and has_recorded():
+            raise torch.OutOfMemoryError("of memory")
+        return forward(batch)
+
+    monkeypatch.setattr(recorded, "_forward", within_memory)
+    with pytest.raises(StepOutOfMemory):
+        recorded.warm_up()
+    assert not graphs._recordings, "it was tried without any of them"
 
 
 def test_a_network_that_cannot_be_recorded_runs_as_it_is(
