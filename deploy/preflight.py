@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +25,9 @@ from router.tenants.tenancy import check_settings
 
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
 NVML = "libnvidia-ml.so.1"  # the driver's management library
+# Debian's "local" scheme has no headers of its own.
+SCHEME = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+INCLUDE = Path(sysconfig.get_path("include", SCHEME))
 FOR_CARDS = ("triton", "flash_attn")  # attention backends that compute on nothing else
 
 
@@ -144,8 +151,10 @@ def _missing_packages(attention_backend: str) -> list[str]:
     missing = []
     if (version := _torch_for_cpus()) is not None:
         missing.append(f"a torch that computes on cards: {version} is built for CPUs alone")
-    if attention_backend == "triton" and not _is_installed("triton"):
-        missing.append("the package triton, for attention_backend: triton (it comes with torch for CUDA)")
+    if attention_backend == "triton":
+        if not _is_installed("triton"):
+            missing.append("the package triton, for attention_backend: triton (it comes with torch for CUDA)")
+        missing += [f"{tool}, for attention_backend: triton" for tool in _lacking_build_tools()]
     if attention_backend == "flash_attn" and not _is_installed("flash_attn"):
         missing.append("the package flash-attn, for attention_backend: flash_attn (pip install .[gpu])")
     return missing
@@ -177,6 +186,18 @@ def _torch_for_cpus() -> str | None:
     """The torch that is installed, if it is one of those that know no card."""
     version = metadata.version("torch")
     return f"torch {version}" if version.endswith("+cpu") else None
+
+
+def _lacking_build_tools() -> list[str]:
+    """Of what Triton starts its kernels with: it compiles C for them on the machine that they run on."""
+    lacking = []
+    names = [named] if (named := os.environ.get("CC")) else ["gcc", "clang"]
+    if not any(map(shutil.which, names)):
+        lacking.append("a C compiler (gcc, clang, or what CC names)")
+    if not (INCLUDE / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        lacking.append(f"Python's C headers (as in the package python{version}-dev)")
+    return lacking
 
 
 def _is_installed(package: str) -> bool:

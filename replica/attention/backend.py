@@ -115,7 +115,7 @@ def settled(name: str, device: torch.device, dtype: torch.dtype, shapes: Sequenc
 
     reason = triton_paged.why_not(device, dtype, shapes)
     if reason is not None:
-        logger.info("attention by torch's own operations", extra={"triton": reason})
+        logger.warning("attention by torch's own operations, which are slower", extra={"triton": reason})
     return "triton" if reason is None else "gather_sdpa"
 
 

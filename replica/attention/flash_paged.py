@@ -81,6 +81,8 @@ def _why_not_this_version() -> str | None:
         functions = _functions()
     except ImportError as error:
         return f"cannot be imported: {error}"
+    except AttributeError as error:
+        return f"is not flash-attn 2, whose functions are called: {error}"
     for function in (functions.over_cache, functions.packed):
         known = inspect.signature(function).parameters
         lacking = [name for name in NEEDED_ARGUMENTS if name not in known]

@@ -19,6 +19,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def touch(number):
+    """Sets one int32 to 1: whether kernels can be compiled and started at all."""
+    tl.store(number, 1)
+
+
+@triton.jit
 def _tanh(x):
     shrunk = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))  # at most 1, so nothing overflows
     size = (1.0 - shrunk) / (1.0 + shrunk)

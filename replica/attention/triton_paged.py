@@ -52,6 +52,19 @@ def why_not(device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShap
     widest = max((max(shape.key_dim, shape.value_dim) for shape in shapes), default=0)
     if widest > tiling.MOST_LANES:
         return f"serves heads up to {tiling.MOST_LANES} wide; this model has one of {widest}"
+    return _why_nothing_starts(device) if device.type == "cuda" else None
+
+
+def _why_nothing_starts(device: torch.device) -> str | None:
+    """Tried, by the smallest kernel there is: Triton compiles with what the machine has, if it has that."""
+    from replica.attention import paged_kernels
+
+    try:
+        with on_device(device):
+            paged_kernels.touch[(1,)](torch.zeros(1, dtype=torch.int32, device=device))
+    except Exception as error:  # whatever compilers, loaders and the driver raise
+        needs = "a C compiler (gcc, clang, or what CC names) and Python's headers"
+        return f"cannot start a kernel here, for which it needs {needs}: {type(error).__name__}: {error}"
     return None
 
 

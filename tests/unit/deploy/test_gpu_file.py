@@ -29,11 +29,18 @@ MachineLacks in {file}: not on this machine; --gpus N checks for a cluster with 
 def machine(
     patch: pytest.MonkeyPatch, folder: Path, *, cards: int, torch: str, packages: tuple[str, ...]
 ) -> None:
+    driver = folder / "driver"
     for number in range(cards):
-        (folder / f"0000:{number}").mkdir()
-    patch.setattr(preflight, "NVIDIA_CARDS", folder if cards else folder / "absent")
+        (driver / f"0000:{number}").mkdir(parents=True)
+    patch.setattr(preflight, "NVIDIA_CARDS", driver)
     patch.setattr(preflight.metadata, "version", lambda _name: torch)
     patch.setattr(preflight.importlib.util, "find_spec", lambda name: name if name in packages else None)
+    patch.delenv("CC", raising=False)
+    patch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
+    include = folder / "include"
+    include.mkdir()
+    (include / "Python.h").touch()
+    patch.setattr(preflight, "INCLUDE", include)
 
 
 def test_what_a_machine_without_a_card_lacks(
@@ -58,6 +65,29 @@ def test_a_machine_with_a_card_lacks_nothing(
     machine(monkeypatch, tmp_path, cards=1, torch="2.13.0", packages=("triton",))
     assert main(["check", str(FILE)]) == 0
     assert capsys.readouterr().out == f"{FILE}: fine (2 replicas of tiny)\n"
+
+
+def test_triton_needs_what_it_compiles_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it every replica would end at its start."""
+    machine(monkeypatch, tmp_path, cards=1, torch="2.13.0", packages=("triton",))
+    monkeypatch.setenv("CC", str(tmp_path / "gone"))
+    monkeypatch.setattr(preflight, "INCLUDE", tmp_path)
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: None)
+    file = ServeFile.read(FILE)
+    with pytest.raises(MachineLacks) as caught:
+        check_here(file, cards=1)
+    compiler, headers = caught.value.missing
+    assert compiler == "a C compiler (gcc, clang, or what CC names), for attention_backend: triton"
+    assert headers.startswith("Python's C headers (as in the package python3.")
+
+    monkeypatch.setattr(preflight.shutil, "which", lambda name: name if name == "clang" else None)
+    with pytest.raises(MachineLacks):  # what CC names is taken, and nothing in its place
+        check_here(file, cards=1)
+    monkeypatch.delenv("CC")
+    (tmp_path / "Python.h").touch()
+    check_here(file, cards=1)
+    monkeypatch.setattr(preflight, "INCLUDE", tmp_path / "gone")
+    check_here(with_backend("auto", "auto"), cards=2)  # does without
 
 
 def test_one_card_is_enough_and_none_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,10 @@ import importlib.util
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -48,9 +51,10 @@ HALF = torch.bfloat16
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Triton compiles its kernels."""
+    """Where Triton compiles its kernels and starts them."""
     beside_a_card(monkeypatch, "triton")
     monkeypatch.setattr(triton_paged, "is_interpreted", lambda: False)
+    monkeypatch.setattr(triton_paged, "_why_nothing_starts", lambda _device: None)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +77,9 @@ def test_auto_is_torchs_own_on_a_card_that_triton_does_not_serve_and_says_why(
     card: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with caplog.at_level(logging.INFO, "replica.attention.backend"):
-        assert choose_backend("auto", CUDA, HALF, SHAPES, 16).name == "gather_sdpa"
+    assert choose_backend("auto", CUDA, HALF, SHAPES, 16).name == "gather_sdpa"
     (record,) = caplog.records
+    assert record.levelno == logging.WARNING
     assert record.triton == "needs compute capability 8.0; cuda:0 has 7.5"  # type: ignore[attr-defined]
 
 
@@ -114,6 +118,13 @@ def refused(
     return caught.value.accepted
 
 
+def paged_kernels() -> Any:
+    """Imports Triton."""
+    from replica.attention import paged_kernels
+
+    return paged_kernels
+
+
 def test_triton_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "package triton, which is not installed" in refused(CPU)
@@ -145,6 +156,29 @@ class TestTriton:
 
     def test_heads_wider_than_its_tiles(self) -> None:
         assert "up to 256 wide; this model has one of 576" in refused(CPU, width=576)
+
+    def test_on_a_machine_where_no_kernel_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a C compiler, say: the first forward found it, and ended the replica."""
+
+        class Kernel:
+            def __getitem__(self, grid: tuple[int]) -> Any:
+                raise RuntimeError("Failed to find C compiler.")
+
+        beside_a_card(monkeypatch, "triton")
+        monkeypatch.setattr(triton_paged, "is_interpreted", lambda: False)
+        monkeypatch.setattr(triton_paged, "on_device", lambda device: nullcontext())
+        zeros = torch.zeros
+        monkeypatch.setattr(torch, "zeros", lambda *shape, device, dtype: zeros(*shape, dtype=dtype))
+        monkeypatch.setattr(paged_kernels(), "touch", Kernel())
+        told = refused(CUDA)
+        assert "C compiler (gcc, clang, or what CC names) and Python's headers" in told
+        assert "RuntimeError: Failed to find C compiler." in told
+        assert backend.settled("auto", CUDA, HALF, SHAPES) == "gather_sdpa"
+
+    def test_what_is_tried_is_a_kernel(self) -> None:
+        number = torch.zeros(1, dtype=torch.int32)
+        paged_kernels().touch[(1,)](number)
+        assert number.item() == 1
 
     def test_numbers_it_does_not_compute(self) -> None:
         assert "not float64" in refused(CPU, dtype=torch.float64)
@@ -207,6 +241,15 @@ class TestFlash:
 
         monkeypatch.setattr(flash_paged, "_functions", broken)
         assert "cannot be imported: undefined symbol" in refused_by_flash()
+
+    def test_a_package_that_is_another_of_that_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """flash-attn 4 has no module of its own at the top."""
+        monkeypatch.undo()
+        beside_a_card(monkeypatch, "flash_attn")
+        monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+        told = refused_by_flash()
+        assert "is not flash-attn 2" in told
+        assert "flash_attn_with_kvcache" in told
 
 
 def test_nobody_imports_triton_who_did_not_ask_for_it() -> None:
