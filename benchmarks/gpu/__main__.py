@@ -69,13 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     began_s = time.monotonic()
     names = tuple(options.contenders)
     bench = Bench(plan, names, device, dtype, is_done=sheet.__contains__)
-    begun = f"{sum(1 for _ in sheet)} of them in {options.out}"
-    _say(f"{device_name(device)}, {plan.spec.name} in {options.dtype}: {bench.num_tasks} results, {begun}")
-    for result in bench.results(began_s + options.limit_s):
+    keys = bench.keys  # the file may hold other contenders' results as well
+    num_before = sum(key in sheet for key in keys)
+    begun = f"{num_before} of them in {options.out}"
+    _say(f"{device_name(device)}, {plan.spec.name} in {options.dtype}: {len(keys)} results, {begun}")
+    for done, result in enumerate(bench.results(began_s + options.limit_s), num_before + 1):
         sheet.add(result)
         said = result.note or (f"{result.seconds:.4f} s" if result.seconds is not None else "done")
-        done = sum(1 for _ in sheet)
-        where = f"[{done}/{bench.num_tasks} {time.monotonic() - began_s:6.1f} s]"
+        where = f"[{done}/{len(keys)} {time.monotonic() - began_s:6.1f} s]"
         _say(f"{where} {result.contender}: {result.section} {result.case}: {said}")
     return _report(sheet, bench, names, plan)
 
@@ -105,12 +106,12 @@ def _report(sheet: Any, bench: Any, names: Sequence[str], plan: Plan) -> int:
 
     found = table.verdicts(sheet, plan)
     _say("", *table.table(sheet, names, bench.absent, plan), "", *table.verdict_lines(found))
-    num_tasks = bench.num_tasks
-    results = list(sheet)
+    keys = bench.keys
+    results = [each for each in sheet if each.key in keys]
     failed = [each for each in results if each.note.startswith("failed")]
-    if len(results) < num_tasks:
-        _say("", f"{num_tasks - len(results)} results are not there yet: run the same command again.")
-    is_complete = len(results) == num_tasks and not failed
+    if len(results) < len(keys):
+        _say("", f"{len(keys) - len(results)} results are not there yet: run the same command again.")
+    is_complete = len(results) == len(keys) and not failed
     return 0 if is_complete and all(each.is_reached is True for each in found) else 1
 
 

@@ -31,6 +31,8 @@ LIMITS, KERNEL, TOKENS, PREFILL, DECODE, FIRST = (
     "decode",
     "first token",
 )
+Key = tuple[str, str, str]  # section, case, contender
+LIMITS_KEY: Key = (LIMITS, "", CARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Task:
     measure: Callable[[Contender | None], Result]
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         return self.section, self.case, self.contender
 
 
@@ -57,7 +59,7 @@ class Bench:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        is_done: Callable[[tuple[str, str, str]], bool],
+        is_done: Callable[[Key], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan, self._names, self._device, self._dtype = plan, names, device, dtype
@@ -68,13 +70,14 @@ class Bench:
         self.absent = {name: reason for name, reason in reasons.items() if reason is not None}
 
     @property
-    def num_tasks(self) -> int:
-        """Results to be had of whoever is here."""
-        return 1 + sum(len(self._tasks(name)) for name in self._names if name not in self.absent)
+    def keys(self) -> frozenset[Key]:
+        """Of the results to be had of whoever is named and here."""
+        present = [name for name in self._names if name not in self.absent]
+        return frozenset([LIMITS_KEY, *(task.key for name in present for task in self._tasks(name))])
 
     def results(self, end_s: float) -> Iterator[Result]:
         """All that are not done yet. Starts nothing after `end_s` of the clock, or once the card is lost."""
-        if not self._is_done((LIMITS, "", CARD)):
+        if not self._is_done(LIMITS_KEY):
             yield self._limits()
         for name in self._names:
             waiting = [task for task in self._tasks(name) if not self._is_done(task.key)]
@@ -84,7 +87,7 @@ class Bench:
     def _of_contender(self, name: str, waiting: list[Task], end_s: float) -> Iterator[Result]:
         # What needs no model comes first, while its memory is free.
         for task in [each for each in waiting if each.section == KERNEL]:
-            if not self._is_lost:
+            if self._goes_on(end_s):
                 yield self._measured(task, None)
         rest = [each for each in waiting if each.section != KERNEL]
         if not rest or not self._goes_on(end_s):

@@ -56,6 +56,38 @@ def test_it_measures_everything_and_goes_on_where_it_stopped(
     assert results(out) == found
 
 
+def test_results_of_contenders_that_are_not_named_are_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    assert run(out, *OURS_AND_GENERATE) == 0
+    capsys.readouterr()
+    assert run(out, "--contenders", GENERATE) == 0
+    assert f"6 results, 6 of them in {out}" in capsys.readouterr().out
+
+    assert run(out, "--contenders", CONTINUOUS, "--limit-s", "0") == 1
+    told = capsys.readouterr().out
+    assert f"6 results, 1 of them in {out}" in told
+    assert "5 results are not there yet" in told
+
+
+def test_nothing_is_begun_after_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measurement takes as long as the whole limit."""
+    now_s = 0.0
+
+    def measured(bench_: bench.Bench, task: bench.Task, _: object) -> Result:
+        nonlocal now_s
+        now_s += 540.0
+        return Result(task.section, task.case, task.contender, 540.0)
+
+    monkeypatch.setattr(bench.Bench, "_measured", measured)
+    device = torch.device("cpu")
+    found = bench.Bench(
+        TINY, (GATHER,), device, torch.float32, is_done=bench.LIMITS_KEY.__eq__, clock=lambda: now_s
+    )
+    assert [(each.section, each.seconds) for each in found.results(540.0)] == [(bench.KERNEL, 540.0)]
+
+
 def test_what_it_cannot_keep_it_does_not_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = tmp_path / "file"
     taken.write_text("not a folder")
