@@ -15,7 +15,9 @@ the order of one tenant's; between tenants it goes by what they have had (`held_
 too long is judged by its tenant's own part of the queue.
 For the first `window` in that order the decision is taken (`Routing.weigh`), with those that wait before it
 for the same replica counted as that replica's backlog; whoever's best replica would start on it soon leaves,
-booked. The others keep their place and are bound to nothing. How soon follows from the order, too:
+booked. The others keep their place and are bound to nothing. A whole window may wait for the one replica that
+holds a hot prefix: behind it, it is the turn of whoever wants a free replica that nobody before waits for,
+and what the rest want is looked at anew from time to time. How soon follows from the order, too:
 
     2 * backlog_s * exp(-order / mean own prefill)        a request of mean length: 0.74 * backlog_s
 
@@ -33,9 +35,10 @@ Knows requests, seconds and `Routing`; knows neither tasks nor sockets. Owner: t
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
 from cache.errors import DeadlineExceeded, ServingError
 from cache.types import HashHint, ReplicaId, RequestId
@@ -79,6 +82,7 @@ class HeldRequests:
         self._mean_prefill_s = 0.0  # of those that came lately; 0 while nobody has, or speeds are unknown
         self._num_counted = 0  # of them, up to `MEAN_OVER`
         self._known_free: dict[ReplicaId, ReplicaState] = {}  # at the last poll
+        self._looked_behind_at = -math.inf  # the window
         # When the first of those that wait for successors is to be told that none has come: also where
         # replicas that may not take it are busy, which alone are no reason to look.
         self._forsaken_until = math.inf
@@ -141,7 +145,8 @@ class HeldRequests:
         """Who leaves now, in the order of their decisions; each request leaves exactly once.
 
         The placements are booked already. O(replicas) while no replica is free and one tenant asks, else up
-        to `window` decisions beside those acted on.
+        to `window` decisions beside those acted on, one more for each free replica, and as many again in a
+        tenth of a second.
         """
         now = self._clock()
         departures = self._overdue(now) + self._too_late(now)
@@ -212,7 +217,8 @@ class HeldRequests:
         departures: list[Departure] = []
         ahead: dict[ReplicaId, float] = {}  # of each replica's time: those that stay, and go before the next
         inherited: set[HashHint] = set()  # shared prefixes that these compute at their heirs
-        for held in self._turns(now):
+        unclaimed = {state.replica_id for state in free}  # nobody that stays waits for them
+        for held in self._turns(now, unclaimed):
             departure = None
             try:
                 if not (num_replicas and self._is_bound_to_stay(held, free, news, ahead, now)):
@@ -225,18 +231,39 @@ class HeldRequests:
                 departures.append(departure)
                 continue
             if held.wants is not None:
+                unclaimed.discard(held.wants)
                 ahead[held.wants] = ahead.get(held.wants, 0.0) + _time_taken_s(held, inherited)
         return departures
 
-    def _turns(self, now: float) -> Iterator[HeldRequest]:
-        """In order, until `window` of them have stayed. Those it has given out may leave meanwhile."""
+    def _turns(self, now: float, unclaimed: Set[ReplicaId]) -> Iterator[HeldRequest]:
+        """In order, until `window` of them have stayed; behind it who wants, or may want, one of `unclaimed`.
+
+        Those it has given out may leave meanwhile, and whoever stays takes what it wants out of `unclaimed`.
+        """
         num_stayed = 0
-        for held in self._in_turn(now):
+        in_turn = self._in_turn(now)
+        for held in in_turn:
             yield held
             if held.request_id in self._queue:
                 num_stayed += 1
                 if num_stayed == self._options.window:
-                    return
+                    break
+        if not unclaimed:
+            return
+        behind = list(in_turn)
+        looked_at = self._looked_at(behind, now)
+        for held in behind:
+            if not unclaimed:
+                return
+            if held.wants in unclaimed or held in looked_at:
+                yield held
+
+    def _looked_at(self, behind: list[HeldRequest], now: float) -> Set[HeldRequest]:
+        """Who behind the window is weighed anew, as it may want another replica by now: a few, in turns."""
+        if now < self._looked_behind_at + RELOOK_S - ROUNDING_S:
+            return frozenset()
+        self._looked_behind_at = now
+        return set(heapq.nsmallest(self._options.window, behind, key=lambda held: held.weighed_at))
 
     def _is_bound_to_stay(
         self,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from cache.types import RequestId
+from router.placement.decision import Decision, RouteQuery
 from router.placement.hold_options import HoldOptions
 from tests.fakes.held import OPTIONS, A, B, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, config, decisions_of, query
@@ -79,16 +81,91 @@ def test_nobody_old_stands_behind_somebody_young() -> None:
             router.routing.release(RequestId(name))
 
 
-def test_only_the_window_is_decided_for() -> None:
+ONLY_A, ONLY_B = frozenset({B}), frozenset({A})
+
+
+@pytest.fixture
+def small() -> HoldingRouter:
+    """Two that wait for A, which is busy, are a whole window."""
     router = HoldingRouter(2, options=replace(OPTIONS, window=2))
-    only_a = frozenset({B})
     router.report(A, backlog_s=5.0)
     for name in ("1", "2"):
-        router.held.submit(query(name, 1, excluded=only_a))
-    router.submit("3", 2)  # B is free, but it is third
-    assert router.poll() == []
-    router.held.withdraw(RequestId("1"))
-    assert router.poll() == ["3"]
+        router.held.submit(query(name, 1, excluded=ONLY_A))
+    return router
+
+
+def weighed_by(router: HoldingRouter, patch: pytest.MonkeyPatch) -> list[str]:
+    """Names of those that it weighs from now on."""
+    weighed: list[str] = []
+    weigh = router.routing.weigh
+
+    def noted(asked: RouteQuery, **kwargs: Any) -> Decision:
+        weighed.append(asked.request_id)
+        return weigh(asked, **kwargs)
+
+    patch.setattr(router.routing, "weigh", noted)
+    return weighed
+
+
+def test_nobody_waits_behind_a_window_for_a_replica_that_is_free(small: HoldingRouter) -> None:
+    """Two dozen that share a hot prefix waited for its one holder, and all others with them."""
+    small.submit("3", 2)
+    small.held.submit(query("4", 3, excluded=ONLY_A))
+    assert small.poll() == ["3"]
+    small.held.withdraw(RequestId("1"))
+    assert small.poll() == []
+
+
+def test_behind_a_window_the_first_that_wants_a_replica_is_asked(
+    small: HoldingRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.poll()
+    small.report(B, backlog_s=0.1)  # short for most, too long for the longest
+    small.held.submit(query("first", 300, excluded=ONLY_B))
+    small.held.submit(query("second", 300, excluded=ONLY_B))
+    weighed = weighed_by(small, monkeypatch)
+    small.clock.advance(1e-3)
+    small.report(A, backlog_s=5.0)
+    small.report(B, backlog_s=0.1)
+    assert small.poll() == []
+    assert "second" not in weighed
+    small.report(B)
+    assert small.poll() == ["first"]
+    assert small.poll() == []
+
+
+def test_what_is_wanted_behind_a_window_is_looked_at_anew(small: HoldingRouter) -> None:
+    """It was weighed when it came, and wanted the one that was busy for least long."""
+    small.report(B)
+    assert small.poll() == []  # nobody is behind it yet, and this is when that was looked at
+    small.report(B, backlog_s=8.0)
+    small.submit("3", 2)
+    small.report(B)
+    assert small.poll() == []  # not of all that wait each time that somebody says something
+    small.clock.advance(0.1)
+    small.report(B)
+    assert small.poll() == ["3"]
+
+
+def test_of_many_behind_a_window_a_few_are_weighed_at_a_time(
+    small: HoldingRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.report(B, backlog_s=8.0)
+    for number in range(3, 13):
+        small.held.submit(query(str(number), 2, excluded=ONLY_A))
+    weighed = weighed_by(small, monkeypatch)
+    small.report(B)
+    seen: set[str] = set()
+    for _ in range(5):
+        small.clock.advance(0.2)
+        small.report(A, backlog_s=5.0)
+        small.report(B)
+        weighed.clear()
+        assert small.poll() == []
+        assert weighed[:2] == ["1", "2"]
+        assert len(weighed) <= 4
+        seen.update(weighed)
+    assert len(seen) == 12, "in turns"
 
 
 def test_a_match_that_arrives_while_waiting_counts() -> None:
