@@ -60,7 +60,7 @@ POLICIES: Mapping[str, PolicySpec] = {
         PolicySpec(RayPrefixAffinity, RayPrefixAffinity.Options),
         PolicySpec(Preble, Preble.Options),
         PolicySpec(MooncakeMinTtft),
-        PolicySpec(Lmetric),
+        PolicySpec(Lmetric, Lmetric.Options),
     )
 }
 NAMES = tuple(POLICIES)

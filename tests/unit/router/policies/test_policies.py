@@ -259,7 +259,7 @@ def test_all_policies_of_the_comparison_are_there() -> None:
         ("chwbl", {"load_factor": 0.5}, "between 1.0 and 100.0"),
         ("sglang_cache_aware", {"cache_threshold": "half"}, "must be a number"),
         ("preble", {"enable_eviction": 1}, "must be true or false"),
-        ("lmetric", {"weight": 1.0}, "these options: none"),
+        ("mooncake_min_ttft", {"weight": 1.0}, "these options: none"),
         ("ray_prefix_affinity", {"eviction_target_chars": 500_000}, "between 0 and 400000"),
     ],
 )

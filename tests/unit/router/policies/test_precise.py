@@ -150,8 +150,17 @@ def test_mooncake_counts_tokens_until_all_have_measured_themselves() -> None:
 
 
 def test_lmetric_multiplies_tokens_and_requests() -> None:
-    among = [candidate("a", 2400, num_requests=4), candidate("b", num_requests=1)]
-    assert costs(Bench("lmetric"), among) == {"a": 4000.0, "b": 6400.0}
+    among = [
+        candidate("a", 2400, num_requests=4),
+        candidate("b", num_requests=1),
+        candidate("c", 2400, num_requests=1, queued_tokens=1000),
+    ]
+    assert costs(Bench("lmetric"), among) == {"a": 4000.0, "b": 6400.0, "c": 3600.0}
+    assert costs(Bench("lmetric", options={"count_queued": False}), among) == {
+        "a": 4000.0,
+        "b": 6400.0,
+        "c": 1600.0,
+    }
 
 
 def test_equals_are_drawn() -> None:
