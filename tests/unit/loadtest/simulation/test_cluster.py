@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from loadtest.simulation.cell import CellResult, Failure, Scaling
 from loadtest.simulation.run import simulate
 from loadtest.workloads.request import Workload
 from router.policies import NAMES
-from tests.fakes.simulation import BLOCK_TOKENS, Blocks, request, spec, unrelated, workload
+from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, Blocks, request, spec, unrelated, workload
 
 DIGEST_SCRIPT = """
 import hashlib
@@ -64,6 +64,34 @@ def test_another_seed_draws_otherwise() -> None:
     """The draw among routers, so that two of them see other requests."""
     results = [simulate(sessions(), spec(num_routers=2, seed=seed)) for seed in (0, 1)]
     assert results[0].replica.tolist() != results[1].replica.tolist()
+
+
+def test_a_burst_on_a_hot_prefix_delays_nobody_else() -> None:
+    """Sixty twins wait for the one replica that holds their prefix; three others are idle. Whoever came after
+    them waited behind the first two dozen for 1.8 s in the mean, and has its first token after 0.07 s now."""
+    head_tokens, own_tokens, other_tokens = 100 * BLOCK_TOKENS, 20, 60
+    blocks = Blocks()
+    head = blocks.extend((), head_tokens)
+    twins = [(at_s, head_tokens + own_tokens) for at_s in (0.0, 4.0, *[10.0] * 60)]
+    requests = [
+        request(at_s, tokens, 8, blocks.extend(head, tokens), session)
+        for session, (at_s, tokens) in enumerate(twins)
+    ]
+    requests += [
+        request(10.05 + 0.1 * i, other_tokens, 8, blocks.extend((), other_tokens), 100 + i) for i in range(10)
+    ]
+    result = simulate(
+        workload(*requests),
+        spec(
+            policy="expected_time",
+            num_replicas=4,
+            router_options=(("binding", "late"),),
+            cache_tokens=512 * BLOCK_TOKENS,
+            machine=replace(MACHINE, max_running=64),
+        ),
+    )
+    assert result.ttft_s[result.input_tokens == other_tokens].max() < 0.1
+    assert result.ttft_s[result.input_tokens != other_tokens].max() > 3.0, "the twins do wait"
 
 
 @pytest.mark.parametrize("policy", NAMES)
