@@ -57,6 +57,9 @@ from router.pricing.replica_state import ReplicaState
 
 ROUNDING_S = 1e-6  # of sums of times: who was told to come back now is not sent away again
 RELOOK_S = 0.1  # what nobody reports, such as what has become cached, is noticed after this at the latest
+# Behind the window so many are weighed anew at a time, and so often: hundreds a second, and never a stall.
+LOOKS_BEHIND = 4
+LOOK_BEHIND_S = 0.02
 FRESH_S = 0.001  # a decision no older than this need not be taken again
 EARLIEST = 2.0  # times a short backlog: the one behind which the very first in the order is sent
 # Where all that are left are leaving, others are about to come: a rolling update stops the last old one when
@@ -145,8 +148,7 @@ class HeldRequests:
         """Who leaves now, in the order of their decisions; each request leaves exactly once.
 
         The placements are booked already. O(replicas) while no replica is free and one tenant asks, else up
-        to `window` decisions beside those acted on, one more for each free replica, and as many again in a
-        tenth of a second.
+        to `window` decisions beside those acted on, one more for each free replica, and `LOOKS_BEHIND`.
         """
         now = self._clock()
         departures = self._overdue(now) + self._too_late(now)
@@ -260,10 +262,10 @@ class HeldRequests:
 
     def _looked_at(self, behind: list[HeldRequest], now: float) -> Set[HeldRequest]:
         """Who behind the window is weighed anew, as it may want another replica by now: a few, in turns."""
-        if now < self._looked_behind_at + RELOOK_S - ROUNDING_S:
+        if now < self._looked_behind_at + LOOK_BEHIND_S - ROUNDING_S:
             return frozenset()
         self._looked_behind_at = now
-        return set(heapq.nsmallest(self._options.window, behind, key=lambda held: held.weighed_at))
+        return set(heapq.nsmallest(LOOKS_BEHIND, behind, key=lambda held: held.weighed_at))
 
     def _is_bound_to_stay(
         self,

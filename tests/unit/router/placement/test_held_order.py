@@ -9,6 +9,7 @@ import pytest
 
 from cache.types import RequestId
 from router.placement.decision import Decision, RouteQuery
+from router.placement.held import LOOK_BEHIND_S, LOOKS_BEHIND
 from router.placement.hold_options import HoldOptions
 from tests.fakes.held import OPTIONS, A, B, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, config, decisions_of, query
@@ -142,7 +143,7 @@ def test_what_is_wanted_behind_a_window_is_looked_at_anew(small: HoldingRouter) 
     small.submit("3", 2)
     small.report(B)
     assert small.poll() == []  # not of all that wait each time that somebody says something
-    small.clock.advance(0.1)
+    small.clock.advance(LOOK_BEHIND_S)
     small.report(B)
     assert small.poll() == ["3"]
 
@@ -156,14 +157,14 @@ def test_of_many_behind_a_window_a_few_are_weighed_at_a_time(
     weighed = weighed_by(small, monkeypatch)
     small.report(B)
     seen: set[str] = set()
-    for _ in range(5):
+    for _ in range(3):
         small.clock.advance(0.2)
         small.report(A, backlog_s=5.0)
         small.report(B)
         weighed.clear()
         assert small.poll() == []
         assert weighed[:2] == ["1", "2"]
-        assert len(weighed) <= 4
+        assert len(weighed) <= 2 + LOOKS_BEHIND
         seen.update(weighed)
     assert len(seen) == 12, "in turns"
 
