@@ -37,6 +37,7 @@ from cache.structure import Structure
 from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
+from router.deadline import until_deadline
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.metrics import RouterMetrics
 from router.placement.decision import Placement, RouteQuery
@@ -169,7 +170,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Every delta once, each answer's last one with finish_reason; ends after the last of those.
 
-        Raises RoutingError (nobody can take it, or too many died under it) or RequestRefused.
+        Raises RoutingError (nobody can take it, or too many died under it) or RequestRefused; also where a
+        replica says nothing, soon after the deadline.
         """
         metrics = self._shared.metrics
         self._begin()
@@ -222,7 +224,8 @@ class Generation:
         """What the replica that takes it generates. Whoever lets it down is excluded from then on."""
         shared, request = self._shared, self._request(placement, attempt)
         try:
-            async with contextlib.aclosing(shared.calls.generate(request)) as deltas:
+            sent = until_deadline(shared.calls.generate(request), request.deadline_s)
+            async with contextlib.aclosing(sent) as deltas:
                 async for delta in deltas:
                     self._take(delta, placement)
                     yield delta
