@@ -170,8 +170,10 @@ class SseResponse(Response):
             if sender.done() or self._is_whole:
                 await sender  # raises what cuts the connection
         finally:
-            await cancel_and_wait([sender, watcher])
-            await self._rest.aclose()
+            try:
+                await cancel_and_wait([sender, watcher])
+            finally:  # a server may cancel it while it waits for those
+                await self._rest.aclose()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -96,3 +96,32 @@ async def test_whenever_it_is_cancelled_nothing_goes_on(router: RouterUnderTest,
         assert call.done()
         assert router.calls.running == 0, turns
         assert router.parts.routing.statistics().in_flight == 0, turns
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]], ids=["one", "several"])
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_whenever_it_is_cancelled_while_it_ends_nothing_goes_on(
+    router: RouterUnderTest, is_told: bool, prompt: Any
+) -> None:
+    """In every turn of the loop from when its client left, or it was cancelled first, on.
+
+    The client takes nothing, so that a sender is waiting then. Nothing is left to the garbage collector.
+    """
+    router.answer_with(Delta(text_of(0), (1,), 0), then_hang=True)
+    body = {"model": MODEL, "prompt": prompt, "stream": True}
+    num_calls = 1 if isinstance(prompt, str) else len(prompt)
+    for turns in range(20):
+        disconnect = asyncio.Event()
+        call = asyncio.create_task(asgi_call(router.api, "/v1/completions", body, disconnect, reads=False))
+        await _until_hanging(router, num_calls)
+        if is_told:
+            disconnect.set()
+        else:
+            call.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call], timeout=20)
+        assert call.done()
+        assert router.calls.running == 0, turns
+        assert router.parts.routing.statistics().in_flight == 0, turns
