@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -99,7 +99,8 @@ class CheckStatistics:
 class _Asked:
     """One tenant's structure."""
 
-    verdict: Future[Refusal | None]
+    verdict: Future[Refusal | None] = field(init=False)
+    began_s: float | None = None  # when a thread took it, by the checker's clock; None: it waits in line
     num_awaiting: int = 0
 
 
@@ -113,7 +114,8 @@ class StructureChecker:
     def __init__(
         self, limit_s: float, max_pending: int, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """limit_s: for each; max_pending: to be tried at once, beyond which others are told to come back."""
+        """limit_s: for each, and for its wait until then. max_pending: to be tried at once, beyond which
+        others are told to come back."""
         self._limit_s = limit_s
         self._max_pending = max_pending
         self._clock = clock
@@ -153,21 +155,28 @@ class StructureChecker:
         verdict, answered = asked.verdict, asyncio.wrap_future(asked.verdict)
         answered.add_done_callback(_look_at)
         asked.num_awaiting += 1
+        came_s = self._clock()
         try:
-            await asyncio.wait([answered], timeout=self._limit_s)
+            while not answered.done() and (left_s := self._left_s(asked, came_s)) > 0:
+                await asyncio.wait([answered], timeout=left_s)
         except asyncio.CancelledError:
             if asked.num_awaiting == 1:
                 verdict.cancel()
             raise
         finally:
             asked.num_awaiting -= 1
-        if answered.done() and not answered.cancelled():
-            return answered.result()
-        if verdict.running() or (verdict.done() and not verdict.cancelled()):
-            raise InvalidField(
-                param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
-            )
-        raise StructuresBusy(self._max_pending)
+        if verdict.done() and not verdict.cancelled():  # which the loop may not have been told yet
+            return verdict.result()
+        if verdict.cancelled() or asked.began_s is None:
+            raise StructuresBusy(self._max_pending)
+        raise InvalidField(
+            param, f"'{param}' must compile within {self._limit_s:g} seconds: it is too complex."
+        )
+
+    def _left_s(self, asked: _Asked, came_s: float) -> float:
+        """Of its own time, once it has begun; before that of what it may wait in line."""
+        since_s = came_s if asked.began_s is None else asked.began_s
+        return since_s + self._limit_s - self._clock()
 
     def _ask(self, structure: Structure, tenant: str) -> _Asked:
         key = tenant, structure
@@ -175,22 +184,23 @@ class StructureChecker:
         if known is not None and not known.verdict.cancelled():  # it had to leave, or was left
             self._asked.move_to_end(key)
             return known
+        asked = _Asked()
         try:
-            verdict = self._threads.submit(tenant, lambda: self._try(structure))
+            asked.verdict = self._threads.submit(tenant, lambda: self._try(structure, asked))
         except QueueFull:
             raise StructuresBusy(self._max_pending) from None
         if known is None:
             self._num_bytes += len(structure.source)
-        asked = self._asked[key] = _Asked(verdict)
+        self._asked[key] = asked
         self._asked.move_to_end(key)
         while len(self._asked) > MAX_REMEMBERED or self._num_bytes > MAX_REMEMBERED_BYTES:
             (_, forgotten), _ = self._asked.popitem(last=False)
             self._num_bytes -= len(forgotten.source)
         return asked
 
-    def _try(self, structure: Structure) -> Refusal | None:
+    def _try(self, structure: Structure, asked: _Asked) -> Refusal | None:
         """On a thread: the verdict, counted."""
-        began_s = self._clock()
+        began_s = asked.began_s = self._clock()
         try:
             refusal = judge(structure)
         except BaseException as error:  # a Rust library's panic is no Exception

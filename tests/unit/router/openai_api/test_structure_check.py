@@ -13,6 +13,7 @@ from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
 from router.openai_api import structure_check
 from router.openai_api.structure_check import Refusal, StructureChecker, judge
+from tests.fakes.router import FakeClock
 from tests.fakes.structures import deep_structures, regex, schema
 
 
@@ -198,6 +199,104 @@ async def test_who_would_wait_behind_others_is_told_to_come_back(monkeypatch: py
     checker.close()
 
 
+class _Compiling:
+    """A thread for each structure that is let go by name, under a clock that stands still unless told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(structure_check, "NUM_THREADS", 1)
+        monkeypatch.setattr(structure_check, "judge", self._judge)
+        self.clock = FakeClock(0.0)
+        self.checker = StructureChecker(_LIMIT_S, 64, clock=self.clock)
+        self._gates = {name: threading.Event() for name in "ab"}
+        self._begun = {name: threading.Event() for name in "ab"}
+
+    def ask(self, name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self.checker.check(regex(name), "guided_regex"))
+
+    async def begun(self, name: str) -> None:
+        assert await asyncio.to_thread(self._begun[name].wait, 20)
+
+    def end(self, name: str) -> None:
+        self._gates[name].set()
+
+    def _judge(self, structure: Structure) -> None:
+        self._begun[structure.source].set()
+        assert self._gates[structure.source].wait(20)
+
+
+_LIMIT_S = 0.01  # what the clock says of it counts; for so long the loop really sleeps
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Compiling]:
+    compiling = _Compiling(monkeypatch)
+    yield compiling
+    for name in "ab":
+        compiling.end(name)
+    compiling.checker.close()
+
+
+async def _behind_another(compiling: _Compiling) -> asyncio.Task[None]:
+    """b, whose compile began when nearly all of the limit was gone since it came."""
+    first, behind = compiling.ask("a"), compiling.ask("b")
+    await compiling.begun("a")
+    compiling.clock.now = 0.9 * _LIMIT_S
+    compiling.end("a")
+    await first
+    await compiling.begun("b")
+    compiling.clock.now = 1.8 * _LIMIT_S
+    await asyncio.sleep(3 * _LIMIT_S)
+    return behind
+
+
+async def test_the_limit_runs_from_when_it_began(compiling: _Compiling) -> None:
+    """Others' that were slow made a good schema a 400."""
+    behind = await _behind_another(compiling)
+    assert not behind.done()
+    compiling.end("b")
+    await asyncio.wait_for(behind, 20)
+
+
+async def test_also_behind_others_there_is_a_limit(compiling: _Compiling) -> None:
+    behind = await _behind_another(compiling)
+    compiling.clock.now = 1.95 * _LIMIT_S
+    with pytest.raises(InvalidField, match=r"within 0\.01 seconds"):
+        await asyncio.wait_for(behind, 20)
+
+
+async def test_who_asks_for_one_that_is_compiled_already_gets_what_is_left(compiling: _Compiling) -> None:
+    first = compiling.ask("a")
+    await compiling.begun("a")
+    compiling.clock.now = 1.01 * _LIMIT_S
+    for asked in (first, compiling.ask("a")):
+        with pytest.raises(InvalidField, match="too complex"):
+            await asyncio.wait_for(asked, 20)
+
+
+async def test_who_waits_in_line_for_as_long_is_told_to_come_back(compiling: _Compiling) -> None:
+    _first, behind = compiling.ask("a"), compiling.ask("b")
+    await compiling.begun("a")
+    compiling.clock.now = 1.01 * _LIMIT_S
+    with pytest.raises(StructuresBusy):
+        await asyncio.wait_for(behind, 20)
+    await asyncio.gather(_first, return_exceptions=True)
+
+
+async def test_a_verdict_that_is_there_is_taken(
+    compiling: _Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread has ended, time is up, and the loop has not been told yet."""
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(asyncio, "wrap_future", lambda _verdict: loop.create_future())
+    asked = compiling.ask("a")
+    await asyncio.sleep(0)
+    compiling.end("a")
+    verdict = compiling.checker._asked["", regex("a")].verdict
+    assert verdict.result(20) is None
+    compiling.clock.now = 1.01 * _LIMIT_S
+    await asyncio.wait_for(asked, 20)
+
+
 class _Gated:
     """Instead of `judge`: follows everything, once it is let."""
 
@@ -271,8 +370,14 @@ async def test_what_everybody_who_wanted_it_has_left_is_not_tried(gated: _Gated)
 
 
 async def test_what_was_tried_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter(range(100))
-    checker = StructureChecker(5, 64, clock=lambda: float(next(times)))
+    clock = FakeClock()
+
+    def slow(structure: Structure) -> Refusal | None:
+        clock.advance(1.0)
+        return judge(structure)
+
+    monkeypatch.setattr(structure_check, "judge", slow)
+    checker = StructureChecker(5, 64, clock=clock)
     for _ in range(2):
         await checker.check(regex("a"), "x")
         with pytest.raises(InvalidField):
@@ -289,12 +394,14 @@ async def test_what_trying_trips_over_is_refused_logged_and_counted(
 ) -> None:
     """It was a 500 for whoever asked again, too. A panic in Rust is no Exception."""
 
+    clock = FakeClock()
+
     def trip(_structure: Structure) -> None:
+        clock.advance(1.0)
         raise error
 
     monkeypatch.setattr(structure_check, "judge", trip)
-    times = iter(range(100))
-    checker = StructureChecker(5, 64, clock=lambda: float(next(times)))
+    checker = StructureChecker(5, 64, clock=clock)
     for _ in range(2):
         with pytest.raises(InvalidField, match="'x' cannot be followed: it cannot be compiled"):
             await checker.check(regex("a"), "x")
