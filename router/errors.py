@@ -13,6 +13,7 @@
         ├── MalformedJson
         ├── HeadersTooLarge
         ├── BodyTooLarge
+        ├── BodyTooSlow              its next part did not come in time
         ├── UnknownModel
         ├── InvalidApiKey            none was sent, or nobody's
         ├── NotPermitted             a key that does not open this path
@@ -126,6 +127,20 @@ class BodyTooLarge(ApiError):
         super().__init__(f"The body has {size} the limit of {limit_bytes} bytes.", code="body_too_large")
         self.limit_bytes = limit_bytes
         self.size_bytes = size_bytes
+
+
+class BodyTooSlow(ApiError):
+    """The rest of the body was not here in time; `num_bytes` of it were."""
+
+    def __init__(self, num_bytes: int, max_pause_s: float, least_bytes_per_s: int) -> None:
+        super().__init__(
+            f"The body stopped after {num_bytes} bytes: it may pause for {max_pause_s:g} s, and has to come "
+            f"at {least_bytes_per_s} bytes per second on average.",
+            code="body_too_slow",
+        )
+        self.num_bytes = num_bytes
+        self.max_pause_s = max_pause_s
+        self.least_bytes_per_s = least_bytes_per_s
 
 
 class HeadersTooLarge(ApiError):

@@ -21,6 +21,9 @@ class Limits:
     # Of all bodies at a time that are not yet placed, a Router's memory: only those above 64 KiB are refused
     # for it, and one of the largest size always has room.
     max_bodies_bytes: int = 256 << 20
+    # Without a byte of one that is under way: a network may lose its way for so long. Whoever only stops in
+    # the middle would keep room that is everybody's.
+    max_body_pause_seconds: int = 10
     max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
     max_messages: int = 4096  # of a chat, and calls in all of them: templates write each
     max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
@@ -53,6 +56,7 @@ _RANGES = {
     "max_header_bytes": (1024, 1 << 20),
     "max_body_bytes": (1024, 1 << 30),
     "max_bodies_bytes": (1 << 16, 1 << 40),
+    "max_body_pause_seconds": (1, 3600),
     "max_json_depth": (4, 128),  # the parser's own end is at 200
     "max_structure_bytes": (256, MAX_SOURCE_BYTES),  # the stacks that they are compiled on hold no more
     "max_compile_seconds": (1, 60),

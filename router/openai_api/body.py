@@ -1,12 +1,13 @@
 """From the bytes of a request body to a JSON object, or an error that says what is wrong.
 
-Knows size limits and JSON; knows no fields. Parsing is strict: UTF-8 only, no NaN or Infinity (also none that
-is written as `1e400`), no lone surrogates, nested no deeper than the limit (and never deeper than 200, where
-pydantic-core's parser ends), so nothing behind it meets such values.
+Knows limits of size and time, and JSON; knows no fields. Parsing is strict: UTF-8 only, no NaN or Infinity
+(also none that is written as `1e400`), no lone surrogates, nested no deeper than the limit (and never deeper
+than 200, where pydantic-core's parser ends), so nothing behind it meets such values.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import contextlib
 import json
@@ -18,9 +19,13 @@ import numpy as np
 from pydantic_core import from_json
 
 from cache import heap
-from router.errors import BodyTooLarge, MalformedJson
+from router.errors import BodyTooLarge, BodyTooSlow, MalformedJson
 
 _Container = dict[str, Any] | list[Any]
+
+# Of a body on average, one pause left out: slow mobile networks are faster. Without it a byte now and then
+# would keep the room that a large body takes for hours.
+LEAST_BYTES_PER_S = 16 << 10
 
 # Parts of a body, or arrays and objects: four megabytes of empty ones are 1.4 million, and looking at each of
 # them as at those of other bodies kept the event loop for 0.8 s. So did ids, for 0.2 s.
@@ -60,9 +65,11 @@ async def read_limited(
     chunks: AsyncIterator[bytes],
     declared: str | None,
     limit_bytes: int,
+    max_pause_s: float,
     came: Callable[[int], None] = lambda _: None,
 ) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as that is known, having kept at most the limit.
+    """The whole body. Raises BodyTooLarge as soon as that is known, having kept at most the limit, and
+    BodyTooSlow when its next part is not here in time (`due_at`).
 
     declared: the content-length header, trusted only to refuse early. came: told of every part's bytes
     before it is kept.
@@ -72,14 +79,31 @@ async def read_limited(
         if size_bytes > limit_bytes:
             raise BodyTooLarge(limit_bytes, size_bytes)
     parts: list[bytes] = []
-    total = 0
-    async for chunk in chunks:
-        total += len(chunk)
-        if total > limit_bytes:
-            raise BodyTooLarge(limit_bytes)
-        came(len(chunk))
-        parts.append(chunk)
+    total, loop = 0, asyncio.get_running_loop()
+    began_at = loop.time()
+    try:
+        async with asyncio.timeout_at(due_at(began_at, began_at, 0, max_pause_s)) as limit:
+            async for chunk in chunks:
+                total += len(chunk)
+                if total > limit_bytes:
+                    raise BodyTooLarge(limit_bytes)
+                came(len(chunk))
+                parts.append(chunk)
+                limit.reschedule(due_at(began_at, loop.time(), total, max_pause_s))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise BodyTooSlow(total, max_pause_s, LEAST_BYTES_PER_S) from None
     return b"".join(parts)
+
+
+def due_at(began_at: float, now: float, num_bytes: int, max_pause_s: float) -> float:
+    """When the next part of a body has to be here, of which so many bytes are; seconds of one clock.
+
+    No pause is longer than `max_pause_s`, and all of them together no longer than one such and the time that
+    its bytes take at the least rate.
+    """
+    return min(now, began_at + num_bytes / LEAST_BYTES_PER_S) + max_pause_s
 
 
 def parse_object(content: bytes, max_depth: int) -> dict[str, Any]:

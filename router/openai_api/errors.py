@@ -61,6 +61,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.MalformedJson: _Row(400, INVALID_REQUEST, "invalid"),
     errors.HeadersTooLarge: _Row(431, INVALID_REQUEST, "invalid"),
     errors.BodyTooLarge: _Row(413, INVALID_REQUEST, "invalid"),
+    errors.BodyTooSlow: _Row(408, TIMEOUT, "invalid"),
     errors.UnknownModel: _Row(404, INVALID_REQUEST, "not_found"),
     errors.InvalidApiKey: _Row(401, INVALID_REQUEST, "unauthorized"),
     # No endpoint's: only pages for operators end so. It has no outcome of its own, which could never move.
@@ -122,6 +123,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
         headers |= _FINAL
     if row.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if row.status == 408:
+        headers["connection"] = "close"  # the rest of the body would be awaited before its next request
     return ErrorAnswer(
         status=row.status,
         message=_message(error, row),

@@ -150,8 +150,10 @@ class Handling:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise MalformedJson("it is compressed (content-encoding): send it as it is.")
-        declared, limit_bytes = request.headers.get("content-length"), self._limits.max_body_bytes
-        content = await read_limited(request.stream(), declared, limit_bytes, place.grow)
+        declared, limits = request.headers.get("content-length"), self._limits
+        content = await read_limited(
+            request.stream(), declared, limits.max_body_bytes, limits.max_body_pause_seconds, place.grow
+        )
         if not content and "upgrade" in request.headers:  # as Java's client asks first, of plain HTTP
             raise MalformedJson(
                 "it is empty. Servers drop it with a request to upgrade the connection, as HTTP/2 over plain "
@@ -159,7 +161,7 @@ class Handling:
             )
         arrived_at = self._service.clock()
         await place.turn()
-        fields = parse_object(content, self._limits.max_json_depth)
+        fields = parse_object(content, limits.max_json_depth)
         return Received(fields, len(content), arrived_at, place)
 
     async def checked(

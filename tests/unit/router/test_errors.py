@@ -22,6 +22,7 @@ EXAMPLES = [
     errors.MalformedJson("line 1"),
     errors.BodyTooLarge(4096, 5000),
     errors.BodyTooLarge(4096),
+    errors.BodyTooSlow(4096, 10, 16384),
     errors.HeadersTooLarge(4096, 5000),
     errors.UnknownModel("gpt", ["tiny"]),
     errors.InvalidApiKey(),

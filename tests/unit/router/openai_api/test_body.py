@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.errors import BodyTooLarge, MalformedJson
+from router.errors import BodyTooLarge, BodyTooSlow, MalformedJson
 from router.openai_api import body
-from router.openai_api.body import read_limited
+from router.openai_api.body import LEAST_BYTES_PER_S, due_at, read_limited
 
 MAX_DEPTH = 64
+PAUSE_S = 10.0
 
 
 def parse_object(content: bytes, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
@@ -26,7 +30,7 @@ async def _chunks(*chunks: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_a_body_at_the_limit_is_read() -> None:
-    assert await read_limited(_chunks(b"ab", b"cd"), None, 4) == b"abcd"
+    assert await read_limited(_chunks(b"ab", b"cd"), None, 4, PAUSE_S) == b"abcd"
 
 
 async def test_a_declared_length_above_the_limit_is_refused_unread() -> None:
@@ -35,7 +39,7 @@ async def test_a_declared_length_above_the_limit_is_refused_unread() -> None:
         yield b""
 
     with pytest.raises(BodyTooLarge) as caught:
-        await read_limited(unread(), "5", 4)
+        await read_limited(unread(), "5", 4, PAUSE_S)
     assert caught.value.size_bytes == 5
 
 
@@ -44,7 +48,70 @@ async def test_a_body_that_grows_beyond_the_limit_is_refused_whatever_it_declare
     declared: str | None,
 ) -> None:
     with pytest.raises(BodyTooLarge):
-        await read_limited(_chunks(b"abc", b"de"), declared, 4)
+        await read_limited(_chunks(b"abc", b"de"), declared, 4, PAUSE_S)
+
+
+@pytest.mark.parametrize("before", [(), (b"ab",)])
+async def test_a_body_that_stops_is_given_up(before: tuple[bytes, ...]) -> None:
+    is_closed = False
+
+    async def stops() -> AsyncIterator[bytes]:
+        nonlocal is_closed
+        try:
+            for chunk in before:
+                yield chunk
+            await asyncio.Event().wait()
+        finally:
+            is_closed = True
+
+    with pytest.raises(BodyTooSlow) as caught:
+        await asyncio.wait_for(read_limited(stops(), None, 4, 0.01), 20)
+    assert caught.value.num_bytes == len(b"".join(before))
+    assert is_closed
+
+
+async def test_every_part_gives_it_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third part comes when the first one's time is over."""
+    loop, now = asyncio.get_running_loop(), 1000.0
+    monkeypatch.setattr(loop, "time", lambda: now)
+
+    async def slow() -> AsyncIterator[bytes]:
+        nonlocal now
+        for _ in range(3):
+            yield b"x" * LEAST_BYTES_PER_S
+            now += 0.8
+            await asyncio.sleep(0)
+
+    assert len(await read_limited(slow(), None, 1 << 20, 1.0)) == 3 * LEAST_BYTES_PER_S
+
+
+async def test_an_error_of_who_sends_it_stays_one() -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise TimeoutError("theirs")
+
+    with pytest.raises(TimeoutError, match="theirs"):
+        await read_limited(broken(), None, 4, PAUSE_S)
+
+
+PAUSES = st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 1 << 20)), max_size=20)
+
+
+@given(PAUSES, st.floats(0.1, 60.0))
+def test_what_comes_at_the_least_rate_is_cut_for_a_pause_alone(
+    parts: list[tuple[float, int]], max_pause_s: float
+) -> None:
+    """And whatever is not cut has come at that rate on average, but for one pause."""
+    now, total = 1000.0, 0
+    for pause_s, num_bytes in parts:
+        due = due_at(1000.0, now, total, max_pause_s)
+        assert due <= now + max_pause_s
+        if now - 1000.0 <= total / LEAST_BYTES_PER_S:
+            assert due == now + max_pause_s
+        if now + pause_s > due:
+            return
+        now, total = now + pause_s, total + num_bytes
+        assert now - 1000.0 <= max_pause_s + total / LEAST_BYTES_PER_S + 1e-9
 
 
 @pytest.mark.parametrize(

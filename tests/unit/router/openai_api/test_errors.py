@@ -24,6 +24,7 @@ SECRET = "a secret prompt"
         (errors.NoChatTemplate("t"), 400, "no_chat_template", "invalid"),
         (errors.UnknownModel("m"), 404, "model_not_found", "not_found"),
         (errors.BodyTooLarge(1), 413, "body_too_large", "invalid"),
+        (errors.BodyTooSlow(1, 10, 16384), 408, "body_too_slow", "invalid"),
         (errors.AllBusy(2, 3.2), 429, "server_busy", "busy"),
         (shared.QueueFull(1, 1), 429, "server_busy", "busy"),
         (errors.PromptsBusy(64), 429, "server_busy", "busy"),
@@ -52,6 +53,10 @@ def test_retry_after_is_whole_seconds_and_at_least_one() -> None:
     assert answer_to(errors.AllBusy(2, 0.0)).headers == {"retry-after": "1"}
     assert answer_to(errors.NoReplica()).headers == {"retry-after": "1"}
     assert answer_to(shared.ForwardFailed("x")).headers == {}
+
+
+def test_whose_body_stopped_keeps_no_connection() -> None:
+    assert answer_to(errors.BodyTooSlow(1, 10, 16384)).headers == {"connection": "close"}
 
 
 def test_who_is_told_not_to_come_again() -> None:
