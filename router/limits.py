@@ -19,7 +19,7 @@ class Limits:
     max_header_bytes: int = 16 << 10  # names and values together; proxies in front mostly allow less
     max_body_bytes: int = 4 << 20  # of a request; a million tokens of text fit
     # Of all bodies at a time that are not yet placed, a Router's memory: only those above 64 KiB are refused
-    # for it, and one of the largest size always has room.
+    # for it, and one of the largest size has room where nobody else sends any.
     max_bodies_bytes: int = 256 << 20
     # Without a byte of one that is under way: a network may lose its way for so long. Whoever only stops in
     # the middle would keep room that is everybody's.

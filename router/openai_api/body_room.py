@@ -4,14 +4,15 @@
 
 Ids become ten times as many bytes where they are parsed, and text a hundred times where it is tokenized, so
 little is worked on at a time, and the others wait as they came. What is held has a bound of its own; small
-bodies are counted, and let in all the same: a proxy has connections for a few thousand.
+bodies are counted, and let in all the same: a proxy has connections for a few thousand. Where tenants are
+told apart none has more than is left free beside it: half of the room the first, half of the rest the next.
 Knows bytes and tenants' names; knows neither HTTP nor fields. Owner: the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,13 +24,24 @@ SMALL_BYTES = 64 << 10  # bodies up to this wait for nobody, and nobody for them
 class BodyRoom:
     """One Router's."""
 
-    def __init__(self, max_held_bytes: int, max_worked_bytes: int, max_wait_s: float | None) -> None:
+    def __init__(
+        self,
+        max_held_bytes: int,
+        max_worked_bytes: int,
+        max_wait_s: float | None,
+        *,
+        is_divided: bool = False,
+    ) -> None:
         """max_held_bytes: of all bodies that are here and not yet placed. max_worked_bytes: of large ones
-        that are worked on; a larger one is worked on alone. max_wait_s: for its turn; None = no bound."""
+        that are worked on; a larger one is worked on alone. max_wait_s: for its turn; None = no bound.
+        is_divided: a tenant has a second large body here only while its bodies leave as much free as they
+        take; else the room is everybody's."""
         self._max_held_bytes = max_held_bytes
+        self._is_divided = is_divided
         self._max_worked_bytes = max_worked_bytes
         self._max_wait_s = max_wait_s
         self._held_bytes = self._worked_bytes = 0
+        self._held_by = Counter[str]()  # tenants' bytes; none without any
         self._lines: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # whose turn is next first; none empty
 
     @property
@@ -47,10 +59,23 @@ class BodyRoom:
             place.leave()
 
     def _grow(self, place: BodyPlace, num_bytes: int) -> None:
+        self._hold(place, num_bytes)
+        if place.num_bytes > SMALL_BYTES and not self._has_room_for(place):
+            raise BodiesBusy
+
+    def _has_room_for(self, place: BodyPlace) -> bool:
+        """With it counted already."""
+        free, own = self._max_held_bytes - self._held_bytes, self._held_by[place.tenant]
+        is_alone = own == place.num_bytes  # so that one of the largest size has room, whatever that is
+        return free >= (own if self._is_divided and not is_alone else 0)
+
+    def _hold(self, place: BodyPlace, num_bytes: int) -> None:
+        """So many more; fewer, if negative."""
         self._held_bytes += num_bytes
         place.num_bytes += num_bytes
-        if self._held_bytes > self._max_held_bytes and place.num_bytes > SMALL_BYTES:
-            raise BodiesBusy
+        self._held_by[place.tenant] += num_bytes
+        if not self._held_by[place.tenant]:
+            del self._held_by[place.tenant]
 
     async def _turn(self, place: BodyPlace) -> None:
         if place.num_bytes <= SMALL_BYTES:
@@ -67,10 +92,10 @@ class BodyRoom:
                 self._forget(waiting)
 
     def _leave(self, place: BodyPlace) -> None:
-        self._held_bytes -= place.num_bytes
         if place.is_working:
             self._worked_bytes -= place.num_bytes
-        place.num_bytes, place.is_working = 0, False
+        place.is_working = False
+        self._hold(place, -place.num_bytes)
         self._let_in()
 
     def _let_in(self) -> None:

@@ -135,10 +135,14 @@ class Handling:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._limits = limits = service.config.limits
-        max_wait_s = service.config.max_wait_s
-        max_held_bytes = max(limits.max_bodies_bytes, limits.max_body_bytes)
-        self.room = BodyRoom(max_held_bytes, _WORKED * limits.max_body_bytes, max_wait_s)
+        config, limits = service.config, service.config.limits
+        self._limits = limits
+        self.room = BodyRoom(
+            max(limits.max_bodies_bytes, limits.max_body_bytes),
+            _WORKED * limits.max_body_bytes,
+            config.max_wait_s,
+            is_divided=config.tenants.has_keys,
+        )
         service.metrics.watch_bodies(lambda: self.room.held_bytes)
 
     def tally(self, request: Request, endpoint: Endpoint) -> Tally:

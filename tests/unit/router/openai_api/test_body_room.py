@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.errors import BodiesBusy
 from router.limits import Limits
 from router.openai_api.body_room import SMALL_BYTES, BodyRoom
+from tests.fakes.guarded import key, settings
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 MIB = 1 << 20
@@ -101,6 +103,60 @@ async def test_small_ones_pass() -> None:
     assert len(requests.working) == 41
     await requests.begin("c", SMALL_BYTES + 1)
     assert isinstance(await requests.outcome("c"), BodiesBusy)
+
+
+async def test_one_tenant_leaves_others_as_much_as_it_has() -> None:
+    """One that stops in the middle of its bodies kept everybody's large ones out."""
+    room = BodyRoom(8 * MIB, MIB, None, is_divided=True)
+    with contextlib.ExitStack() as held:
+
+        def comes(tenant: str, num_bytes: int) -> bool:
+            place = held.enter_context(room.place(tenant))
+            try:
+                place.grow(num_bytes)
+            except BodiesBusy:
+                place.leave()
+                return False
+            return True
+
+        assert [comes("a", MIB) for _ in range(6)] == [True] * 4 + [False] * 2
+        assert [comes("b", MIB) for _ in range(3)] == [True] * 2 + [False]
+        assert comes("c", 2 * MIB)  # its only one
+        assert comes("a", SMALL_BYTES)
+        assert not comes("d", MIB)
+    assert room.held_bytes == 0
+    assert not room._held_by
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(SMALL_BYTES + 1, MIB)), max_size=60))
+@example([(tenant, MIB) for tenant in "abc" for _ in range(10)])
+def test_whatever_others_send_a_newcomer_finds_its_part(bodies: list[tuple[str, int]]) -> None:
+    """Of three tenants each leaves half of what it found: an eighth."""
+    room = BodyRoom(16 * MIB, MIB, None, is_divided=True)
+    with contextlib.ExitStack() as held:
+        for tenant, num_bytes in bodies:
+            place = held.enter_context(room.place(tenant))
+            try:
+                place.grow(num_bytes)
+            except BodiesBusy:
+                place.leave()
+        with room.place("d") as newcomer:
+            newcomer.grow(2 * MIB)
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+async def test_a_body_of_the_largest_size_has_room_whoever_sends_it(is_divided: bool) -> None:
+    """Without keys everybody is one tenant, and the room is its own."""
+    room = BodyRoom(4 * MIB, MIB, None, is_divided=is_divided)
+    with room.place("a") as place:
+        place.grow(4 * MIB)
+    with room.place("a") as first, room.place("a") as second:
+        first.grow(2 * MIB)
+        if is_divided:
+            with pytest.raises(BodiesBusy):
+                second.grow(2 * MIB)
+        else:
+            second.grow(2 * MIB)
 
 
 async def test_who_gives_up_leaves_its_place_to_the_next() -> None:
@@ -194,6 +250,30 @@ async def test_a_body_that_finds_no_room_is_a_429_and_the_next_is_served() -> No
         assert (await first).status_code == 200
         assert (await router.client.post("/v1/completions", json=large)).status_code == 200
         assert router.metric("warmpath_bodies_held_bytes") == 0
+
+
+async def test_with_keys_a_tenant_that_stops_leaves_others_room(tmp_path: Path) -> None:
+    """Two keys of one tenant have its room together."""
+    content = json.dumps({"model": MODEL, "prompt": "a", "user": "x" * 2 * SMALL_BYTES}).encode()
+    limits = Limits(max_body_bytes=3 * SMALL_BYTES, max_bodies_bytes=5 * SMALL_BYTES)
+    async with RouterUnderTest(limits=limits, tenants=settings(tmp_path)) as router:
+        started = asyncio.Event()
+
+        async def stops() -> AsyncIterator[bytes]:
+            yield content[:-1]
+            started.set()
+            await asyncio.Event().wait()
+
+        async def ask(name: str, sent: Any) -> int:
+            answer = await router.client.post("/v1/completions", content=sent, headers=key(name))
+            return answer.status_code
+
+        first = asyncio.create_task(ask("alice", stops()))
+        await started.wait()
+        assert [await ask(name, content) for name in ("alice", "anna", "bob")] == [429, 429, 200]
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert await ask("alice", content) == 200
 
 
 LARGE = {"model": MODEL, "prompt": "a", "user": "x" * SMALL_BYTES}
