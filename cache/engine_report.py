@@ -20,7 +20,7 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 100 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
@@ -96,8 +96,9 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     # Requests that are over, by how they ended.
     stopped: NonNegative  # end of sequence, stop string or stop id
     length_limited: NonNegative
-    aborted: NonNegative  # cancelled, or past their deadline
+    aborted: NonNegative  # cancelled, past their deadline, or not read
     failed: NonNegative  # their forward failed
+    left_unread: NonNegative  # however many answers each had: its client did not read
 
     preemptions: NonNegative
     swapped: NonNegative  # of those, whose blocks were copied to host memory

@@ -7,6 +7,7 @@
     ├── BlocksAwaited          a sequence was to be released while its step's blocks are awaited by others
     ├── BlocksInUse            the cache was to be cleared while sequences hold blocks
     ├── WireError              bytes from a socket that do not decode to what was promised
+    ├── LeftUnread             too much of an answer lies unread: its client's doing, on any replica
     ├── RequestRefused         a replica will not finish this request; the router decides what to do by type
     │   ├── QueueFull          too many wait there already: another replica may have room
     │   ├── PromptTooLong      no replica of this model could take it
@@ -105,6 +106,21 @@ class BlocksInUse(ServingError):
 
 class WireError(ServingError):
     """A message from a socket is malformed, too large, or of another format version."""
+
+
+class LeftUnread(ServingError):
+    """More of an answer was generated than is kept for whoever does not read it; the rest is not.
+
+    No RequestRefused: every other replica would have to wait for the same reader.
+    """
+
+    def __init__(self, unread_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"The answer was not read: {unread_bytes} bytes of it were waiting for its client, "
+            f"the limit is {limit_bytes}."
+        )
+        self.unread_bytes = unread_bytes
+        self.limit_bytes = limit_bytes
 
 
 class RequestRefused(ServingError):

@@ -23,7 +23,7 @@ from cache import heap
 from cache.channel.frames import ReplyTo
 from cache.channel.server import ChannelServer, Outlet
 from cache.delta_frames import DELTAS
-from cache.errors import RequestRefused
+from cache.errors import LeftUnread, RequestRefused
 from cache.log_fields import lose_unwritable_lines, pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.tracing import Tracing
@@ -94,7 +94,8 @@ class ReplicaServer:
     async def generate(
         self, request: GenerateRequest, reply_to: ReplyTo | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Stream one generation; cancelling it cancels the request. Raises RequestRefused in its kinds.
+        """Stream one generation; cancelling it cancels the request. Raises RequestRefused in its kinds, and
+        LeftUnread.
 
         reply_to: where its deltas are wanted. Those that go there are not yielded; what cannot go there is.
         """
@@ -230,6 +231,7 @@ def _log_through_serve() -> None:
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     """Whether it is to be logged. Serve logs what is refused as failed, with a traceback: a full queue, a
-    client's deadline, a stream handed over. Routers count these; a failed forward has a line of its own."""
+    client's deadline, a stream handed over or not read. Routers count these; a failed forward has a line of
+    its own."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, RequestRefused)
+    return not isinstance(error, RequestRefused | LeftUnread)

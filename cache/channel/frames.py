@@ -24,7 +24,7 @@ from cache.wire import WireFormat
 
 FORMAT_VERSION = 1
 CHANNEL_BYTES = 16  # random: nobody guesses it
-MAX_PIECE_BYTES = 16 << 20  # a million tokens with their text: what waited for a slow client is one piece
+MAX_PIECE_BYTES = 16 << 20  # far above what senders put into one, a megabyte at most: more is none of ours
 MAX_REQUEST_BYTES = 256  # of what a reader sends
 _LENGTH_BYTES = 4
 

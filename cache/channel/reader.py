@@ -1,7 +1,7 @@
 """One stream's pieces as they come in: in order, none missing, none twice, or lost as a whole.
 
 Pieces are numbered; one that is not the next means that its connection cannot be believed. Whoever reads
-slowly pauses the source, and gets what came in between in one piece: no more than a few are kept here.
+slowly pauses the source, and gets what came in between in larger ones: no more than a few are kept here.
 Knows pieces; knows no sockets. Owner: the event loop of its connection.
 """
 

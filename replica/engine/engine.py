@@ -31,7 +31,7 @@ from replica.engine.bulletins import Bulletins
 from replica.engine.door import Door
 from replica.engine.engine_core import EngineCore
 from replica.engine.engine_stats import EngineStats
-from replica.engine.inbox import AskPins, Cancel, Drain, HandOver, Inbox, Message, Stop, Submit
+from replica.engine.inbox import Abandon, AskPins, Cancel, Drain, HandOver, Inbox, Message, Stop, Submit
 from replica.engine.outbox import Outbox
 from replica.engine.pins import EnginePins
 from replica.engine.request_watch import RequestWatcher
@@ -153,10 +153,10 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Stream one generation: the first token at once, then what each `stream_interval_s` brought.
 
-        Raises RequestRefused in one of its kinds. Closing or cancelling the generator cancels the
-        request: its blocks are free after the step in progress.
+        Raises RequestRefused in one of its kinds, and LeftUnread for who reads too little of it. Closing or
+        cancelling the generator cancels the request: its blocks are free after the step in progress.
         """
-        stream = DeltaStream(asyncio.get_running_loop(), request.num_answers_left)
+        stream = DeltaStream(asyncio.get_running_loop(), request.num_answers_left, on_left=self._abandon)
         arrival_s = self._clock()
         structure = await self._compiled(request)
         self._announce(request)
@@ -209,6 +209,9 @@ class Engine:
         return await self._core.structures.begin_soon(
             request.structure, min_tokens=minimum, tenant=request.tenant
         )
+
+    def _abandon(self, stream: DeltaStream) -> None:
+        self._inbox.post(Abandon(stream))
 
     def _announce(self, request: GenerateRequest) -> None:
         if self._door is not None:
@@ -277,7 +280,10 @@ class Engine:
                 case Submit():
                     self._submit(message)
                 case Cancel():
-                    self._cancel(message)
+                    self._cancel(message.stream)
+                case Abandon():
+                    self._core.count_unread()
+                    self._cancel(message.stream)
                 case AskPins():
                     self._answer_of_pins(message)
                 case Drain():
@@ -304,8 +310,8 @@ class Engine:
             self._outbox.open(request, message.stream)
         self._bulletins.admitted(message.request.request_id)
 
-    def _cancel(self, message: Cancel) -> None:
-        self._drop(self._outbox.close(message.stream))
+    def _cancel(self, stream: DeltaStream) -> None:
+        self._drop(self._outbox.close(stream))
 
     def _answer_of_pins(self, message: AskPins[Any]) -> None:
         version_before = self._core.pins.version

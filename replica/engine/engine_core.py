@@ -190,6 +190,10 @@ class EngineCore:
             self._note_end(request, Ending.ABORTED)
         return request
 
+    def count_unread(self) -> None:
+        """Tell metrics of a request that its client did not read."""
+        self._meter.left_unread()
+
     @property
     def has_work(self) -> bool:
         return len(self._scheduler) > 0 or bool(self._ended_at_submission)

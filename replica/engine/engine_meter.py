@@ -27,7 +27,7 @@ class Ending(Enum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORTED = "aborted"  # cancelled, past its deadline, or never begun
+    ABORTED = "aborted"  # cancelled, past its deadline, not read, or never begun
     FAILED = "failed"  # its forward failed
 
     @classmethod
@@ -47,6 +47,7 @@ class EngineMeter:
         self._prompt_tokens = self._cached_prompt_tokens = self._queried_tokens = 0
         self._generated_tokens = self._nobodys_tokens = 0
         self._decode_tokens = self._mixed_steps = self._out_of_memory_steps = 0
+        self._left_unread = 0
         self._ended = dict.fromkeys(Ending, 0)
         self._tallies = {name: Tally(bounds) for name, bounds in BOUNDS.items() if name != "compile_s"}
         self._inter_token_s = self._tallies["inter_token_s"]  # the one that every token needs
@@ -73,6 +74,10 @@ class EngineMeter:
     def ran_out_of_memory(self) -> None:
         """A step did not fit, and was taken back."""
         self._out_of_memory_steps += 1
+
+    def left_unread(self) -> None:
+        """A request's client did not read; its answers are aborted."""
+        self._left_unread += 1
 
     def got_token(self, request: Request, now_s: float) -> None:
         """The request has one more token, sampled at `now_s`."""
@@ -167,6 +172,7 @@ class EngineMeter:
             length_limited=self._ended[Ending.LENGTH],
             aborted=self._ended[Ending.ABORTED],
             failed=self._ended[Ending.FAILED],
+            left_unread=self._left_unread,
             preemptions=preemptions,
             swapped=swapped,
             host_blocks=host.used,

@@ -35,6 +35,11 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandon:
+    stream: DeltaStream  # that nobody reads
+
+
+@dataclass(frozen=True, slots=True)
 class AskPins(Generic[_Answer]):
     question: Callable[[EnginePins], _Answer]
     answer: Future[_Answer]
@@ -55,7 +60,7 @@ class Stop:
     pass
 
 
-Message = Submit | Cancel | AskPins[Any] | Drain | HandOver | Stop
+Message = Submit | Cancel | Abandon | AskPins[Any] | Drain | HandOver | Stop
 
 
 class Inbox:

@@ -1,32 +1,51 @@
 """One request's way back from the engine thread to the coroutine that waits for it.
 
 The engine thread never waits for a consumer: it hands over to the event loop, where what a slow one has
-not read yet piles up and is given to it in one piece. Knows deltas and event loops; knows no engine.
+not read yet piles up, in few pieces and up to a limit. Knows deltas and event loops; knows no engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable
 
-from cache.errors import ServingError
-from cache.messages import Delta, Logprobs
+from cache.errors import LeftUnread, ServingError
+from cache.messages import Delta
+from replica.engine.backlog import Backlog, size_bytes
+
+# Of one request, all its answers together: 7 million tokens of plain text, 380,000 with twenty log
+# probabilities each, some 700 MB as JSON. Who is so far behind does not read, and what it left would be kept,
+# and its answers computed, for as long as it stays.
+MAX_UNREAD_BYTES = 64 << 20
 
 
 class DeltaStream:
     """Event-loop thread only, but for `loop`, which the engine thread reads to hand over."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, num_answers: int = 1) -> None:
-        """num_answers: it ends when so many have ended, or with an error."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        num_answers: int = 1,
+        *,
+        on_left: Callable[[DeltaStream], None] = lambda _: None,
+    ) -> None:
+        """num_answers: it ends when so many have ended, or with an error.
+
+        on_left: told when it ends because too much of it lies unread.
+        """
         self.loop = loop
         self._num_left = num_answers
-        self._unread: list[Delta] = []
+        self._on_left = on_left
+        self._unread: deque[Backlog] = deque()
+        self._growing: dict[int, Backlog] = {}  # the last one of each answer that has some, unless it is full
+        self._unread_bytes = 0
         self._error: ServingError | None = None
         self._arrived = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
-        """Whether the engine has said its last word; nothing is left to cancel then."""
+        """Whether the last word has been said; nothing is left to cancel then."""
         return self._error is not None or not self._num_left
 
     @property
@@ -36,46 +55,53 @@ class DeltaStream:
 
     def receive(self, item: Delta | ServingError) -> None:
         """Called on the loop with what the engine thread handed over."""
+        if self._error is not None:
+            return  # it was left, and the engine had not heard of it yet
         if isinstance(item, ServingError):
             self._error = item
         else:
-            self._unread.append(item)
+            self._keep(item)
             self._num_left -= item.finish_reason is not None
+            if self._unread_bytes > MAX_UNREAD_BYTES and self._num_left:
+                self._leave()
         self._arrived.set()
 
     async def next(self) -> Delta:
-        """All that has arrived since the last call, as one delta; waits for something.
+        """All that has arrived since the last call, as one delta; waits for something. A lot in several.
 
         Of several answers, what has arrived of one: the one whose turn is longest due.
-        Raises the error the request ended with, after what came before it.
+        Raises the error the request ended with, after what came before it; LeftUnread at once.
         """
         await self._arrived.wait()
         if self._unread:
-            choice = self._unread[0].choice
-            merged = merge([delta for delta in self._unread if delta.choice == choice])
-            self._unread = [delta for delta in self._unread if delta.choice != choice]
+            backlog = self._unread.popleft()
+            self._unread_bytes -= backlog.num_bytes
+            if self._growing.get(backlog.choice) is backlog:
+                del self._growing[backlog.choice]
             if not self._unread and not self.is_over:
                 self._arrived.clear()
-            return merged
+            return backlog.delta()
         assert self._error is not None, "read past the end of a stream"
         raise self._error
 
+    def _keep(self, delta: Delta) -> None:
+        backlog = self._growing.get(delta.choice)
+        if backlog is None:
+            backlog = self._growing[delta.choice] = Backlog(delta)
+            self._unread.append(backlog)
+        else:
+            backlog.add(delta)
+        if backlog.is_full:
+            del self._growing[delta.choice]
+        self._unread_bytes += size_bytes(delta)
 
-def merge(deltas: Sequence[Delta]) -> Delta:
-    """One delta that says what these say, in order. At least one, all of one answer; only the last may be
-    final."""
-    last = deltas[-1]
-    if len(deltas) == 1:
-        return last
-    return Delta(
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        cached_tokens=last.cached_tokens,
-        finish_reason=last.finish_reason,
-        choice=last.choice,
-        logprobs=Logprobs.joined([delta.logprobs for delta in deltas if delta.logprobs is not None]),
-        prompt_logprobs=deltas[0].prompt_logprobs,
-    )
+    def _leave(self) -> None:
+        """Give up what lies here, too: whoever does not read need not keep it for long."""
+        self._error = LeftUnread(self._unread_bytes, MAX_UNREAD_BYTES)
+        self._unread.clear()
+        self._growing.clear()
+        self._unread_bytes = 0
+        self._on_left(self)
 
 
 Parcel = list[tuple[DeltaStream, Delta | ServingError]]

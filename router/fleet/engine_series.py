@@ -100,6 +100,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineReport], float]], ...] = (
     ),
     ("warmpath_engine_host_saves", "Blocks copied to host memory.", lambda r: r.host_saves),
     ("warmpath_engine_host_loads", "Blocks copied back from host memory.", lambda r: r.host_loads),
+    (
+        "warmpath_engine_left_unread",
+        "Requests ended because too much of their answer lay unread.",
+        lambda r: r.left_unread,
+    ),
     ("warmpath_engine_steps", "Steps computed.", lambda r: r.steps),
     ("warmpath_engine_failed_steps", "Steps whose forward failed.", lambda r: r.failed_steps),
     (

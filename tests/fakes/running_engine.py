@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cache.block_hash import BlockHasher
+from cache.engine_report import EngineReport
 from cache.event_log import EventLog
 from cache.events import EventBatch
 from cache.messages import Delta, GenerateRequest
@@ -32,6 +33,7 @@ async def engine(
     hang: Callable[[], None] | None = None,
     batches: list[EventBatch] | None = None,
     door: Door | None = None,
+    report: Callable[[EngineReport], None] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Engine]:
     config = sim_config(num_blocks, sim=sim, **settings)
@@ -45,7 +47,14 @@ async def engine(
     )
     publish = None if batches is None else batches.append
     async with Engine(
-        core, config, events=events, publish=publish, door=door, on_hang=on_hang, on_death=on_death
+        core,
+        config,
+        events=events,
+        publish=publish,
+        report=report,
+        door=door,
+        on_hang=on_hang,
+        on_death=on_death,
     ) as running:
         yield running
 

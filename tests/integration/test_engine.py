@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from cache.block_hash import BlockHasher, hints
-from cache.errors import HandedOver, ServingError
+from cache.engine_report import EngineReport
+from cache.errors import HandedOver, LeftUnread, ServingError
 from cache.events import EventBatch
 from cache.messages import Delta, FinishReason
 from cache.types import RequestId
 from replica.config import SimConfig
+from replica.engine import stream as streams
 from replica.engine.arrivals import Arrival
 from replica.engine.stream import DeltaStream
 from replica.errors import (
@@ -74,6 +76,20 @@ async def test_a_consumer_that_does_not_read_does_not_hold_up_the_others() -> No
     assert len(first.token_ids) == 1
     assert len(rest) == 1  # all that piled up
     assert len(rest[0].token_ids) == 199
+
+
+async def test_a_client_that_reads_nothing_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its answers, though nobody cancels; it is counted once."""
+    monkeypatch.setattr(streams, "MAX_UNREAD_BYTES", 200)
+    reports: list[EngineReport] = []
+    async with engine(sim=SLOW, stream_interval_s=0.0, report=reports.append) as running:
+        lazy = running.generate(replace(make_request("lazy", range(9), max_tokens=500), n=3))
+        await anext(lazy)
+        await eventually(lambda: running.stats().cache.used == 0)
+        with pytest.raises(LeftUnread):
+            await anext(lazy)
+        await eventually(lambda: reports[-1].aborted == 3)
+    assert reports[-1].left_unread == 1
 
 
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decode"])

@@ -15,10 +15,12 @@ from cache.errors import (
     DeadlineExceeded,
     ForwardFailed,
     HandedOver,
+    LeftUnread,
     PiecesLost,
     PromptTooLong,
     QueueFull,
     RequestRefused,
+    ServingError,
 )
 from cache.events import FORMAT_VERSION, EventBatch, Load, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
@@ -269,9 +271,9 @@ async def test_a_failing_forward_is_tried_once_more(router: RouterUnderTest) -> 
     assert len(router.calls.requests) == 2
 
 
-@pytest.mark.parametrize("error", [PromptTooLong(9, 8), DeadlineExceeded(1, 2)])
+@pytest.mark.parametrize("error", [PromptTooLong(9, 8), DeadlineExceeded(1, 2), LeftUnread(9, 8)])
 async def test_what_no_replica_would_do_better_is_not_retried(
-    router: RouterUnderTest, error: RequestRefused
+    router: RouterUnderTest, error: ServingError
 ) -> None:
     router.follow(failing(error))
     with pytest.raises(type(error)):

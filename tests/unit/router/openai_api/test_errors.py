@@ -25,6 +25,7 @@ SECRET = "a secret prompt"
         (errors.UnknownModel("m"), 404, "model_not_found", "not_found"),
         (errors.BodyTooLarge(1), 413, "body_too_large", "invalid"),
         (errors.BodyTooSlow(1, 10, 16384), 408, "body_too_slow", "invalid"),
+        (shared.LeftUnread(9, 8), 408, "answer_not_read", "invalid"),
         (errors.AllBusy(2, 3.2), 429, "server_busy", "busy"),
         (shared.QueueFull(1, 1), 429, "server_busy", "busy"),
         (errors.PromptsBusy(64), 429, "server_busy", "busy"),
@@ -60,8 +61,11 @@ def test_whose_body_stopped_keeps_no_connection() -> None:
 
 
 def test_who_is_told_not_to_come_again() -> None:
-    """Who killed replicas, and whose time is over. A failed forward may have been somebody else's doing."""
-    for final in (errors.TooManyDeaths("r", 2), shared.DeadlineExceeded(1, 2)):
+    """Who killed replicas, whose time is over, who does not read.
+
+    A failed forward may have been somebody else's doing.
+    """
+    for final in (errors.TooManyDeaths("r", 2), shared.DeadlineExceeded(1, 2), shared.LeftUnread(9, 8)):
         assert answer_to(final).headers == {"x-should-retry": "false"}
     for error in (shared.ForwardFailed("x"), shared.QueueFull(1, 1), errors.NoReplica(), KeyError("x")):
         assert "x-should-retry" not in answer_to(error).headers
