@@ -2,6 +2,7 @@
 
     propertyNames {"type": "string"}    asks for nothing: all names are strings. Zod's records have it
     pattern ^(?!x).*$, \\bx, (a)\\1       cannot be followed: left out of account where a schema is lenient
+    patternProperties {"^(?!x)": ...}   likewise, with the additionalProperties that would count for those
 
 Knows these keywords; knows neither where parts are nor what else is in them.
 """
@@ -24,9 +25,28 @@ def leave_out(schema: dict[str, Any], *, is_lenient: bool) -> None:
     """Changes one schema; those in it are their own."""
     if "propertyNames" in schema and _says_nothing(schema["propertyNames"]):
         del schema["propertyNames"]
+    if not is_lenient:
+        return
     pattern = schema.get("pattern")
-    if is_lenient and isinstance(pattern, str) and any(part[1] for part in _PARTS.finditer(pattern)):
+    if isinstance(pattern, str) and _cannot_be_followed(pattern):
         del schema["pattern"]
+    if isinstance(schema.get("patternProperties"), dict):
+        _leave_out_names(schema)
+
+
+def _leave_out_names(schema: dict[str, Any]) -> None:
+    named = schema["patternProperties"]
+    followed = {pattern: each for pattern, each in named.items() if not _cannot_be_followed(pattern)}
+    if len(followed) == len(named):
+        return
+    schema["patternProperties"] = followed
+    if not followed:
+        del schema["patternProperties"]
+    schema.pop("additionalProperties", None)
+
+
+def _cannot_be_followed(pattern: str) -> bool:
+    return any(part[1] for part in _PARTS.finditer(pattern))
 
 
 def _says_nothing(names: object) -> bool:

@@ -139,7 +139,7 @@ def _written(schema: object) -> str:
 
 def _as_followed(source: str, is_lenient: bool) -> str:
     """The schema without what llguidance would let pass, or refuse without need."""
-    if not any(name in source for name in ('"exclusiveM', '"propertyNames"', '"pattern"')):
+    if not any(name in source for name in ('"exclusiveM', '"propertyNames"', '"pattern')):
         return source
     schema = json.loads(source)
     schemas = [part.schema for part in parts(schema) if isinstance(part.schema, dict)]

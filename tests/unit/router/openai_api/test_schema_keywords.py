@@ -73,6 +73,42 @@ def test_a_pattern_that_cannot_be_followed_counts_where_a_schema_is_strict(patte
     assert _read(schema, is_lenient=True)["properties"]["x"] == {"type": "string", "maxLength": 9}
 
 
+UNFOLLOWED = [DURATION, "^(?!x)", "(?<=a)b", r"(a)\1", r"\bword\b"]
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+@pytest.mark.parametrize("others", [False, {"type": "integer"}])
+def test_names_that_cannot_be_followed_count_where_a_schema_is_strict(name: str, others: Any) -> None:
+    """What stands for other names stood for names of that pattern, too, if it were kept without it."""
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": "string"}},
+        "patternProperties": {name: {"type": "string"}, "^n_": {"type": "null"}},
+        "additionalProperties": others,
+    }
+    inside = {"type": "array", "items": schema}
+    assert _judged(inside) is not None
+    assert _judged(inside, is_lenient=True) is None
+    assert _read(inside, is_lenient=True)["items"] == {
+        "type": "object",
+        "properties": {"x": {"type": "string"}},
+        "patternProperties": {"^n_": {"type": "null"}},
+    }
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_where_no_name_can_be_followed_none_is_asked_for(name: str) -> None:
+    schema = {"type": "object", "patternProperties": {name: {"type": "string"}}, "maxProperties": 3}
+    assert _read(schema, is_lenient=True) == {"type": "object", "maxProperties": 3}
+
+
+def test_names_that_can_be_followed_keep_what_stands_beside_them() -> None:
+    schema = {"type": "object", "patternProperties": {r"\(?=x": {}, "^a": {}}, "additionalProperties": False}
+    assert _read(schema, is_lenient=True) == schema
+    odd = {"patternProperties": [r"\b"], "additionalProperties": False}
+    assert _read(odd, is_lenient=True) == odd
+
+
 @pytest.mark.parametrize(
     "pattern", [r"\(?=x", "[(?=]a", r"[\b]", r"\\b", r"\\1", "(?:a|b)", "(?<name>a)", r"[^\](?=]x", r"\d{2}"]
 )
