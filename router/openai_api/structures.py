@@ -159,9 +159,14 @@ def _regex(value: object, at: str, limits: Limits) -> Structure:
 def _choice(value: object, at: str, limits: Limits) -> Structure:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
         raise InvalidField(at, f"'{at}' must be a list of at least one non-empty string.")
-    source = "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(value))
+    source = "start: " + " | ".join(_quoted(each) for each in dict.fromkeys(value))
     _check_size(source, at, limits)
     return Structure(StructureKind.GRAMMAR, source)
+
+
+def _quoted(text: str) -> str:
+    """A string in Lark's notation: JSON's, but for U+007F, which llguidance 1.9 reads only when escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _grammar(value: object, at: str, limits: Limits) -> Structure:

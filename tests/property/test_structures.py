@@ -1,4 +1,4 @@
-"""Whatever the schema and whatever is drawn: a text that came to its end has the structure."""
+"""Whatever the structure and whatever is drawn: a text that came to its end has it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import jsonschema
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cache.structure import Structure
@@ -82,9 +82,9 @@ def _inside(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[
 SCHEMAS = st.recursive(_SCALARS, _inside, max_leaves=6)
 
 
-def structure(schema: dict[str, Any]) -> Structure:
+def structure(value: object, field: str = "guided_json") -> Structure:
     """As the API reads it."""
-    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], "guided_json": schema}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], field: value}
     asked = parse_chat(chat).structure
     assert asked is not None
     return asked[1]
@@ -95,6 +95,14 @@ def test_what_comes_to_its_end_has_the_schema(asked: dict[str, Any], seed: int) 
     tokens, has_ended = walk(begun(structure(asked)), at_random(seed))
     if has_ended:
         jsonschema.validate(json.loads(text_of(tokens)), asked)
+
+
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=3), st.integers(0, 2**32))
+@example(["\x7f"], 0)
+def test_what_comes_to_its_end_is_one_of_the_choices(choices: list[str], seed: int) -> None:
+    tokens, has_ended = walk(begun(structure(choices, field="guided_choice")), at_random(seed))
+    assert has_ended
+    assert text_of(tokens) in choices
 
 
 @given(SCHEMAS)

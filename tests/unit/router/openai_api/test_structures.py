@@ -93,6 +93,15 @@ def test_choices_are_a_grammar_of_strings() -> None:
     assert structure == Structure(StructureKind.GRAMMAR, 'start: "yes" | "no\\"\\n"')
 
 
+@pytest.mark.parametrize("first", [*range(0, 0x3000, 0x400), 0xFC00, 0x1F400, 0xE0000, 0x10FC00])
+def test_choices_may_have_any_character(first: int) -> None:
+    """U+007F was refused with a place in a grammar that nobody had written."""
+    choices = [f"a{chr(code)}b" for code in range(first, first + 0x400)]
+    asked = _structure(guided_choice=choices)
+    assert asked is not None
+    assert judge(asked) is None
+
+
 def test_gbnf_becomes_lark() -> None:
     structure = _structure(guided_grammar='root ::= "a" rest\nrest ::= [0-9]+')
     assert structure is not None
