@@ -2,6 +2,7 @@
 
 Chunks of text are written by a template that holds what all of an answer's chunks have in common: building
 and serializing the models of `responses.py` for each takes ten times as long. The bytes are the models' own.
+Where there are many log probabilities to write, a thread does it.
 
 Counts tokens and keeps text per choice; knows nothing of where deltas come from or how bytes are sent.
 A choice gets exactly one finish_reason. The role travels with the first content, never ahead of the
@@ -10,28 +11,25 @@ first computed token: a chunk before that would make a slow answer look fast.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
 from cache.errors import ServingError
 from cache.messages import Delta, FinishReason
-from router.openai_api.logprobs import LogprobRecord, NoLogprobs
+from router.openai_api.logprobs import LogprobRecord, NoLogprobs, num_told
 from router.openai_api.responses import (
     AssistantMessage,
-    ChatChoice,
-    ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
     ChatFinishReason,
-    ChatLogprobs,
     Completion,
-    CompletionChoice,
-    CompletionLogprobs,
     FunctionCall,
     ToolCallDelta,
     ToolCallEntry,
@@ -40,6 +38,11 @@ from router.openai_api.responses import (
 )
 from router.openai_api.streams import DONE, Indexed, event
 from router.openai_api.tool_calls import Piece, PlainReader, Reader, ToolCall
+
+# Some ten milliseconds of writing.
+OFFLOAD_LOGPROBS = 10_000
+
+T = TypeVar("T")
 
 
 class Unfinished(ServingError):
@@ -111,7 +114,7 @@ class ChatCodec:
     _opening: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_opening", _up_to_choices(self._object([], None, False)))
+        object.__setattr__(self, "_opening", _up_to_choices(self._object(None, False)))
 
     def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
         if piece.calls:
@@ -134,46 +137,40 @@ class ChatCodec:
         part["tool_calls"] = [
             ToolCallDelta(index=first + offset, **_entry(call)) for offset, call in enumerate(piece.calls)
         ]
-        entry = ChatChunkChoice(
-            index=index,
-            delta=ChatDelta.model_validate(part),
-            logprobs=_chat_logprobs(choice),
-            finish_reason=None
-            if choice.finish_reason is None
-            else _chat_finish_reason(choice.finish_reason, has_calls=True),
+        delta = ChatDelta.model_validate(part).encoded()
+        reason = choice.finish_reason and _chat_finish_reason(choice.finish_reason, has_calls=True)
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]%b}' % (
+            *(self._opening, index, delta, _logprobs(choice)),
+            *(_quoted(reason), _usage_member(usage, has_usage)),
         )
-        return self._object([entry], usage, has_usage).encoded()
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return self._object([], usage, True).encoded()
+        return self._object(usage, True).encoded()
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return ChatCompletion(
+        answer = ChatCompletion(
             id=self.head.id,
             object="chat.completion",
             created=self.head.created,
             model=self.head.model,
-            choices=[
-                ChatChoice(
-                    index=index,
-                    message=_message(choice),
-                    logprobs=_chat_logprobs(choice),
-                    finish_reason=_chat_finish_reason(_finish_reason(choice), bool(choice.calls)),
-                )
-                for index, choice in enumerate(choices)
-            ],
+            choices=[],
             usage=usage,
-        ).encoded()
+        )
+        return _with_choices(answer, [self._whole(index, choice) for index, choice in enumerate(choices)])
 
-    def _object(
-        self, choices: list[ChatChunkChoice], usage: Usage | None, has_usage: bool
-    ) -> ChatCompletionChunk:
+    def _whole(self, index: int, choice: Choice) -> bytes:
+        reason = _chat_finish_reason(_finish_reason(choice), bool(choice.calls))
+        return b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b}' % (
+            *(index, _message(choice).encoded(), _logprobs(choice), _quoted(reason)),
+        )
+
+    def _object(self, usage: Usage | None, has_usage: bool) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(
             id=self.head.id,
             object="chat.completion.chunk",
             created=self.head.created,
             model=self.head.model,
-            choices=choices,
+            choices=[],
         )
         return chunk.model_copy(update={"usage": usage}) if has_usage else chunk
 
@@ -184,7 +181,7 @@ class CompletionCodec:
     _opening: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_opening", _up_to_choices(self._object([], None, False)))
+        object.__setattr__(self, "_opening", _up_to_choices(self._object(None, False)))
 
     def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b}' % (
@@ -193,27 +190,23 @@ class CompletionCodec:
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return self._object([], usage, True).encoded()
+        return self._object(usage, True).encoded()
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         entries = [
-            CompletionChoice(
-                index=index,
-                text=choice.content,
-                logprobs=_completion_logprobs(choice),
-                finish_reason=_finish_reason(choice),
-            )
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
+            % (index, to_json(choice.content), _logprobs(choice), _quoted(_finish_reason(choice)))
             for index, choice in enumerate(choices)
         ]
-        return self._object(entries, usage, True).encoded()
+        return _with_choices(self._object(usage, True), entries)
 
-    def _object(self, choices: list[CompletionChoice], usage: Usage | None, has_usage: bool) -> Completion:
+    def _object(self, usage: Usage | None, has_usage: bool) -> Completion:
         completion = Completion(
             id=self.head.id,
             object="text_completion",
             created=self.head.created,
             model=self.head.model,
-            choices=choices,
+            choices=[],
         )
         return completion.model_copy(update={"usage": usage}) if has_usage else completion
 
@@ -230,22 +223,16 @@ def _quoted(reason: ChatFinishReason | None) -> bytes:
     return b"null" if reason is None else b'"%b"' % reason.encode()
 
 
+def _with_choices(answer: ChatCompletion | Completion, choices: Sequence[bytes]) -> bytes:
+    """The JSON of an answer that has none yet. In strings its quotes would be escaped."""
+    begin, mark, end = answer.encoded().partition(b'"choices":[]')
+    assert mark
+    return b'%b"choices":[%b]%b' % (begin, b",".join(choices), end)
+
+
 def _logprobs(choice: Choice) -> bytes:
     """Those of all tokens since the last chunk, the ones whose text was held back included."""
-    due = choice.logprobs.due()
-    return b"null" if due is None else due.encoded()
-
-
-def _chat_logprobs(choice: Choice) -> ChatLogprobs | None:
-    due = choice.logprobs.due()
-    assert not isinstance(due, CompletionLogprobs)
-    return due
-
-
-def _completion_logprobs(choice: Choice) -> CompletionLogprobs | None:
-    due = choice.logprobs.due()
-    assert not isinstance(due, ChatLogprobs)
-    return due
+    return choice.logprobs.due() or b"null"
 
 
 def _usage_member(usage: Usage | None, has_usage: bool) -> bytes:
@@ -286,17 +273,34 @@ def total_usage(choices: Sequence[Choice]) -> Usage:
     )
 
 
+async def _soon(num_logprobs: int, job: Callable[[], T]) -> T:
+    """What the job makes, on a thread where there are many log probabilities to write: others' answers go on.
+
+    A choice is one task's, which waits here; left, it is nobody's.
+    """
+    return job() if num_logprobs < OFFLOAD_LOGPROBS else await asyncio.to_thread(job)
+
+
+def _event(
+    codec: Codec, index: int, choice: Choice, piece: Piece, usage: Usage | None, *, has_usage: bool
+) -> bytes:
+    return event(codec.chunk(index, choice, piece, usage, has_usage))
+
+
 async def whole_answer(
     codec: Codec, choices: Sequence[Choice], deltas: AsyncGenerator[Indexed, None]
 ) -> bytes:
     """One JSON object, when every choice has finished. Closes `deltas`."""
+    total = 0
     async with aclosing(deltas):
         async for item in deltas:
             choice = choices[item.index]
-            piece = choice.take(item.delta)
+            size = num_told(item.delta)
+            piece = await _soon(size, partial(choice.take, item.delta))
             choice.texts.append(piece.text)
             choice.calls += piece.calls
-    return codec.whole(choices, total_usage(choices))
+            total += size
+    return await _soon(total, lambda: codec.whole(choices, total_usage(choices)))
 
 
 async def event_stream(
@@ -318,11 +322,14 @@ async def event_stream(
     async with aclosing(deltas):
         async for item in deltas:
             choice = choices[item.index]
-            piece = choice.take(item.delta)
+            size = num_told(item.delta)
+            piece = await _soon(size, partial(choice.take, item.delta))
             if not piece.text and not piece.calls and item.delta.finish_reason is None:
                 continue  # tokens whose text is held back: nothing to show yet
             usage = total_usage(choices) if continuous_usage else None
-            content = event(codec.chunk(item.index, choice, piece, usage, has_usage))
+            content = await _soon(
+                size, partial(_event, codec, item.index, choice, piece, usage, has_usage=has_usage)
+            )
             choice.calls += piece.calls
             choice.has_started = True
             if all(choice.finish_reason is not None for choice in choices):

@@ -1,27 +1,30 @@
-"""Log probabilities as the two endpoints tell them, kept until the next chunk takes them along.
+"""Log probabilities as the two endpoints tell them, in JSON, kept until the next chunk takes them along.
 
 A token is told as its text. One that is no whole character by itself (a byte of an emoji, say) is told by its
 bytes, escaped, as the API does: `\\xf0\\x9f` in chats, `bytes:\\xf0\\x9f` in completions. Chats also have the
 bytes themselves: those of an answer's tokens, one after another, are its text and what is left out of it,
 special tokens and what a stop string cuts off.
 
+A long prompt has hundreds of thousands of them. So the bytes are written here, token by token, and are those
+of `ChatLogprobs` and `CompletionLogprobs` in `responses.py`: models of chats' take ten times as long, and all
+models are checked and serialized in one piece, in which no other thread runs.
+
 Knows token ids, their bytes and packed numbers; knows neither deltas' text nor how chunks are sent.
 """
 
 from __future__ import annotations
 
+import itertools
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import add
 from typing import Protocol
 
-from cache.messages import Delta, Logprobs
-from router.openai_api.responses import (
-    ChatLogprobs,
-    ChatTokenLogprob,
-    CompletionLogprobs,
-    TopLogprob,
-)
+from pydantic_core import to_json
 
+from cache.messages import Delta, Logprobs
+
+_SLICE = 256  # tokens whose numbers are written in one call: under a millisecond, with twenty each
 TokenBytes = Callable[[int], bytes]
 _CONTINUATIONS = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))  # of UTF-8: they begin no character
 
@@ -32,8 +35,8 @@ class LogprobRecord(Protocol):
     def take(self, delta: Delta) -> None:
         """Take in what a delta tells."""
 
-    def due(self) -> ChatLogprobs | CompletionLogprobs | None:
-        """What was taken in since the last call; None if nothing was. Changes state."""
+    def due(self) -> bytes | None:
+        """What was taken in since the last call, as JSON; None if nothing was. Changes state."""
 
 
 class NoLogprobs:
@@ -46,29 +49,42 @@ class NoLogprobs:
         return None
 
 
+class _Written(dict[int, bytes]):
+    """What stands for a token, by its id: most tokens of a long prompt come many times."""
+
+    def __init__(self, write: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._write = write
+
+    def __missing__(self, token_id: int) -> bytes:
+        written = self[token_id] = self._write(token_id)
+        return written
+
+
 class ChatLogprobRecord:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
-        self._entries: list[ChatTokenLogprob] = []
+        self._begun = _Written(self._beginning)
+        self._entries: list[bytes] = []
 
     def take(self, delta: Delta) -> None:
         if delta.logprobs is None:
             return
-        for token_id, logprob, top in _each(delta.token_ids, delta.logprobs):
-            others = [self._told(other, other_logprob) for other, other_logprob in top]
-            told = self._told(token_id, logprob)
-            entry = ChatTokenLogprob(token=told.token, bytes=told.bytes, logprob=logprob, top_logprobs=others)
-            self._entries.append(entry)
+        begun = self._begun
+        for token_id, logprob, top_ids, top in _each(delta.token_ids, delta.logprobs):
+            others = b"},".join(map(add, map(begun.__getitem__, top_ids), top)) + (b"}" if top else b"")
+            self._entries.append(b'%b%b,"top_logprobs":[%b]}' % (begun[token_id], logprob, others))
 
-    def _told(self, token_id: int, logprob: float) -> TopLogprob:
+    def _beginning(self, token_id: int) -> bytes:
+        """A token's object up to its log probability."""
         spelled = self._token_bytes(token_id)
         text = _decoded(spelled)
         shown = _escaped(spelled) if text is None else text
-        return TopLogprob(token=shown, bytes=list(spelled), logprob=logprob)
+        return b'{"token":%b,"bytes":%b,"logprob":' % (to_json(shown), to_json(list(spelled)))
 
-    def due(self) -> ChatLogprobs | None:
+    def due(self) -> bytes | None:
         entries, self._entries = self._entries, []
-        return ChatLogprobs(content=entries, refusal=None) if entries else None
+        return b'{"content":[%b],"refusal":null}' % b",".join(entries) if entries else None
 
 
 class CompletionLogprobRecord:
@@ -88,6 +104,8 @@ class CompletionLogprobRecord:
         prompt: its token ids, where they are told, with its text, which may spell out special tokens.
         """
         self._token_bytes = token_bytes
+        self._quoted = _Written(lambda token_id: to_json(self._spelled(token_id)))
+        self._named = _Written(lambda token_id: self._quoted[token_id] + b":")
         self._is_special = is_special
         self._prompt = prompt
         self._prompt_text = prompt_text
@@ -97,35 +115,40 @@ class CompletionLogprobRecord:
         self._empty()
 
     def _empty(self) -> None:
-        self._tokens: list[str] = []
-        self._logprobs: list[float | None] = []
-        self._top: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
+        self._tokens: list[bytes] = []
+        self._logprobs: list[bytes] = []
+        self._top: list[bytes] = []
+        self._offsets: list[bytes] = []
 
     def take(self, delta: Delta) -> None:
         if self._prompt:
             prompt, self._prompt = self._prompt, ()
             self._num_chars = -self._num_added_spaces(prompt)
-            self._tell(prompt[0], None, None)  # nothing is before it that could make it probable
+            self._tell(prompt[0], b"null", b"null")  # nothing is before it that could make it probable
             if delta.prompt_logprobs is not None:
                 self._tell_all(prompt[1:], delta.prompt_logprobs)
         if delta.logprobs is not None and self._tells_output:
             self._tell_all(delta.token_ids, delta.logprobs)
 
     def _tell_all(self, token_ids: Sequence[int], found: Logprobs) -> None:
-        for token_id, logprob, top in _each(token_ids, found):
-            told: dict[str, float] = {}
-            for other, other_logprob in (*top, (token_id, logprob)):  # the token itself is always there
-                told.setdefault(self._spelled(other), other_logprob)  # of two spelled alike the more probable
-            self._tell(token_id, logprob, told)
+        named = self._named
+        for token_id, logprob, top_ids, top in _each(token_ids, found):
+            names, own = list(map(named.__getitem__, top_ids)), named[token_id]
+            if own not in names:  # the token itself is always there
+                names.append(own)
+                top.append(logprob)
+            members: Iterable[bytes] = map(add, names, top)
+            if len(set(names)) < len(names):  # of two spelled alike the more probable one, which comes first
+                members = itertools.compress(members, _are_first(names))
+            self._tell(token_id, logprob, b"{%b}" % b",".join(members))
 
-    def _tell(self, token_id: int, logprob: float | None, top: dict[str, float] | None) -> None:
+    def _tell(self, token_id: int, logprob: bytes, top: bytes) -> None:
         spelled = self._token_bytes(token_id)
-        self._tokens.append(self._spelled(token_id))
+        self._tokens.append(self._quoted[token_id])
         self._logprobs.append(logprob)
         self._top.append(top)
         at = max(0, self._num_chars)
-        self._offsets.append(at + self._breaks_off(spelled))
+        self._offsets.append(b"%d" % (at + self._breaks_off(spelled)))
         if not self._is_special(token_id) or self._prompt_text.startswith(
             spelled.decode(errors="replace"), at
         ):
@@ -153,25 +176,47 @@ class CompletionLogprobRecord:
         text = _decoded(spelled)
         return f"bytes:{_escaped(spelled)}" if text is None else text
 
-    def due(self) -> CompletionLogprobs | None:
+    def due(self) -> bytes | None:
         if not self._tokens:
             return None
-        told = CompletionLogprobs(
-            text_offset=self._offsets,
-            token_logprobs=self._logprobs,
-            tokens=self._tokens,
-            top_logprobs=self._top,
-        )
+        lists = (self._offsets, self._logprobs, self._tokens, self._top)
         self._empty()
-        return told
+        return b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[%b]}' % tuple(
+            b",".join(each) for each in lists
+        )
 
 
-def _each(token_ids: Sequence[int], found: Logprobs) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
-    """Each token, its log probability, and the most probable ones with theirs."""
+def num_told(delta: Delta) -> int:
+    """Log probabilities that a delta tells. A microsecond or less to write each."""
+    found = [each for each in (delta.logprobs, delta.prompt_logprobs) if each is not None]
+    return sum([len(each.chosen) + len(each.top) for each in found])
+
+
+def _each(
+    token_ids: Sequence[int], found: Logprobs
+) -> Iterator[tuple[int, bytes, Sequence[int], list[bytes]]]:
+    """Each token, its log probability, and the most probable ones, with theirs in a list of its own."""
     count = found.num_top
-    for place, (token_id, logprob) in enumerate(zip(token_ids, found.chosen, strict=True)):
-        part = slice(place * count, (place + 1) * count)
-        yield token_id, logprob, list(zip(found.top_ids[part], found.top[part], strict=True))
+    for begin in range(0, max(len(token_ids), len(found)), _SLICE):
+        end = begin + _SLICE
+        top_ids, top = (
+            found.top_ids[begin * count : end * count],
+            _numbers(found.top[begin * count : end * count]),
+        )
+        chosen = _numbers(found.chosen[begin:end])
+        for place, (token_id, logprob) in enumerate(zip(token_ids[begin:end], chosen, strict=True)):
+            part = slice(place * count, (place + 1) * count)
+            yield token_id, logprob, top_ids[part], top[part]
+
+
+def _numbers(values: Sequence[float]) -> list[bytes]:
+    """Each as JSON."""
+    return to_json(list(values), inf_nan_mode="null")[1:-1].split(b",") if values else []
+
+
+def _are_first(names: Sequence[bytes]) -> list[bool]:
+    """Whether each is the first of its kind."""
+    return [name not in names[:place] for place, name in enumerate(names)]
 
 
 def _decoded(spelled: bytes) -> str | None:
