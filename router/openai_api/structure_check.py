@@ -55,6 +55,14 @@ _REASONS: tuple[tuple[str, str], ...] = (
         r"look-around|look-ahead|look-behind",
         "a regular expression in it looks around, which is not supported",
     ),
+    (
+        r"lookarounds not supported yet; word",
+        "a regular expression in it asks for a word's boundary, which is not supported",
+    ),
+    (
+        r"^oneof constraints",
+        "'oneOf' cannot be enforced where a value may have several of its forms; 'anyOf' can",
+    ),
     (r"backreference", "a regular expression in it has back-references, which are not supported"),
     (r"regex", "a regular expression in it cannot be read"),
     (r"pointer|resource|\$ref|anchor|retriev", "a '$ref' in it leads nowhere"),

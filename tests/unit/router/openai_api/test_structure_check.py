@@ -48,6 +48,13 @@ _TREE = {
         (schema(_object(a={"type": "string", "pattern": "(secret"})), "#/properties/a", "cannot be read"),
         (schema(_object(a={"type": "string", "pattern": "(?=secret)"})), "#/properties/a", "looks around"),
         (schema({"type": "string", "pattern": r"(secret)\1"}), "#", "back-references"),
+        (schema({"type": "string", "pattern": r"\bsecret"}), "#", "asks for a word's boundary"),
+        (schema(_object(a={"patternProperties": {r"\B": {}}})), "#/properties/a", "a word's boundary"),
+        (
+            schema(_object(a={"oneOf": [{"type": "integer"}, {"type": "number"}]})),
+            "#/properties/a",
+            "'oneOf' cannot be enforced",
+        ),
         (schema(_object(a={"$ref": "#/secret"})), "#/properties/a", "a '$ref' in it leads nowhere"),
         (schema({"$ref": "http://secret.example/x"}), "#", "a '$ref' in it leads nowhere"),
         (schema(_object(a={"minLength": "secret"})), "#/properties/a", "a value of the wrong type"),
