@@ -52,6 +52,7 @@ class _Row:
     code: str | None = None  # None: the error's own `code`, where it has one
     retry_after_s: Callable[[Any], float] | None = None
     is_final: bool = False  # the API's own clients ask again after a 5xx, unless they are told not to
+    ends_connection: bool = False  # the rest of the body would be awaited before its next request
 
 
 _BUSY = _Row(429, RATE_LIMIT, "busy", "server_busy", lambda error: getattr(error, "retry_after_s", 1.0))
@@ -61,7 +62,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.MalformedJson: _Row(400, INVALID_REQUEST, "invalid"),
     errors.HeadersTooLarge: _Row(431, INVALID_REQUEST, "invalid"),
     errors.BodyTooLarge: _Row(413, INVALID_REQUEST, "invalid"),
-    errors.BodyTooSlow: _Row(408, TIMEOUT, "invalid"),
+    errors.BodyTooSlow: _Row(408, TIMEOUT, "invalid", ends_connection=True),
     errors.UnknownModel: _Row(404, INVALID_REQUEST, "not_found"),
     errors.InvalidApiKey: _Row(401, INVALID_REQUEST, "unauthorized"),
     # No endpoint's: only pages for operators end so. It has no outcome of its own, which could never move.
@@ -125,8 +126,8 @@ def answer_to(error: BaseException) -> ErrorAnswer:
         headers |= _FINAL
     if row.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if row.status == 408:
-        headers["connection"] = "close"  # the rest of the body would be awaited before its next request
+    if row.ends_connection:
+        headers["connection"] = "close"
     return ErrorAnswer(
         status=row.status,
         message=_message(error, row),

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cache.errors import DeadlineExceeded, ServingError
+from cache.errors import DeadlineExceeded, LeftUnread, ServingError
 from router.errors import MalformedJson
 from router.limits import Limits
 from router.openai_api.answer import is_deadline_clients
@@ -79,7 +79,8 @@ class Tally:
             self._was_clients_deadline = True
             self.end(CLIENT_DEADLINE)
         else:
-            self.end(BROKEN_STREAM if has_begun else outcome_of(error))
+            is_broken = has_begun and not isinstance(error, LeftUnread)  # which is its client's doing
+            self.end(BROKEN_STREAM if is_broken else outcome_of(error))
 
     def log_failure(self, error: BaseException, request: Request) -> None:
         """Say that it failed so, unless all that was too short is the time its client gave it."""

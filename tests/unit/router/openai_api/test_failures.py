@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from cache.errors import DeadlineExceeded, ForwardFailed, QueueFull
+from cache.errors import DeadlineExceeded, ForwardFailed, LeftUnread, QueueFull
 from cache.errors import PromptTooLong as ReplicaPromptTooLong
 from cache.messages import Delta
 from router.dashboard.view import Dashboard
@@ -63,6 +63,17 @@ async def test_a_stream_that_fails_ends_in_an_error_event_and_a_cut_connection(
     assert error["code"] == "forward_failed"
     assert SECRET not in str(sent)
     assert router.metric("warmpath_requests_total", endpoint="completions", outcome="broken_stream") == 1
+
+
+async def test_a_stream_that_its_client_did_not_read_is_no_failure_of_ours(router: RouterUnderTest) -> None:
+    """An alert watches those."""
+    router.answer_with(Delta("a", (1,), 0), LeftUnread(9, 8))
+    sent = await asgi_call(
+        router.api, "/v1/completions", {"model": MODEL, "prompt": "x", "stream": True}, asyncio.Event()
+    )
+    assert isinstance(sent[-1], BrokenStream)
+    assert router.metric("warmpath_requests_total", endpoint="completions", outcome="invalid") == 1
+    assert router.metric("warmpath_requests_total", endpoint="completions", outcome="broken_stream") == 0
 
 
 async def test_without_replicas_the_answer_is_503(router: RouterUnderTest) -> None:
