@@ -153,10 +153,11 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from deploy import stop_signals
+
     # Seconds pass until `launch` has its own handler: SIGTERM would leave the folder, and in the background
     # SIGINT is ignored.
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.default_int_handler)
+    stop_signals.catch(signal.default_int_handler)
     with before_ray(arguments) as launch:
         Console(highlight=False).print(Text(f"Checking {arguments.file}"), soft_wrap=True)
         return launch()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,13 +28,16 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cache.errors import ConfigError
+from deploy import stop_signals
 from deploy.errors import DeployFailed
 from deploy.ports import Ports
 from deploy.preflight import check_gpus, check_keys, check_memory, check_models
+from deploy.proxy_processes import end_proxies
 from deploy.serve_file import ServeFile
 from replica.errors import EventSocketError
 
 POLL_S = 0.25
+LOOK_S = 1.0  # between looks for the cluster, while Serve is shutting down
 FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
 
 
@@ -55,7 +60,7 @@ def launch(
     check_keys(file)
     rendered = run_folder / "deploy.yaml"
     rendered.write_text(yaml.safe_dump(file.with_port(ports.http), sort_keys=False))
-    _stop_on_signals()
+    stop_signals.catch(stop_signals.interrupt)
     watch = _Watch(file, ports, console, fast_proxy=fast_proxy, ray_dashboard=ray_dashboard, began=began)
     try:
         with console.status("Starting a Ray cluster on this machine"):
@@ -68,7 +73,8 @@ def launch(
                 log_to_driver=verbose,
                 logging_level="INFO" if verbose else "ERROR",
             )
-        _stop_on_signals()  # anew: Ray takes SIGTERM for a crash, prints a stack and aborts
+        # Anew: Ray takes SIGTERM for a crash, prints a stack and aborts.
+        stop_signals.catch(_interrupt_and_look_after(ray.get_runtime_context().gcs_address))
         check_gpus(file, ray.cluster_resources().get("GPU", 0.0))  # as Ray has counted them
         watch.start()
         # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
@@ -76,24 +82,33 @@ def launch(
     except (KeyboardInterrupt, SystemExit, click.Abort):
         console.print("Stopped.")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         watch.stop()
         ray.shutdown()
+        end_proxies(run_folder)  # where all processes of Ray's were killed, nobody has
     if watch.failure is not None:
         raise watch.failure
     return 0
 
 
-def _stop_on_signals() -> None:
-    """Ctrl-C and SIGTERM both stop cleanly, also when started in the background (SIGINT ignored there). Those
-    that follow change nothing: what is being stopped has to be stopped."""
+def _interrupt_and_look_after(gcs_address: str) -> Callable[[int, FrameType | None], None]:
+    """A handler that interrupts; and again, as soon as the cluster is gone: a signal to the whole process
+    group (a closed terminal, GNU `timeout`) ends that, too, and Serve would wait 30 s for its controller.
+    """
+    host, _, port = gcs_address.rpartition(":")
+
+    def look(signum: int, frame: FrameType | None) -> None:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) != 0:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                raise KeyboardInterrupt
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+        stop_signals.interrupt(signum, frame)
 
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
+    return interrupt
 
 
 class _Watch:

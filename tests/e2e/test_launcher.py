@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ import pytest
 import yaml
 
 from deploy import __main__ as command
-from deploy.ports import free_base
+from deploy.ports import Ports, free_base
 from tests.e2e.deployments import USUAL, deployed
 from tests.model_families import FAMILIES, save
 from tests.servers import (
@@ -162,6 +164,40 @@ def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -
         time.sleep(0.5)
         assert stop(other.process) == 0
         assert len(server.version()["replicas"]) == 2
+
+
+def test_a_terminal_that_closes_leaves_nothing_behind(short_folder: Path) -> None:
+    """Its signal goes to the whole process group, and Ray's own processes may be gone before the launcher has
+    stopped anything: nobody was left to end HAProxy, which listened on; and Serve waited 30 s for a
+    controller that was gone."""
+    base = free_base()
+    file = deploy_file(short_folder, replicas=1, replica={"runner": "simulated"})
+    arguments = [sys.executable, "-m", "deploy", "serve", str(file), "--port", str(base)]
+    pid, terminal = pty.fork()
+    if pid == 0:  # the leader of the terminal's session
+        os.chdir(ROOT)
+        os.execve(arguments[0], arguments, {**os.environ, "RAY_TMPDIR": str(short_folder)})
+    try:
+        _read_until(terminal, "Ctrl-C stops everything")
+        for each in processes_below(short_folder):
+            number, _, line = each.partition(": ")
+            if int(number) != pid and "haproxy -dS" not in line:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
+    finally:
+        os.close(terminal)
+    began = time.monotonic()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert time.monotonic() - began < 25
+    assert_nothing_left(short_folder)
+    Ports(base).check_free("127.0.0.1")
+
+
+def _read_until(terminal: int, text: str) -> None:
+    """What it says, until that is among it; an OSError when it has ended before."""
+    said = ""
+    while text not in said:
+        said += os.read(terminal, 65536).decode(errors="replace")
 
 
 def _have_torch(server: Server) -> bool:

@@ -52,7 +52,7 @@ def test_a_folder_that_is_not_there_is_named_by_render(
     assert f"--output = '{output}': must be a file that can be written: No such file or directory" in said
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_the_launcher_has_its_own_handler_leaves_no_folder(
     signum: signal.Signals, tmp_path: Path
 ) -> None:
