@@ -27,7 +27,7 @@ serve   checks, starts a private Ray cluster on this machine, runs `serve run de
 
 examples:
   python -m deploy check deploy.yaml
-  python -m deploy check deploy.yaml --gpus 8
+  python -m deploy check deploy.yaml --gpus 8 --cpus 32
   python -m deploy serve deploy.yaml --port 8100
   python -m deploy render deploy.yaml --settings k8s/overlays/gpu/settings.yaml --mounted /models
 """
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False)
     try:
         if arguments.command == "check":
-            return _check(arguments.file, arguments.gpus)
+            return _check(arguments.file, arguments.gpus, arguments.cpus)
         if arguments.command == "render":
             return _render(arguments)
         return _serve(arguments)
@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="GPUs that the cluster has, or grows to (default: what this machine has): refuses more replicas "
         "than they serve",
+    )
+    check.add_argument(
+        "--cpus", type=_count, metavar="N", help="likewise CPUs; with either one this machine does not count"
     )
     serve.add_argument(
         "--port",
@@ -114,16 +117,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _check(file: Path, num_gpus: int | None) -> int:
-    from deploy.preflight import check_gpus, check_here, check_models
+def _check(file: Path, num_gpus: int | None, num_cpus: int | None) -> int:
+    from deploy.preflight import check_cpus, check_gpus, check_here, check_models
     from deploy.serve_file import ServeFile
 
     checked = ServeFile.read(file)
     model = check_models(checked)
-    if num_gpus is None:
+    if num_gpus is None and num_cpus is None:
         check_here(checked)
-    else:
+    if num_gpus is not None:
         check_gpus(checked, num_gpus)
+    if num_cpus is not None:
+        check_cpus(checked, num_cpus)
     console = Console(highlight=False)
     console.print(Text(f"{file}: fine ({checked.num_replicas} replicas of {model})"), soft_wrap=True)
     return 0

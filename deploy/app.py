@@ -18,6 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from cache.errors import ConfigError
 from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING, check_settings
 from deploy.config import AppConfig, router_config
+from deploy.cpus import REPLICA_CPUS, ROUTER_CPUS
 from deploy.router_settings import ROUTER_VARIABLE, laid_over
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
@@ -62,7 +63,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         ),
     )
     actor_options = {"num_gpus": replica.tensor_parallel} if replica.device == "cuda" else {}
-    replicas = Replica.options(ray_actor_options={"num_cpus": 0.4, **actor_options}).bind(
+    replicas = Replica.options(ray_actor_options={"num_cpus": REPLICA_CPUS, **actor_options}).bind(
         replica, log_requests=router.log_requests, traces=router.traces
     )
     return Router.bind(router, replicas, replica)
@@ -109,7 +110,7 @@ Router = serve.deployment(
     name="Router",
     max_ongoing_requests=ROUTER_MAX_ONGOING,
     ray_actor_options={
-        "num_cpus": 0.2,
+        "num_cpus": ROUTER_CPUS,
         # Places and routes on one event loop in every mode of Serve: docs/design/001-serving-on-ray.md.
         "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}},
     },

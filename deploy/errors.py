@@ -56,7 +56,7 @@ class PortForbidden(DeployError):
 class MachineLacks(DeployError):
     def __init__(self, missing: Sequence[str]) -> None:
         lines = "".join(f"\n- {each}" for each in missing)
-        super().__init__(f"not on this machine; --gpus N checks for a cluster with N GPUs{lines}")
+        super().__init__(f"not on this machine; --gpus N and --cpus N check for a cluster{lines}")
         self.missing = tuple(missing)
 
 

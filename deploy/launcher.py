@@ -31,13 +31,14 @@ from cache.errors import ConfigError
 from deploy import stop_signals
 from deploy.errors import DeployFailed
 from deploy.ports import Ports
-from deploy.preflight import check_gpus, check_keys, check_memory, check_models
+from deploy.preflight import check_cpus, check_gpus, check_keys, check_memory, check_models
 from deploy.proxy_processes import end_proxies
 from deploy.serve_file import ServeFile
 from replica.errors import EventSocketError
 
 POLL_S = 0.25
 LOOK_S = 1.0  # between looks for the cluster, while Serve is shutting down
+WAITS = "to be scheduled"  # in what it says of one for whose replicas nothing has had room for 30 s
 FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
 
 
@@ -75,7 +76,9 @@ def launch(
             )
         # Anew: Ray takes SIGTERM for a crash, prints a stack and aborts.
         stop_signals.catch(_interrupt_and_look_after(ray.get_runtime_context().gcs_address))
-        check_gpus(file, ray.cluster_resources().get("GPU", 0.0))  # as Ray has counted them
+        there_are = ray.cluster_resources()  # as Ray has counted them
+        check_gpus(file, there_are.get("GPU", 0.0))
+        check_cpus(file, there_are.get("CPU", 0.0))
         watch.start()
         # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
         serve_cli.main(["run", "--address", "auto", str(rendered)], standalone_mode=False)
@@ -132,6 +135,7 @@ class _Watch:
         self._fast_proxy = fast_proxy
         self._ray_dashboard = f"http://127.0.0.1:{ports.dashboard}" if ray_dashboard else None
         self._began = began
+        self._told: set[str] = set()  # deployments of which it was said that they wait
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -178,6 +182,7 @@ class _Watch:
             raise DeployFailed(_root_cause(application))
         if (setting := _wrong_setting(application)) is not None:
             raise DeployFailed(setting)
+        self._say_what_waits(application)
         running = {
             name: deployment.replica_states.get("RUNNING", 0)
             for name, deployment in application.deployments.items()
@@ -186,6 +191,13 @@ class _Watch:
             counts = ", ".join(f"{name} {count}" for name, count in sorted(running.items()))
             return f"Loading the model (running: {counts or 'nothing yet'})"
         return "Waiting for every replica's cache snapshot"
+
+    def _say_what_waits(self, application: Any) -> None:
+        """Once of each deployment, in Serve's words: it may be for ever."""
+        for name, deployment in application.deployments.items():
+            if WAITS in deployment.message and name not in self._told:
+                self._told.add(name)
+                self._console.print(deployment.message, soft_wrap=True, markup=False)
 
     def _say_ready(self) -> None:
         # What the service says of itself; nothing where it wants a key, which we do not have.

@@ -1,6 +1,6 @@
 """What can be found wrong with the model, the API keys and this machine before a cluster is started.
 
-Reads files and this machine's memory; imports neither Ray nor torch.
+Reads files and this machine's memory; starts no Ray, and imports no torch.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import os
 import shutil
 import sys
 import sysconfig
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from cache.errors import ConfigError
+from deploy.cpus import cpus_each, machine_cpus
 from deploy.errors import MachineLacks
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
@@ -55,40 +56,73 @@ def check_gpus(file: ServeFile, num_gpus: float) -> None:
     """
     asked = _gpus_asked(file, num_gpus)
     if asked.is_more_than(num_gpus):
-        fitting = asked.fitting(num_gpus)
-        is_scaled = file.options("Replica").get("autoscaling_config")
-        key = "autoscaling_config.max_replicas" if is_scaled else "num_replicas"
-        there_are = f"there are {num_gpus:g}{asked.per_card(num_gpus)}"
-        accepted = f"must be at most {fitting}: each takes {asked.each:g} GPUs, and {there_are}"
-        where = f"applications.{file.app_name}.deployments.Replica.{key}"
-        raise ConfigError(where, asked.num_replicas, accepted)
+        raise _too_many(file, asked, num_gpus)
 
 
-class _GpusAsked(NamedTuple):
+def check_cpus(file: ServeFile, num_cpus: float) -> None:
+    """num_cpus: as `check_gpus` has it. Raises ConfigError when the replicas and Routers that there are at
+    least ask for more: some would be pending for ever, a Router maybe, and nobody could ask the rest.
+
+    Those that scaling adds are not counted: the service is there without them.
+    """
+    asked = _cpus_asked(file)
+    if asked.is_more_than(num_cpus):
+        raise _too_many(file, asked, num_cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What replicas and Routers ask Ray for of one resource."""
+
+    resource: str  # "CPUs"
+    scaled_key: str  # of `autoscaling_config`, which says how many replicas are counted
     each: float  # replica
-    num_replicas: int  # at most
-    by_routers: float
+    num_replicas: int
+    by_routers: float  # all of them
 
     @property
     def in_all(self) -> float:
         return self.num_replicas * self.each + self.by_routers
 
-    def fitting(self, num_gpus: float) -> int:
-        """Replicas that there is room for. Ray gives a part of a GPU from one GPU alone: of two, 0.6 are
-        there twice, and not three times."""
-        fitting = _times(num_gpus - self.by_routers, self.each)
+    def fitting(self, there_are: float) -> int:
+        """Replicas that there is room for."""
+        return _times(max(0.0, there_are - self.by_routers), self.each)
+
+    def is_more_than(self, there_are: float) -> bool:
+        return self.each > 0 and self.num_replicas > self.fitting(there_are)
+
+    def there(self, there_are: float) -> str:
+        """What there is, and what of it is not for replicas."""
+        routers = f", of which Routers take {self.by_routers:g}" if self.by_routers else ""
+        return f"there are {there_are:g}{routers}"
+
+
+class _GpusAsked(_Asked):
+    def fitting(self, there_are: float) -> int:
+        """Ray gives a part of a GPU from one GPU alone: of two, 0.6 are there twice, and not three times."""
+        fitting = _Asked.fitting(self, there_are)
         if self.each < 1:
-            fitting = min(fitting, int(num_gpus) * _times(1, self.each) + _times(num_gpus % 1, self.each))
-        return max(0, fitting)
+            in_cards = int(there_are) * _times(1, self.each) + _times(there_are % 1, self.each)
+            fitting = min(fitting, in_cards)
+        return fitting
 
-    def is_more_than(self, num_gpus: float) -> bool:
-        return self.each > 0 and self.num_replicas > self.fitting(num_gpus)
-
-    def per_card(self, num_gpus: float) -> str:
+    def there(self, there_are: float) -> str:
         """What else has to be said where the sum would fit."""
-        if self.in_all > num_gpus:
-            return ""
-        return f", each with room for {_times(1, self.each)}"
+        per_card = "" if self.in_all > there_are else f", each with room for {_times(1, self.each)}"
+        return _Asked.there(self, there_are) + per_card
+
+
+def _too_many(file: ServeFile, asked: _Asked, there_are: float) -> ConfigError:
+    each = f"each takes {asked.each:g} {asked.resource}"
+    accepted = f"must be at most {asked.fitting(there_are)}: {each}, and {asked.there(there_are)}"
+    where = f"applications.{file.app_name}.deployments.Replica.{_key(file, asked)}"
+    return ConfigError(where, asked.num_replicas, accepted)
+
+
+def _key(file: ServeFile, asked: _Asked) -> str:
+    """What says how many replicas there are."""
+    is_scaled = file.options("Replica").get("autoscaling_config")
+    return f"autoscaling_config.{asked.scaled_key}" if is_scaled else "num_replicas"
 
 
 def _times(whole: float, part: float) -> int:
@@ -115,17 +149,26 @@ def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
             raise ConfigError(where, actor.get("num_gpus"), accepted)
     by_router = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
     num_routers = replica_bounds(file.options("Router"))[1]
-    return _GpusAsked(each, replica_bounds(options)[1], by_router * num_routers)
+    return _GpusAsked("GPUs", "max_replicas", each, replica_bounds(options)[1], by_router * num_routers)
 
 
-def check_here(file: ServeFile, cards: int | None = None) -> None:
+def _cpus_asked(file: ServeFile) -> _Asked:
+    replicas, routers = file.options("Replica"), file.options("Router")
+    by_routers = cpus_each("Router", routers) * replica_bounds(routers)[0]
+    return _Asked("CPUs", "min_replicas", cpus_each("Replica", replicas), file.num_replicas, by_routers)
+
+
+def check_here(file: ServeFile, cards: int | None = None, cpus: float | None = None) -> None:
     """Raises MachineLacks, with all that this machine lacks of what the file's replicas ask of theirs, and
     ConfigError where they would take GPUs and ask for none, or compute on CPUs by what is for cards.
 
-    cards: NVIDIA cards here; None = as many as its driver tells of.
+    cards: NVIDIA cards here; None = as many as its driver tells of. cpus: None = as Ray counts them.
     """
     cards = num_cards() if cards is None else cards
-    missing = _missing_cards(_gpus_asked(file, cards), cards)
+    cpus = machine_cpus() if cpus is None else cpus
+    lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
+    missing = _missing(lacking, file, _gpus_asked(file, cards), cards)
+    missing += _missing("CPUs", file, _cpus_asked(file), cpus)
     config = file.app.replica
     if config.runner != "simulated":
         if config.device == "cuda" or (config.device == "auto" and cards):
@@ -139,12 +182,13 @@ def check_here(file: ServeFile, cards: int | None = None) -> None:
         raise MachineLacks(missing)
 
 
-def _missing_cards(asked: _GpusAsked, cards: int) -> list[str]:
-    if not asked.is_more_than(cards):
+def _missing(lacking: str, file: ServeFile, asked: _Asked, there_are: float) -> list[str]:
+    if not asked.is_more_than(there_are):
         return []
-    lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
-    takes = f"{asked.num_replicas} replicas take {asked.each:g} GPUs each, {asked.in_all:g} in all"
-    return [f"{lacking}: {takes}, and there are {cards}{asked.per_card(cards)}"]
+    each, fitting = f"{asked.each:g} {asked.resource} each", asked.fitting(there_are)
+    takes = f"{asked.num_replicas} replicas take {each}, {asked.in_all:g} in all"
+    way_out = f"; {_key(file, asked)} may be {fitting}" if fitting else ""
+    return [f"{lacking}: {takes}, and {asked.there(there_are)}{way_out}"]
 
 
 def _missing_packages(attention_backend: str) -> list[str]:

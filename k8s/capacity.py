@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.cpus import cpus_each
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
@@ -54,7 +55,7 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
 
 def _demand(name: str, options: Mapping[str, Any]) -> Demand:
     actor = options.get("ray_actor_options", {})
-    per_replica = {"CPU": actor.get("num_cpus", 1), "GPU": actor.get("num_gpus", 0)}
+    per_replica = {"CPU": cpus_each(name, options), "GPU": actor.get("num_gpus", 0)}
     per_replica |= actor.get("resources", {})
     low, high = replica_bounds(options)
     surge = math.ceil(high * options.get("max_surge_percent", 0) / 100)
@@ -71,7 +72,7 @@ def _budgets(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Fi
                     config.options(name) for name, slot in SLOT_BY_DEPLOYMENT.items() if pod.slots.get(slot)
                 ]
                 # A pod without a replica has no proxy, so it is not ready.
-                low = sum(_demand("", options).low for options in wanted) if pod.is_ray else pod.min_pods
+                low = sum(replica_bounds(options)[0] for options in wanted) if pod.is_ray else pod.min_pods
                 ready += min(pod.min_pods, low)
         least = each["spec"].get("minAvailable")
         if not isinstance(least, int):

@@ -19,7 +19,7 @@ from replica.config import ReplicaConfig
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "gpu.yaml"
 
 LACKS = """\
-MachineLacks in {file}: not on this machine; --gpus N checks for a cluster with N GPUs
+MachineLacks in {file}: not on this machine; --gpus N and --cpus N check for a cluster
 - an NVIDIA card: 2 replicas take 0.5 GPUs each, 1 in all, and there are 0
 - a torch that computes on cards: torch 2.13.0+cpu is built for CPUs alone
 - the package triton, for attention_backend: triton (it comes with torch for CUDA)

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from ray import serve
+from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
 from deploy.errors import DeployFailed
@@ -27,13 +29,45 @@ def test_it_looks_where_the_application_is(prefix: str, url: str) -> None:
     assert watch_of(prefix)._url == url
 
 
-def watch_of(route_prefix: str = "/") -> _Watch:
+def watch_of(route_prefix: str = "/", said: io.StringIO | None = None) -> _Watch:
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
     content["applications"][0]["route_prefix"] = route_prefix
     file = ServeFile.checked(Path("deploy.yaml"), content)
     return _Watch(
-        file, Ports(9100), Console(file=io.StringIO()), fast_proxy=False, ray_dashboard=False, began=0.0
+        file,
+        Ports(9100),
+        Console(file=said or io.StringIO()),
+        fast_proxy=False,
+        ray_dashboard=False,
+        began=0.0,
     )
+
+
+def application(**messages: str) -> SimpleNamespace:
+    """As Serve tells of it while it starts, with what it says of each deployment."""
+    deployments = {
+        name: SimpleNamespace(message=message, replica_states={}) for name, message in messages.items()
+    }
+    return SimpleNamespace(status=ApplicationStatus.DEPLOYING, message="", deployments=deployments)
+
+
+def test_what_finds_no_room_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited without a word, for ever."""
+    waits = (
+        "'{}' has 1 replicas that have taken more than 30s to be scheduled. Resources: {{'CPU': 0.2}}, [0]"
+    )
+    told = [
+        application(Router="", Replica="replicas that have taken more than 30s to initialize"),
+        application(Router=waits.format("Router"), Replica=""),
+        application(Router=waits.format("Router") + " now 0.1", Replica=waits.format("Replica")),
+    ]
+    said = io.StringIO()
+    watch = watch_of(said=said)
+    for each in told:
+        status = SimpleNamespace(applications={"warmpath": each})
+        monkeypatch.setattr(serve, "status", lambda status=status: status)
+        watch._describe()
+    assert said.getvalue() == waits.format("Router") + "\n" + waits.format("Replica") + "\n"
 
 
 def test_a_start_that_fails_wakes_the_command_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from cache.errors import ConfigError
 from deploy import preflight
 from deploy.__main__ import main
 from deploy.errors import MachineLacks
-from deploy.preflight import check_gpus, check_here, check_keys, check_memory
+from deploy.preflight import check_cpus, check_gpus, check_here, check_keys, check_memory
 from deploy.serve_file import ServeFile
 from replica.models.model_source import NotEnoughMemory
 from router.ingress import ONE_LOOP_VARIABLE
@@ -120,7 +120,7 @@ def test_it_says_why_parts_whose_sum_there_is_do_not_fit() -> None:
 @pytest.mark.parametrize("num_gpus", [1, 8])
 def test_replicas_that_ask_for_no_gpu_take_none(num_gpus: int) -> None:
     """`auto` is CUDA where there are GPUs, and Ray hides none from who asks for none."""
-    none_asked = {"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}
+    none_asked = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.4, "num_gpus": 0}}
     file = with_gpus("auto", none_asked)
     for check in (check_gpus, check_here):
         with pytest.raises(ConfigError) as caught:
@@ -128,6 +128,76 @@ def test_replicas_that_ask_for_no_gpu_take_none(num_gpus: int) -> None:
         assert caught.value.field.endswith("Replica.ray_actor_options.num_gpus")
         assert "set device: cpu" in caught.value.accepted
         check(with_gpus("cpu", none_asked), num_gpus)
+
+
+FAR_TOO_MANY = {"num_cpus": float("inf"), "runtime_env": {"env_vars": {ONE_LOOP_VARIABLE: "0"}}}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "router", "num_cpus", "key", "at_most"),
+    [
+        ({"num_replicas": 4}, {}, 2, None, 0),
+        ({"num_replicas": 6}, {}, 2, "num_replicas", 4),
+        ({"num_replicas": 5}, {}, 2, "num_replicas", 4),  # they fit, and the Router does not
+        ({"num_replicas": 2}, {}, 1, None, 0),  # two of 0.4 and one of 0.2
+        ({"num_replicas": 3}, {"num_replicas": 4}, 2, None, 0),
+        ({"num_replicas": 4}, {"num_replicas": 4}, 2, "num_replicas", 3),
+        ({"num_replicas": 1}, {"num_replicas": 10}, 2, "num_replicas", 0),
+        ({"num_replicas": 1}, {"ray_actor_options": FAR_TOO_MANY}, 2, "num_replicas", 0),
+        ({"num_replicas": 2, "ray_actor_options": {"num_cpus": 2}}, {}, 4, "num_replicas", 1),
+        ({"num_replicas": 2, "ray_actor_options": {"num_gpus": 0}}, {}, 2, "num_replicas", 1),  # Serve's 1
+        ({"num_replicas": 99, "ray_actor_options": {"num_cpus": 0}}, {}, 2, None, 0),
+        # What scaling adds later may wait, and the service is there.
+        ({"autoscaling_config": {"min_replicas": 1, "max_replicas": 99}}, {}, 2, None, 0),
+        (
+            {"autoscaling_config": {"min_replicas": 9, "max_replicas": 99}},
+            {},
+            2,
+            "autoscaling_config.min_replicas",
+            4,
+        ),
+    ],
+)
+def test_more_cpus_than_there_are(
+    replicas: dict[str, Any], router: dict[str, Any], num_cpus: int, key: str | None, at_most: int
+) -> None:
+    """Replicas would take them all, and the Router would wait for ever."""
+    file = with_gpus("cpu", replicas, router)
+    if key is None:
+        check_cpus(file, num_cpus)
+        check_here(file, cards=0, cpus=num_cpus)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_cpus(file, num_cpus)
+    assert caught.value.field == f"applications.warmpath.deployments.Replica.{key}"
+    assert f"must be at most {at_most}:" in caught.value.accepted
+    assert f"there are {num_cpus}, of which Routers take" in caught.value.accepted
+    with pytest.raises(MachineLacks, match=r"^not on this machine; .*\n- CPUs: "):
+        check_here(file, cards=0, cpus=num_cpus)
+
+
+def test_this_machine_has_the_cpus_that_ray_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "machine_cpus", lambda: 2.0)
+    with pytest.raises(MachineLacks) as caught:
+        check_here(with_gpus("cpu", {"num_replicas": 6}), cards=0)
+    assert caught.value.missing == (
+        "CPUs: 6 replicas take 0.4 CPUs each, 2.6 in all, and there are 2, of which Routers take 0.2; "
+        "num_replicas may be 4",
+    )
+
+
+def test_the_command_counts_another_machines_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With one of the numbers nothing here counts."""
+    monkeypatch.setattr(preflight, "machine_cpus", lambda: 0.0)
+    file = str(ROOT / "deploy.yaml")
+    assert [main(["check", file, *of]) for of in ([], ["--gpus", "0"], ["--cpus", "1"])] == [2, 0, 0]
+    capfd.readouterr()
+    assert main(["check", file, "--cpus", "0"]) == 2
+    assert (
+        "num_replicas = 2: must be at most 0: each takes 0.4 CPUs, and there are 0" in capfd.readouterr().err
+    )
 
 
 def test_gpus_of_routers_are_gone_for_replicas() -> None:
@@ -154,6 +224,7 @@ def test_without_a_number_this_machine_is_meant(
         (tmp_path / "driver" / f"0000:{number}").mkdir()
     monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "driver")
     monkeypatch.setattr(preflight.metadata, "version", lambda _name: "2.13.0")  # torch for CUDA
+    monkeypatch.setattr(preflight, "machine_cpus", lambda: 4.0)
     file = tmp_path / "deploy.yaml"
     replica = "      - name: Replica\n        ray_actor_options: {num_cpus: 1, num_gpus: 1}\n"
     file.write_text((ROOT / "deploy.yaml").read_text().replace("      - name: Replica\n", replica))
