@@ -22,6 +22,8 @@ import click
 import ray
 import yaml
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from ray.serve.scripts import cli as serve_cli
 from rich.console import Console
@@ -175,7 +177,10 @@ class _Watch:
 
     def _describe(self) -> str:
         """Where the start is. Raises DeployFailed when Serve has given up, or will."""
-        application = serve.status().applications.get(self._file.app_name)
+        try:
+            application = serve.status().applications.get(self._file.app_name)
+        except (RayError, RayServeException):  # its controller is ended, or started anew: asked again
+            application = None
         if application is None:
             return "Starting Ray Serve"
         if application.status == ApplicationStatus.DEPLOY_FAILED:

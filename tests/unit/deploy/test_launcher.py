@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from ray import serve
+from ray.exceptions import ActorDiedError, GetTimeoutError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
@@ -68,6 +70,28 @@ def test_what_finds_no_room_is_told_once(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(serve, "status", lambda status=status: status)
         watch._describe()
     assert said.getvalue() == waits.format("Router") + "\n" + waits.format("Replica") + "\n"
+
+
+@pytest.mark.parametrize(
+    "error", [ActorDiedError(), GetTimeoutError("no answer"), RayServeException("no controller")]
+)
+def test_a_controller_that_does_not_answer_is_asked_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At Ctrl-C it is ended while it is asked: that was a traceback, and any other such moment the end of
+    whoever says that the service is ready."""
+    answers = iter([error, SimpleNamespace(applications={"warmpath": application(Replica="", Router="")})])
+
+    def status() -> SimpleNamespace:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(serve, "status", status)
+    watch = watch_of()
+    assert watch._describe() == "Starting Ray Serve"
+    assert watch._describe().startswith("Loading the model")
 
 
 def test_a_start_that_fails_wakes_the_command_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
