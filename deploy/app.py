@@ -23,7 +23,7 @@ from deploy.router_settings import ROUTER_VARIABLE, laid_over
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
-from replica.models.model_source import ResolvedModel, resolve, stored_dtype
+from replica.models.model_source import ResolvedModel, check_weights, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
@@ -43,6 +43,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     check_settings(config.router_sketch(), config.replica)
     _runs_no_model()
     model = resolve(config.replica.model, config.replica.revision)
+    if config.replica.runner != "simulated":
+        check_weights(model)  # before a rolling update has stopped a replica for one that cannot start
     # Pinned: who starts later would load what a branch, or the folder, has become by then, beside others that
     # run on.
     pinned = replace(config.replica, revision=model.revision)

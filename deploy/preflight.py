@@ -21,7 +21,7 @@ from deploy.errors import MachineLacks
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
-from replica.models.model_source import NotEnoughMemory, resolve, weight_bytes
+from replica.models.model_source import NotEnoughMemory, check_weights, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each
@@ -41,6 +41,7 @@ def check_models(file: ServeFile) -> str:
     model = resolve(config.model, config.revision)
     if config.runner == "simulated":  # of the model it has the tokenizer alone
         return "simulated"
+    check_weights(model)
     limit = model.max_model_len
     if limit is not None and config.max_model_len is not None and config.max_model_len > limit:
         accepted = f"must be at most {limit}, the positions that {model.source} knows"

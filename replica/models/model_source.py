@@ -131,6 +131,16 @@ def weight_files(resolved: ResolvedModel) -> list[Path]:
     return [resolved.folder / name for name in names]
 
 
+def check_weights(resolved: ResolvedModel) -> None:
+    """That all weights are here and whole, as far as the files' headers and sizes tell; nothing is loaded.
+
+    Of a hub model nothing, which is fetched later. Raises ModelRefused.
+    """
+    if resolved.hub_id is None:
+        for path in weight_files(resolved):
+            _safetensors_header(resolved.source, path)
+
+
 def weight_bytes(resolved: ResolvedModel, dtype: str) -> int:
     """Bytes the weights take once loaded as `dtype` ("auto" = as stored), from the files' headers alone."""
     total = 0
@@ -345,7 +355,9 @@ def _safetensors_header(model: str, path: Path) -> dict[str, Any]:
             length = int.from_bytes(file.read(8), "little")
             if length > 100_000_000:  # the format's own limit
                 raise ValueError("header too long")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header = json.loads(file.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a JSON object")
         header.pop("__metadata__", None)
         end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         if path.stat().st_size != 8 + length + end:

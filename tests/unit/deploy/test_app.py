@@ -98,9 +98,22 @@ def test_who_starts_later_loads_what_the_router_knows(
     assert built(folder)[1] != replica
 
 
-def built(model: Path) -> tuple[RouterConfig, ReplicaConfig]:
+def test_damaged_weights_are_refused_before_a_replica_is_stopped_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rolling update found it out when the first new one did not start. A simulation reads none."""
+    monkeypatch.setattr(app.ray, "cluster_resources", dict)
+    folder = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate((folder / "model.safetensors").stat().st_size - 1)
+    with pytest.raises(ModelRefused, match=r"model\.safetensors is damaged"):
+        built(folder)
+    assert built(folder, runner="simulated")[1].model == str(folder)
+
+
+def built(model: Path, runner: str = "model") -> tuple[RouterConfig, ReplicaConfig]:
     """What Router and replicas are told."""
-    application = app.build({"replica": {"model": str(model), "device": "cpu"}})
+    application = app.build({"replica": {"model": str(model), "device": "cpu", "runner": runner}})
     router, replicas, _ = application._bound_deployment.init_args
     return router, replicas._bound_deployment.init_args[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import yaml
 from deploy import app
 from deploy.__main__ import main
 from deploy.serve_file import DEPLOYMENTS
+from replica.models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN: dict[str, Any] = yaml.safe_load((ROOT / "deploy.yaml").read_text())
@@ -181,6 +183,20 @@ def test_mistake_is_named_and_refused(
     heard = capsys.readouterr()
     assert heard.err == said.replace("FILE", str(path)) + "\n"
     assert heard.out == ""
+
+
+@pytest.mark.parametrize("command", ["check", "render"])
+def test_damaged_weights_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """`serve` alone looked at them. A simulation reads none."""
+    model = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"half")
+    path = broken(tmp_path, lambda c: args(c, "replica").update(model=str(model)))
+    assert main([command, str(path)]) == 2
+    assert "model.safetensors is damaged: " in capsys.readouterr().err
+    path = broken(tmp_path, lambda c: args(c, "replica").update(model=str(model), runner="simulated"))
+    assert main([command, str(path)]) == 0
 
 
 @pytest.mark.parametrize("number", ["-1", "0.5", "many"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 from replica.models import model_source, tiny_model
 from replica.models.model_source import (
     ModelRefused,
+    check_weights,
     load_tokenizer,
     resolve,
     stored_dtype,
@@ -218,14 +220,32 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
         lambda content: b"",
         lambda content: b"\xff" * 8 + content[8:],
         lambda content: content[:9] + b"!" + content[10:],
+        lambda content: b"\1" + bytes(7) + b"5",
     ],
-    ids=["one-short", "one-more", "header", "length", "empty", "huge-length", "not-json"],
+    ids=["one-short", "one-more", "header", "length", "empty", "huge-length", "not-json", "no-object"],
 )
 def test_a_damaged_file_is_refused(folder: Path, damage: Any) -> None:
+    check_weights(resolve(str(folder)))
     path = folder / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ModelRefused, match=r"model\.safetensors is damaged"):
-        weight_bytes(resolve(str(folder)), "auto")
+    for look in (check_weights, lambda model: weight_bytes(model, "auto")):
+        with pytest.raises(ModelRefused, match=r"model\.safetensors is damaged"):
+            look(resolve(str(folder)))
+
+
+def test_every_file_of_several_is_looked_at(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "m")
+    check_weights(resolve(str(folder)))
+    with (folder / "model-00002-of-00002.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ModelRefused, match=r"model-00002-of-00002\.safetensors is damaged"):
+        check_weights(resolve(str(folder)))
+
+
+def test_weights_that_the_hub_still_has_are_not_looked_for(folder: Path) -> None:
+    resolved = dataclasses.replace(resolve(str(folder)), hub_id="a/b")
+    (folder / "model.safetensors").unlink()
+    check_weights(resolved)
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"w0": 1}}])
