@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cache.errors import ConfigError, ServingError
+from deploy import strict_yaml
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
@@ -203,7 +204,7 @@ def before_ray(arguments: argparse.Namespace) -> Iterator[Callable[[], int]]:
 def _port_of(file: Path) -> int:
     """The file's HTTP port, before Ray's own reader can be imported; a broken file is named later."""
     try:
-        return int(yaml.safe_load(file.read_text())["http_options"]["port"])
+        return int(strict_yaml.load(file.read_text())["http_options"]["port"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError):
         return 8000
 

@@ -30,7 +30,7 @@ from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.router_settings import ROUTER_VARIABLE, over_app
-from deploy.scaling_options import check_scaling, replica_bounds
+from deploy.scaling_options import check_scaling, replica_bounds, whole
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
@@ -39,7 +39,8 @@ DEPLOYMENTS = ("Router", "Replica")  # as `deploy/app.py` names them
 HIGHEST_PORT = 65535
 MOST_IDLE_S = (1 << 31) // 1000  # HAProxy counts milliseconds, and starts with no more
 NO_PROXY = "Disabled"
-MOST_REPLICAS = (1 << 31) - 1  # Serve's messages have no room for more
+MOST = (1 << 31) - 1  # of whatever is counted: Serve's messages have no room for more
+COUNTS = ("max_ongoing_requests", "max_queued_requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,8 @@ def _check_way_in(content: Mapping[str, Any], application: Mapping[str, Any]) ->
 def _check_listener(options: Mapping[str, Any]) -> None:
     """It listens where the file says, and as it says."""
     host = options.get("host", "0.0.0.0")
+    if not isinstance(host, str):  # Serve takes YAML's binary for text
+        raise ConfigError("http_options.host", host, HOST_FORM)
     if not host.strip():
         needed = "must be an address: Serve takes none for all of this machine's, which 0.0.0.0 says"
         raise ConfigError("http_options.host", host, needed)
@@ -247,12 +250,14 @@ def _check_numbers(application: Mapping[str, Any]) -> None:
     """Serve takes any integer in a file, and cannot tell its controller of it."""
     for name in DEPLOYMENTS:
         options = options_of(application, name)
-        most = max(replica_bounds(options))
-        if most > MOST_REPLICAS:
-            key = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
-            where = f"{_place_of(application)}.deployments.{name}.{key}"
-            shown = most if most < 10**20 else "a number of more than twenty digits"
-            raise ConfigError(where, shown, f"must be at most {MOST_REPLICAS}")
+        replicas = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
+        numbers = {replicas: max(replica_bounds(options))}
+        numbers |= {key: whole(options[key]) for key in COUNTS if options.get(key) is not None}
+        for key, number in numbers.items():
+            if number > MOST:
+                where = f"{_place_of(application)}.deployments.{name}.{key}"
+                shown = number if number < 10**20 else "a number of more than twenty digits"
+                raise ConfigError(where, shown, f"must be at most {MOST}")
 
 
 def _our_application(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,7 +9,10 @@ import yaml
 
 def load(text: str) -> Any:
     """Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deep") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -87,9 +87,14 @@ def resolve(model: str, revision: str | None = None) -> ResolvedModel:
     """
     if model == tiny_model.MODEL_ID:
         return _resolve_folder(model, _tiny_folder(), revision=None, model_id=tiny_model.MODEL_ID)
-    folder = Path(model).expanduser()
-    if folder.exists():
-        if not folder.is_dir():
+    try:
+        folder = Path(model).expanduser()
+        is_here, is_folder = folder.exists(), folder.is_dir()
+    except (OSError, RuntimeError) as error:  # too long a name, or nobody of the name behind "~"
+        reason = getattr(error, "strerror", None) or error
+        raise ModelRefused(model, f"cannot be looked for on this machine: {reason}") from error
+    if is_here:
+        if not is_folder:
             raise ModelRefused(model, "is a file; name the folder with config.json and *.safetensors")
         return _resolve_folder(model, folder.resolve(), revision, folder.resolve().name)
     if _looks_like_a_path(model):

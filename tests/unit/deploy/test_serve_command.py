@@ -43,6 +43,16 @@ def test_a_port_of_the_file_that_leaves_no_room_for_its_span_is_named_as_the_fil
     assert "http_options.port = 65500: must be between 1 and 65436" in capsys.readouterr().err
 
 
+def test_a_file_that_is_nested_too_deep_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its port is read before all else."""
+    file = tmp_path / "deploy.yaml"
+    file.write_text("a: " + "[" * 5000 + "]" * 5000)
+    assert command.main(["serve", str(file)]) == 2
+    assert "not YAML: nested too deep" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_not_there_is_named_by_render(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,19 +68,38 @@ def test_typo_anywhere_is_refused(
         ("Router.num_replicas", 0, "num_replicas"),
         ("Replica.num_replicas", 1, "num_replicas"),
         ("Replica.autoscaling_config.max_replicas", 1, "max_replicas"),
+        ("Router.max_ongoing_requests", 0, "max_ongoing_requests"),
+        ("Replica.max_ongoing_requests", 1, "max_ongoing_requests"),
+        ("Router.max_queued_requests", 0, "max_queued_requests"),
+        ("Replica.max_queued_requests", 1, "max_queued_requests"),
     ],
 )
-def test_more_replicas_than_serve_can_count_are_refused(
+def test_more_than_serve_can_count_is_refused(
     content: dict[str, Any], tmp_path: Path, number: int, key: str, index: int, options: str
 ) -> None:
-    """The check took them, and what counts GPUs or memory overflowed."""
+    """The check took them; what counts GPUs or memory overflowed, or Serve's messages did and named none."""
     deployment = content["applications"][0]["deployments"][index]
-    deployment.pop("num_replicas", None)
-    deployment |= (
-        {options: number} if options == "num_replicas" else {"autoscaling_config": {options: number}}
-    )
+    if options == "max_replicas":
+        deployment.pop("num_replicas", None)
+        deployment["autoscaling_config"] = {options: number}
+    else:
+        deployment[options] = number
     with pytest.raises(ConfigError, match=rf"deployments\.{key} = .*: must be at most 2147483647"):
         read(tmp_path, content)
+
+
+@pytest.mark.parametrize("key", ["max_ongoing_requests", "max_queued_requests"])
+def test_as_many_as_serve_can_count_are_taken(content: dict[str, Any], tmp_path: Path, key: str) -> None:
+    for deployment in content["applications"][0]["deployments"]:
+        deployment[key] = (1 << 31) - 1
+    read(tmp_path, content)
+
+
+def test_what_is_nested_too_deep_is_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.yaml"
+    path.write_text("a: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(DeployFileError, match="not YAML: nested too deep"):
+        ServeFile.read(path)
 
 
 def test_serves_own_checks_are_named(content: dict[str, Any], tmp_path: Path) -> None:
@@ -280,6 +299,7 @@ def test_an_empty_host_is_no_address_of_this_machine_alone(
 @pytest.mark.parametrize(
     ("key", "value", "accepted"),
     [
+        ("host", b"127.0.0.1", "must be an address or a name, whose parts between dots have"),
         ("host", "10.0..5", "must be an address or a name, whose parts between dots have 1 to 63 characters"),
         ("host", "x" * 64, "must be an address or a name, whose parts between dots have 1 to 63 characters"),
         ("keep_alive_timeout_s", -1, "must be between 1 and 2147483"),

@@ -83,6 +83,12 @@ def test_tiny_is_drawn_into_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (resolved.model_id, resolved.max_model_len) == ("tiny", 32768)
 
 
+@pytest.mark.parametrize("model", ["a" * 256, "/" + "a" * 256, "./" + "a" * 5000, "~nobody-of-this-name/m"])
+def test_what_the_system_does_not_look_for_is_refused(model: str) -> None:
+    with pytest.raises(ModelRefused, match="cannot be looked for on this machine: "):
+        resolve(model)
+
+
 @pytest.mark.parametrize("model", ["/no/where", "./nowhere", "../nowhere", "~/no-such-folder", "a/b/c"])
 def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(model: str) -> None:
     with pytest.raises(ModelRefused, match="this folder does not exist"):
