@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import subprocess
 from collections import Counter
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from ray.serve._private import application_state, deployment_state  # seen in ray 2.60
+from ray.serve.schema import ApplicationStatus, DeploymentStatus
 
 from cache.errors import DeadlineExceeded
 from cache.messages import Delta, GenerateRequest
@@ -52,17 +55,24 @@ BEFORE_ANY: dict[str, frozenset[str]] = {
 }
 
 
+# Of Ray Serve's own controller, on every node's port: name -> where it is declared, with these labels.
+OF_RAY = {
+    "ray_serve_application_status": (application_state, {"application"}),
+    "ray_serve_deployment_status": (deployment_state, {"deployment", "application"}),
+}
+
+
 @pytest.fixture
 async def series() -> Series:
     """What the code exports, from a Router that has served one request and heard of one engine, and one with
-    API keys."""
+    API keys; and what the rules ask of Ray's."""
     async with RouterUnderTest() as router:
         await router.complete(list(range(40)), max_tokens=4)
         exported = (await router.client.get("/metrics")).text
     of_keys = families_of(GateCollector(lambda: GateStatistics(0, 0, 0, Counter(), True)).collect())
     guarded = text(labelled(of_keys, {ROUTER_LABEL: "r"}))
     engines = {ReplicaId("a"): EngineView(info(), an_engine_report())}
-    found: Series = {}
+    found: Series = {name: {label: set() for label in labels} for name, (_, labels) in OF_RAY.items()}
     for each in (exported, guarded.decode(), text(engine_families("tiny", engines)).decode()):
         for family in text_string_to_metric_families(each):
             for name in {sample.name for sample in family.samples} or {family.name, f"{family.name}_total"}:
@@ -97,6 +107,25 @@ def wrong_names(expression: str, series: Series) -> list[str]:
             elif label not in STAYS_OPEN or label == "le":
                 told += [f'{name}{{{label}="{each}"}}' for each in values if each not in known[label]]
     return told + sorted(grouped - labels)
+
+
+@pytest.mark.parametrize("name", OF_RAY)
+def test_ray_exports_what_the_rules_ask_of_it(name: str) -> None:
+    """Ray puts `ray_` before a name; which labels a metric has stands where it is made."""
+    module, labels = OF_RAY[name]
+    declared = re.search(
+        rf'Gauge\(\s*"{name.removeprefix("ray_")}",.*?tag_keys=\(([^)]*)\)', inspect.getsource(module), re.S
+    )
+    assert declared is not None
+    assert set(re.findall(r'"(\w+)"', declared[1])) == labels
+
+
+def test_the_numbers_of_the_rules_are_those_of_ray() -> None:
+    by_alert = {each["alert"]: each["expr"] for each in alerts()}
+    failed, whole = ApplicationStatus.DEPLOY_FAILED.to_numeric(), DeploymentStatus.HEALTHY.to_numeric()
+    assert by_alert["WarmpathDeployFailed"].endswith(f" == {failed}")
+    assert by_alert["WarmpathNotWhole"].endswith(f" < {whole}")
+    assert whole == max(each.to_numeric() for each in DeploymentStatus)
 
 
 async def test_every_expression_names_what_is_there(series: Series) -> None:
@@ -241,10 +270,17 @@ def test_somebody_is_woken_when_nobody_gets_a_first_token(story: Story, tmp_path
     assert_fires("WarmpathNoFirstToken", story.series(), {4: False, 9: False, 11: story.fires}, tmp_path)
 
 
-def assert_fires(alert: str, series: dict[str, str], at_min: dict[int, bool], folder: Path) -> None:
-    """Whether it does at these minutes. series: in promtool's notation, one value every 15 s."""
+def assert_fires(
+    alert: str, series: dict[str, str], at_min: dict[int, bool], folder: Path, **labels: str
+) -> None:
+    """Whether it does at these minutes. series: in promtool's notation, one value every 15 s. labels: what
+    it tells of whom."""
     (rule,) = [each for each in alerts() if each["alert"] == alert]
-    told = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+    annotations = {
+        key: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
+        for key, text in rule["annotations"].items()
+    }
+    told = {"exp_labels": rule["labels"] | labels, "exp_annotations": annotations}
     test = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -291,6 +327,31 @@ def test_one_moment_without_a_replica_wakes_nobody(values: str, fires: bool, tmp
     name = 'warmpath_requests_total{endpoint="completions",outcome="no_replica",router="r"}'
     alert = "WarmpathNoReplica"
     assert_fires(alert, {name: values}, {4: False, 6: False, 7: False, 9: fires, 11: fires}, tmp_path)
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("values", "fires"), [("6x20 5x40", False), ("6x20 1x2 6x38", False), ("6x20 1x40", True)]
+)
+def test_a_deploy_that_failed_wakes_somebody(values: str, fires: bool, tmp_path: Path) -> None:
+    name = 'ray_serve_application_status{application="warmpath",WorkerId="w"}'
+    assert_fires(
+        "WarmpathDeployFailed", {name: values}, {4: False, 8: fires}, tmp_path, application="warmpath"
+    )
+
+
+@pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("values", "fires"), [("6x20 3x40 6x80", False), ("6x20 2x140", True), ("6x20 4x70 1x70", True)]
+)
+def test_replicas_that_stay_away_are_told(values: str, fires: bool, tmp_path: Path) -> None:
+    """Not those of an update of ten minutes."""
+    labels = {"application": "warmpath", "deployment": "Replica"}
+    series = {
+        'ray_serve_deployment_status{application="warmpath",deployment="Replica",WorkerId="w"}': values,
+        'ray_serve_deployment_status{application="warmpath",deployment="Router",WorkerId="w"}': "6x160",
+    }
+    assert_fires("WarmpathNotWhole", series, {4: False, 15: False, 25: fires}, tmp_path, **labels)
 
 
 @pytest.mark.skipif(not has_promtool(), reason="promtool is not installed")
