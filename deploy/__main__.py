@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -174,6 +173,7 @@ def before_ray(arguments: argparse.Namespace) -> Iterator[Callable[[], int]]:
     """`serve`'s folder and variables are there, so that Ray may be imported; yields what starts it."""
     from deploy.environment import fast_proxy_installed, run_parent, serve_environment
     from deploy.ports import Ports
+    from deploy.run_folder import made_below
 
     fast = arguments.proxy == "fast" or (arguments.proxy == "auto" and fast_proxy_installed())
     if arguments.port is None:
@@ -187,17 +187,15 @@ def before_ray(arguments: argparse.Namespace) -> Iterator[Callable[[], int]]:
         return launch(
             arguments.file,
             ports,
-            Path(folder),
+            folder,
             fast_proxy=fast,
             ray_dashboard=arguments.ray_dashboard,
             verbose=arguments.verbose,
         )
 
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
-    with tempfile.TemporaryDirectory(
-        prefix="warmpath-", dir=run_parent(), ignore_cleanup_errors=True
-    ) as folder:
-        os.environ.update(serve_environment(ports, Path(folder), fast_proxy=fast))
+    with made_below(run_parent()) as folder:
+        os.environ.update(serve_environment(ports, folder, fast_proxy=fast))
         yield start
 
 
