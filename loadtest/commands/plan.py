@@ -17,8 +17,9 @@ from router.policies import POLICIES
 SUMMARY = "how many replicas a trace needs"
 DESCRIPTION = """\
 Reads a trace (a recording of this service, `record:` in deploy.yaml, or one in Mooncake's format), replays
-its busiest stretch against simulated fleets, and prints the fewest replicas that keep the time to first
-token, for each cache size, and the hit rate that any cache size could reach.
+its busiest stretch, the one with the most work per second, against simulated fleets, and prints the fewest
+replicas that keep the time to first token, for each cache size, and the hit rate that any cache size could
+reach. What it finds is tried on the whole trace, if that is at most ten times as long.
 
 example
   python -m loadtest plan --trace mine.jsonl --ttft-p99 0.5 --cache-tokens 400k,1.5M

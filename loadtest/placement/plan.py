@@ -2,8 +2,8 @@
 
 The trace is replayed as it came, its busiest stretch, against the simulated cluster; the fewest replicas
 that keep the promise are found by doubling and halving. Every request of the stretch counts; what came before
-it warms the caches, and where nothing did, as in a trace no longer than that, they start empty. Knows traces
-and simulations; prints nothing.
+it warms the caches, and where nothing did, as in a trace no longer than that, they start empty. What is found
+is tried on the whole trace, unless that is far longer. Knows traces and simulations; prints nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from cache.errors import ServingError
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import SHIPPED, PolicyChoice
 from loadtest.placement.stack_distance import HitCurve, hit_curve
-from loadtest.placement.summary import WARM_UP_SHARE, CellSummary, summarize
-from loadtest.simulation.cell import CellSpec
+from loadtest.placement.stretch import Stretch, busiest
+from loadtest.placement.summary import CellSummary, summarize
+from loadtest.simulation.cell import CellResult, CellSpec, Floats
 from loadtest.simulation.machine import H100_8B, Machine
 from loadtest.simulation.run import simulate
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.reference import WorkloadRef
-from loadtest.workloads.request import Workload, WorkRequest
+from loadtest.workloads.request import Workload
+
+CHECKED_STRETCHES = 10  # long at most is a trace that is replayed whole: as much as finding the fleet takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +56,30 @@ class Fleet:
     cache_tokens: int  # of one replica
     num_replicas: int | None  # None: not even the largest fleet tried keeps it
     summary: CellSummary  # with that many replicas, or with the most
+    stretch: Stretch  # that fleets with such caches were tried with
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTrace:
+    """What the best fleet makes of everything, from empty caches."""
+
+    num_requests: int
+    p99_ttft_s: float
+    worst_p99_ttft_s: float  # of as many requests in a row as the stretch has
+    worst_began_s: float  # of the trace: when the first of those came
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    busiest: Workload  # the stretch that fleets were tried with
-    num_warming: int  # requests before it that warmed the caches
+    trace: Workload
     curve: HitCurve  # of the whole trace
     fleets: tuple[Fleet, ...]  # by cache size, smallest first
+    whole: WholeTrace | None  # None: no fleet is enough, or there is no more than the stretch, or too much
 
     @property
     def best(self) -> Fleet | None:
-        """Fewest replicas, then the smallest cache; None if no fleet keeps the promise."""
-        enough = [fleet for fleet in self.fleets if fleet.num_replicas is not None]
-        return min(enough, key=lambda fleet: (fleet.num_replicas, fleet.cache_tokens), default=None)
+        """The best of its fleets; None if no fleet keeps the promise."""
+        return best_of(self.fleets)
 
 
 def make_plan(request: PlanRequest, num_workers: int) -> Plan:
@@ -77,64 +90,63 @@ def make_plan(request: PlanRequest, num_workers: int) -> Plan:
         raise WorkloadError(f"{request.trace.source}: one request is no traffic to plan for")
     sizes = sorted(request.cache_tokens)
     with ProcessPoolExecutor(min(num_workers, len(sizes)), mp_context=get_context("spawn")) as pool:
-        fleets = pool.map(smallest_fleet, [request] * len(sizes), sizes)
+        found = pool.map(smallest_fleet, [request] * len(sizes), sizes)
         curve = hit_curve(trace)
         try:
-            _, num_warming = warmed(trace, request.num_requests)
-            return Plan(busiest(trace, request.num_requests), num_warming, curve, tuple(fleets))
+            fleets = tuple(found)
+            return Plan(trace, curve, fleets, whole_trace(request, trace, fleets))
         except ServingError as error:  # a request that no such replica takes
             raise BadRequest(str(error)) from None
 
 
-def busiest(trace: Workload, num_requests: int) -> Workload:
-    """The stretch of so many requests that came in the least time; all of a shorter trace."""
-    first = _first(trace, num_requests)
-    return _from_0(trace, trace.requests[first : first + num_requests])
-
-
-def warmed(trace: Workload, num_requests: int) -> tuple[Workload, int]:
-    """The busiest stretch behind those that came before it, and how many they are. They warm the caches:
-    as many as in a comparison's window of that length, where there are."""
-    first = _first(trace, num_requests)
-    num_warming = min(first, round(num_requests * WARM_UP_SHARE / (1.0 - WARM_UP_SHARE)))
-    return _from_0(trace, trace.requests[first - num_warming : first + num_requests]), num_warming
-
-
-def _first(trace: Workload, num_requests: int) -> int:
-    """Where the busiest stretch begins."""
-    requests = trace.requests
-    starts = range(max(1, len(requests) - num_requests + 1))
-    last = min(num_requests, len(requests)) - 1
-    return min(starts, key=lambda i: requests[i + last].arrival_s - requests[i].arrival_s)
-
-
-def _from_0(trace: Workload, requests: tuple[WorkRequest, ...]) -> Workload:
-    return replace(trace, requests=requests).window(0.0, len(requests))
+def best_of(fleets: Sequence[Fleet]) -> Fleet | None:
+    """Fewest replicas, then the smallest cache."""
+    enough = [fleet for fleet in fleets if fleet.num_replicas is not None]
+    return min(enough, key=lambda fleet: (fleet.num_replicas, fleet.cache_tokens), default=None)
 
 
 def smallest_fleet(request: PlanRequest, cache_tokens: int) -> Fleet:
     """Tries 1, 2, 4, ... replicas until the promise is kept, then halves the gap."""
-    workload, num_warming = warmed(request.trace.trace(), request.num_requests)
+    trace = request.trace.trace()
+    stretch = busiest(trace, request.num_requests, cache_tokens=cache_tokens, machine=request.machine)
+    workload = stretch.cut(trace)
     tried: dict[int, CellSummary] = {}
 
     def keeps(num_replicas: int) -> bool:
         if num_replicas not in tried:
-            tried[num_replicas] = _simulate(request, workload, num_warming, cache_tokens, num_replicas)
+            result = _simulate(request, workload, cache_tokens, num_replicas)
+            tried[num_replicas] = _summary(result, num_replicas, stretch.num_warming)
         return tried[num_replicas].p99_ttft_s <= request.ttft_p99_s
 
     enough = 1
     while not keeps(enough):
         if enough == request.max_replicas:
-            return Fleet(cache_tokens, None, tried[enough])
+            return Fleet(cache_tokens, None, tried[enough], stretch)
         enough = min(2 * enough, request.max_replicas)
     below = enough // 2 + 1 if enough > 1 else 1
     found = below + bisect_left(range(below, enough), True, key=keeps)
-    return Fleet(cache_tokens, found, tried[found])
+    return Fleet(cache_tokens, found, tried[found], stretch)
 
 
-def _simulate(
-    request: PlanRequest, workload: Workload, num_warming: int, cache_tokens: int, num_replicas: int
-) -> CellSummary:
+def whole_trace(request: PlanRequest, trace: Workload, fleets: Sequence[Fleet]) -> WholeTrace | None:
+    """The best fleet, if there is one, on all of a trace that is neither the stretch itself nor too long."""
+    best = best_of(fleets)
+    if best is None or best.num_replicas is None:
+        return None
+    length = best.stretch.num_requests
+    if not length < len(trace.requests) <= CHECKED_STRETCHES * length:
+        return None
+    ttft_s = _simulate(request, trace, best.cache_tokens, best.num_replicas).ttft_s
+    last = len(ttft_s) - length
+    worst = max(
+        [*range(0, last, max(1, length // 8)), last],
+        key=lambda first: _p99_s(ttft_s[first : first + length]),
+    )
+    worst_s = _p99_s(ttft_s[worst : worst + length])
+    return WholeTrace(len(ttft_s), _p99_s(ttft_s), worst_s, trace.requests[worst].arrival_s)
+
+
+def _simulate(request: PlanRequest, workload: Workload, cache_tokens: int, num_replicas: int) -> CellResult:
     spec = CellSpec(
         workload=replace(request.trace, num_requests=len(workload.requests)),
         num_replicas=num_replicas,
@@ -146,10 +158,17 @@ def _simulate(
         cache_tokens=cache_tokens,
         machine=request.policy.machine_of(request.machine),
     )
-    result = simulate(workload, spec)
-    # What 99 of 100 do not exceed: between the two latest of fifty there are times that one of them exceeds.
-    p99_s = float(np.quantile(result.ttft_s[num_warming:], 0.99, method="inverted_cdf"))
-    return replace(summarize(result, num_replicas, num_warming=num_warming), p99_ttft_s=p99_s)
+    return simulate(workload, spec)
+
+
+def _summary(result: CellResult, num_replicas: int, num_warming: int) -> CellSummary:
+    summary = summarize(result, num_replicas, num_warming=num_warming)
+    return replace(summary, p99_ttft_s=_p99_s(result.ttft_s[num_warming:]))
+
+
+def _p99_s(ttft_s: Floats) -> float:
+    """What 99 of 100 do not exceed: between the two latest of fifty there are times that one exceeds."""
+    return float(np.quantile(ttft_s, 0.99, method="inverted_cdf"))
 
 
 def curve_points(curve: HitCurve, num_points: int = 60) -> tuple[Sequence[int], Sequence[float]]:

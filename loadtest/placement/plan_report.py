@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -10,10 +11,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from loadtest.placement.errors import PlacementError
 from loadtest.placement.experiment import Output, load_plots
-from loadtest.placement.plan import Plan, PlanRequest, curve_points, make_plan
+from loadtest.placement.plan import Fleet, Plan, PlanRequest, WholeTrace, curve_points, make_plan
 from loadtest.placement.report import of_recording, print_tables
+from loadtest.placement.stretch import Stretch
 from loadtest.text_table import TextTable
-from loadtest.workloads.request import Workload
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)  # of the hits that a cache without bound would have
 
@@ -30,7 +31,7 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
     document = {"fleets": [asdict(fleet) for fleet in plan.fleets], "hit_rate": curve_points(plan.curve)}
     (folder / "plan.json").write_text(json.dumps(document, indent=1) + "\n")
     if plots is not None:
-        plots.plot_hit_rate(*curve_points(plan.curve), plan.busiest.name, folder / "hit-rate.png")
+        plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / "hit-rate.png")
     console.print(f"Figures{'' if plots is None else ' and plot'}: {folder}", soft_wrap=True)
     best = plan.best
     if best is None:
@@ -40,10 +41,11 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
         f"{best.summary.p99_ttft_s:.3f} s, within {request.ttft_p99_s:g} s.",
         soft_wrap=True,
     )
+    if plan.whole is not None:
+        console.print(_of_all(plan.whole, best.stretch, request.ttft_p99_s), soft_wrap=True)
 
 
 def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
-    busiest = plan.busiest
     rows = [
         (
             _millions(fleet.cache_tokens),
@@ -51,27 +53,59 @@ def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
             f"{fleet.summary.mean_ttft_s:.3f}",
             f"{fleet.summary.p99_ttft_s:.3f}",
             f"{100 * fleet.summary.hit_ratio:.1f}",
+            f"{fleet.stretch.engines:.1f}" if fleet.stretch.duration_s else "",
         )
         for fleet in plan.fleets
     ]
     return TextTable(
         f"Fewest replicas for p99 time to first token within {request.ttft_p99_s:g} s, "
         f"{request.policy.label}",
-        ("cache per replica", "replicas", "mean TTFT, s", "p99 TTFT, s", "tokens from cache, %"),
+        (
+            "cache per replica",
+            "replicas",
+            "mean TTFT, s",
+            "p99 TTFT, s",
+            "tokens from cache, %",
+            "replicas that the work fills",
+        ),
         tuple(rows),
-        f"Replayed: the busiest {len(busiest.requests)} requests, {_rate(busiest)}{_after(plan)}. "
-        f"{of_recording(busiest)}Machine: {request.machine.describe()}",
+        f"{_replayed(plan.fleets)} {of_recording(plan.trace)}Machine: {request.machine.describe()}",
     )
 
 
-def _after(plan: Plan) -> str:
-    if plan.num_warming:
-        return f", after the {plan.num_warming} before them, which only warm the caches"
-    return ", from empty caches"
+def _replayed(fleets: Sequence[Fleet]) -> str:
+    """Which stretch of the trace; each, where caches of different sizes leave different work."""
+    sizes: dict[int, list[str]] = {}
+    for fleet in fleets:
+        sizes.setdefault(fleet.stretch.first, []).append(_millions(fleet.cache_tokens))
+    stretches = {fleet.stretch.first: fleet.stretch for fleet in fleets}
+    told = [
+        _told(stretch) + (f" (for {', '.join(sizes[first])})" if len(sizes) > 1 else "")
+        for first, stretch in stretches.items()
+    ]
+    num_requests, which = fleets[0].stretch.num_requests, "; or ".join(told)
+    return f"Replayed: the {num_requests} requests in a row with the most work per second, {which}."
 
 
-def _rate(workload: Workload) -> str:
-    return f"{workload.rate_per_s:.2f}/s" if workload.duration_s else "all at one instant"
+def _told(stretch: Stretch) -> str:
+    came = f"from {stretch.began_s:.1f} s of the trace on, "
+    if stretch.duration_s:
+        came += f"{(stretch.num_requests - 1) / stretch.duration_s:.2f}/s"
+    else:
+        came += "all at one instant"
+    if stretch.num_warming:
+        return f"{came}, after the {stretch.num_warming} before them, which only warm the caches"
+    return f"{came}, from empty caches"
+
+
+def _of_all(whole: WholeTrace, stretch: Stretch, limit_s: float) -> str:
+    told = (
+        f"The same on all {whole.num_requests} requests of the trace: p99 {whole.p99_ttft_s:.3f} s; of "
+        f"{stretch.num_requests} in a row at most {whole.worst_p99_ttft_s:.3f} s"
+    )
+    if whole.worst_p99_ttft_s <= limit_s:
+        return f"{told}."
+    return f"{told} (from {whole.worst_began_s:.1f} s on), [bold]above {limit_s:g} s[/]."
 
 
 def _sizes(plan: Plan) -> TextTable:

@@ -12,6 +12,7 @@ Knows blocks, tokens and seconds; knows neither policies nor time.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cache.events import StepTimeModel
@@ -50,13 +51,11 @@ def work_per_request(
     if not requests:
         raise ValueError(f"workload {workload.name!r} has no requests, so no work")
     hits = pooled_hits(workload, num_replicas * cache_tokens)
-    model = machine.step_time()
     decoding = _full_batch(workload, cache_tokens, machine)
     seconds = 0.0
-    for request, cached in zip(requests, hits, strict=True):
-        uncached = request.input_tokens - cached
-        seconds += _prefill_s(model, uncached, cached, machine.max_batched_tokens)
-        seconds += _decode_s(model, request.input_tokens, request.output_tokens - 1, decoding)
+    for prefill_s, decode_s in _work_s(workload, hits, decoding, machine):
+        seconds += prefill_s
+        seconds += decode_s
     num_tokens = sum(request.input_tokens for request in requests)
     return WorkPerRequest(
         seconds=seconds / len(requests),
@@ -64,6 +63,15 @@ def work_per_request(
         hit_ratio=sum(hits) / num_tokens,
         decoding=decoding,
     )
+
+
+def work_by_request(
+    workload: Workload, *, num_replicas: int, cache_tokens: int, machine: Machine
+) -> list[float]:
+    """The same, request by request: seconds of one engine's time. O(blocks)."""
+    hits = pooled_hits(workload, num_replicas * cache_tokens)
+    decoding = _full_batch(workload, cache_tokens, machine)
+    return [sum(parts) for parts in _work_s(workload, hits, decoding, machine)]
 
 
 def pooled_hits(workload: Workload, capacity_tokens: int) -> list[int]:
@@ -88,6 +96,16 @@ def pooled_hits(workload: Workload, capacity_tokens: int) -> list[int]:
         while len(cached) > capacity:
             cached.popitem(last=False)
     return hits
+
+
+def _work_s(
+    workload: Workload, hits: Sequence[int], decoding: float, machine: Machine
+) -> Iterator[tuple[float, float]]:
+    """Seconds that each request's prompt takes of an engine, and its answer."""
+    model = machine.step_time()
+    for request, cached in zip(workload.requests, hits, strict=True):
+        prefill_s = _prefill_s(model, request.input_tokens - cached, cached, machine.max_batched_tokens)
+        yield prefill_s, _decode_s(model, request.input_tokens, request.output_tokens - 1, decoding)
 
 
 def _full_batch(workload: Workload, cache_tokens: int, machine: Machine) -> float:

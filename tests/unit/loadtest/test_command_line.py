@@ -190,7 +190,9 @@ def test_a_plan_for_requests_that_come_at_one_instant(
     trace.write_text(3 * GOOD)
     own = ("--out", str(tmp_path / "report"), "--no-plots")
     assert main(["plan", "--trace", str(trace), "--ttft-p99", "5", "--cache-tokens", "10k", *own]) == 0
-    assert "3 requests, all at one instant" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the 3 requests in a row" in told
+    assert "all at one instant" in told
 
 
 def test_a_replica_that_comes_later_may_die() -> None:

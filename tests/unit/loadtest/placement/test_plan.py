@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.placement.plan import Fleet, PlanRequest, busiest, smallest_fleet, warmed
+from loadtest.placement.plan import Fleet, PlanRequest, smallest_fleet, whole_trace
 from loadtest.workloads.reference import WorkloadRef
-from tests.fakes.simulation import unrelated
 
 CACHE_TOKENS = 400_000
 
 
-def planned(folder: Path, requests: Sequence[tuple[float, int]], ttft_s: float, **changes: int) -> Fleet:
+def asked(folder: Path, requests: Sequence[tuple[float, int]], ttft_s: float, **changes: int) -> PlanRequest:
     """requests: when each comes, and tokens of its prompt; none of them shares anything."""
     lines: list[dict[str, object]] = [{"format": "warmpath-trace", "version": 2}]
     for number, (time_s, tokens) in enumerate(requests):
@@ -23,8 +22,11 @@ def planned(folder: Path, requests: Sequence[tuple[float, int]], ttft_s: float, 
         lines.append({"t": time_s, "input": tokens, "output": 4, "blocks": blocks, "block_size": 512})
     trace = folder / "recording.jsonl"
     trace.write_text("\n".join(map(json.dumps, lines)))
-    request = PlanRequest(WorkloadRef(str(trace)), ttft_s, cache_tokens=(CACHE_TOKENS,), **changes)  # type: ignore[arg-type]
-    return smallest_fleet(request, CACHE_TOKENS)
+    return PlanRequest(WorkloadRef(str(trace)), ttft_s, cache_tokens=(CACHE_TOKENS,), **changes)  # type: ignore[arg-type]
+
+
+def planned(folder: Path, requests: Sequence[tuple[float, int]], ttft_s: float, **changes: int) -> Fleet:
+    return smallest_fleet(asked(folder, requests, ttft_s, **changes), CACHE_TOKENS)
 
 
 def test_who_comes_first_in_a_recording_counts(tmp_path: Path) -> None:
@@ -46,19 +48,42 @@ def test_one_of_sixty_is_more_than_one_of_a_hundred(tmp_path: Path) -> None:
 
 def test_what_came_before_the_busiest_stretch_warms_the_caches(tmp_path: Path) -> None:
     times = [*(60.0 * number for number in range(20)), *(1200.0 + number for number in range(14)), 9000.0]
-    trace = unrelated(*((time_s, 600, 4) for time_s in times))
-    stretch, (whole, num_warming) = busiest(trace, 14), warmed(trace, 14)
-    assert [request.arrival_s for request in stretch.requests] == [float(number) for number in range(14)]
-    assert num_warming == 2  # with them an eighth of the requests, as in a comparison
-    assert [request.arrival_s for request in whole.requests[:3]] == [0.0, 60.0, 120.0]
-    assert len(whole.requests) == 16
     fleet = planned(tmp_path, [(time_s, 600) for time_s in times], 1.0, num_requests=14)
+    assert (fleet.stretch.first, fleet.stretch.num_warming) == (20, 2)
     assert fleet.summary.num_requests == 14
 
 
-@pytest.mark.parametrize("num_requests", [3, 4])
-def test_of_a_short_trace_all_of_it_is_the_busiest(num_requests: int) -> None:
-    trace = unrelated((5.0, 600, 4), (6.0, 600, 4), (9.0, 600, 4))
-    stretch = busiest(trace, num_requests)
-    assert [request.arrival_s for request in stretch.requests] == [0.0, 1.0, 4.0]
-    assert warmed(trace, num_requests) == (stretch, 0)
+SHORT_ONES = [(0.1 * number, 600) for number in range(20)]
+LONG_ONES = [(100.0 + 0.25 * number, 20_000) for number in range(20)]
+
+
+def test_few_long_prompts_are_planned_for_where_they_are_more_work(tmp_path: Path) -> None:
+    """It was one replica: ten short prompts a second were the busiest, and 0.9 s of work four times a second
+    were not looked at."""
+    fleet = planned(tmp_path, [*SHORT_ONES, *LONG_ONES], 2.0, num_requests=20)
+    assert (fleet.stretch.first, fleet.stretch.began_s) == (20, 100.0)
+    assert fleet.num_replicas == planned(tmp_path, LONG_ONES, 2.0, num_requests=20).num_replicas == 4
+
+
+def test_the_rest_of_the_trace_is_tried_as_well(tmp_path: Path) -> None:
+    """One replica keeps 1 s where the work per second is highest, and not where eight come at once."""
+    steady = [(float(number), 20_000) for number in range(10)]
+    burst = [(100.0, 6_000)] * 8
+    later = [(200.0 + 60.0 * number, 600) for number in range(12)]
+    request = asked(tmp_path, [*steady, *burst, *later], 1.0, num_requests=10)
+    fleet = smallest_fleet(request, CACHE_TOKENS)
+    assert (fleet.num_replicas, fleet.stretch.first) == (1, 0)
+    whole = whole_trace(request, request.trace.trace(), [fleet])
+    assert whole is not None
+    assert whole.num_requests == 30
+    assert whole.worst_p99_ttft_s == whole.p99_ttft_s > 1.5
+    assert whole.worst_began_s == 8.0  # the eight are among ten from there on
+
+
+@pytest.mark.parametrize("num_requests", [2, 20, 1_000])
+def test_a_trace_far_longer_than_its_stretch_and_one_no_longer_are_not_tried_whole(
+    num_requests: int, tmp_path: Path
+) -> None:
+    request = asked(tmp_path, [*SHORT_ONES, (9.0, 600)], 1.0, num_requests=num_requests)
+    fleet = smallest_fleet(request, CACHE_TOKENS)
+    assert (whole_trace(request, request.trace.trace(), [fleet]) is not None) == (num_requests == 20)

@@ -7,7 +7,12 @@ import pytest
 from loadtest.simulation.cell import IDEAL
 from loadtest.simulation.machine import Machine
 from loadtest.simulation.run import simulate
-from loadtest.simulation.saturation import pooled_hits, saturation_rate_per_s, work_per_request
+from loadtest.simulation.saturation import (
+    pooled_hits,
+    saturation_rate_per_s,
+    work_by_request,
+    work_per_request,
+)
 from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, Blocks, request, spec, unrelated, workload
 
 
@@ -25,6 +30,15 @@ def test_work_by_hand() -> None:
     assert work.hit_ratio == 0.0
     rate = saturation_rate_per_s(unrelated((0.0, 32, 5)), num_replicas=3, cache_tokens=80, machine=MACHINE)
     assert rate == pytest.approx(3 / (prefill_s + decode_s))
+
+
+def test_the_work_of_each_is_part_of_the_mean() -> None:
+    load = unrelated((0.0, 32, 9), (1.0, 200, 1), (2.0, 5, 40))
+    fleet = {"num_replicas": 2, "cache_tokens": 64 * BLOCK_TOKENS}
+    each = work_by_request(load, **fleet, machine=MACHINE)
+    mean = work_per_request(load, **fleet, machine=MACHINE)
+    assert sum(each) / 3 == pytest.approx(mean.seconds)
+    assert each[1] == pytest.approx(200 / 64 * MACHINE.base_s + 200 * 0.001 + 200 * 200 / 2 * 1e-6 + 0.002)
 
 
 def test_a_pooled_cache_hits_what_came_before_and_forgets_the_oldest() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from loadtest.placement.plan import busiest
 from loadtest.placement.report import of_recording
+from loadtest.placement.stretch import busiest
 from loadtest.placement.suites import EXCERPT
+from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.errors import TraceError
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace_source import TraceSource
@@ -175,7 +176,7 @@ class TestRecording:
         older = read_trace(write(tmp_path / "older.jsonl", HEADER, RECORD, HEADER, later))
         assert [one.num_keys, two.num_keys, older.num_keys] == [1, 2, 1]
         assert two.window(0.0, 1).num_keys == 2
-        assert busiest(two, 1).num_keys == 2
+        assert busiest(two, 1, cache_tokens=1_000, machine=H100_8B).cut(two).num_keys == 2
         assert "Block ids are of 2 keys" in of_recording(two)
         assert of_recording(one) == of_recording(older) == ""
 
