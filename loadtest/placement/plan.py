@@ -1,23 +1,24 @@
 """How many replicas, with how much cache each, a recorded trace needs for a time to first token.
 
 The trace is replayed as it came, its busiest stretch, against the simulated cluster; the fewest replicas
-that keep the promise are found by doubling and halving. Every request of the stretch counts; what came before
-it warms the caches, and where nothing did, as in a trace no longer than that, they start empty. What is found
-is tried on the whole trace, unless that is far longer. Knows traces and simulations; prints nothing.
+that keep the promise are found in few tries (`fewest.py`). Every request of the stretch counts; what came
+before it warms the caches, and where nothing did, as in a trace no longer than that, they start empty. What
+is found is tried on the whole trace, unless that is far longer. Knows traces and simulations; prints nothing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 
 import numpy as np
 
 from cache.errors import ServingError
 from loadtest.placement.errors import BadRequest
+from loadtest.placement.fewest import fewest
 from loadtest.placement.policy_choice import SHIPPED, PolicyChoice
 from loadtest.placement.stack_distance import HitCurve, hit_curve
 from loadtest.placement.stretch import Stretch, busiest
@@ -56,6 +57,7 @@ class Fleet:
     cache_tokens: int  # of one replica
     num_replicas: int | None  # None: not even the largest fleet tried keeps it
     summary: CellSummary  # with that many replicas, or with the most
+    one_more_p99_ttft_s: float | None  # with one replica more than is enough: luck may have it longer
     stretch: Stretch  # that fleets with such caches were tried with
 
 
@@ -106,26 +108,20 @@ def best_of(fleets: Sequence[Fleet]) -> Fleet | None:
 
 
 def smallest_fleet(request: PlanRequest, cache_tokens: int) -> Fleet:
-    """Tries 1, 2, 4, ... replicas until the promise is kept, then halves the gap."""
+    """With caches of that size. Raises ServingError for a request that no such replica takes."""
     trace = request.trace.trace()
     stretch = busiest(trace, request.num_requests, cache_tokens=cache_tokens, machine=request.machine)
     workload = stretch.cut(trace)
-    tried: dict[int, CellSummary] = {}
 
-    def keeps(num_replicas: int) -> bool:
-        if num_replicas not in tried:
-            result = _simulate(request, workload, cache_tokens, num_replicas)
-            tried[num_replicas] = _summary(result, num_replicas, stretch.num_warming)
-        return tried[num_replicas].p99_ttft_s <= request.ttft_p99_s
+    @cache
+    def tried(num_replicas: int) -> CellSummary:
+        result = _simulate(request, workload, cache_tokens, num_replicas)
+        return _summary(result, num_replicas, stretch.num_warming)
 
-    enough = 1
-    while not keeps(enough):
-        if enough == request.max_replicas:
-            return Fleet(cache_tokens, None, tried[enough], stretch)
-        enough = min(2 * enough, request.max_replicas)
-    below = enough // 2 + 1 if enough > 1 else 1
-    found = below + bisect_left(range(below, enough), True, key=keeps)
-    return Fleet(cache_tokens, found, tried[found], stretch)
+    found = fewest(lambda count: tried(count).p99_ttft_s, request.ttft_p99_s, request.max_replicas)
+    if found is None:
+        return Fleet(cache_tokens, None, tried(request.max_replicas), None, stretch)
+    return Fleet(cache_tokens, found, tried(found), tried(found + 1).p99_ttft_s, stretch)
 
 
 def whole_trace(request: PlanRequest, trace: Workload, fleets: Sequence[Fleet]) -> WholeTrace | None:

@@ -41,6 +41,11 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
         f"{best.summary.p99_ttft_s:.3f} s, within {request.ttft_p99_s:g} s.",
         soft_wrap=True,
     )
+    if best.one_more_p99_ttft_s is not None and best.one_more_p99_ttft_s > request.ttft_p99_s:
+        console.print(
+            f"One replica more places requests differently, and does not: {best.one_more_p99_ttft_s:.3f} s.",
+            soft_wrap=True,
+        )
     if plan.whole is not None:
         console.print(_of_all(plan.whole, best.stretch, request.ttft_p99_s), soft_wrap=True)
 
@@ -52,6 +57,7 @@ def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
             f"over {request.max_replicas}" if fleet.num_replicas is None else str(fleet.num_replicas),
             f"{fleet.summary.mean_ttft_s:.3f}",
             f"{fleet.summary.p99_ttft_s:.3f}",
+            "" if fleet.one_more_p99_ttft_s is None else f"{fleet.one_more_p99_ttft_s:.3f}",
             f"{100 * fleet.summary.hit_ratio:.1f}",
             f"{fleet.stretch.engines:.1f}" if fleet.stretch.duration_s else "",
         )
@@ -65,6 +71,7 @@ def _fleets(request: PlanRequest, plan: Plan) -> TextTable:
             "replicas",
             "mean TTFT, s",
             "p99 TTFT, s",
+            "with one more",
             "tokens from cache, %",
             "replicas that the work fills",
         ),

@@ -44,6 +44,15 @@ def test_one_of_sixty_is_more_than_one_of_a_hundred(tmp_path: Path) -> None:
     fleet = planned(tmp_path, [*short, (600.0, 60_000)], 3.0, max_replicas=2)
     assert fleet.num_replicas is None
     assert fleet.summary.p99_ttft_s > 4.0
+    assert fleet.one_more_p99_ttft_s is None
+
+
+def test_what_one_replica_more_would_do_is_known(tmp_path: Path) -> None:
+    """Three prompts at once on two replicas: one waits for another. On a third nobody waits."""
+    fleet = planned(tmp_path, [(0.0, 6_000)] * 3, 0.5)
+    assert fleet.num_replicas == 2
+    assert fleet.one_more_p99_ttft_s is not None
+    assert 0.2 < fleet.one_more_p99_ttft_s < 0.3 < fleet.summary.p99_ttft_s
 
 
 def test_what_came_before_the_busiest_stretch_warms_the_caches(tmp_path: Path) -> None:
