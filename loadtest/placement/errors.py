@@ -1,14 +1,17 @@
 """What can go wrong with a grid.
 
 PlacementError
-├── BadRequest     something asked for on the command line does not exist or makes no sense
-├── CellsFailed    cells raised: which, and why; no table is made of the others
-└── Stopped        Ctrl-C: finished cells are kept
+├── BadRequest        something asked for on the command line does not exist or makes no sense
+├── UnreadableResult  the file of a finished cell is damaged, or may not be read
+├── NotKept           a finished cell cannot be written
+├── CellsFailed       cells raised: which, and why; no table is made of the others
+└── Stopped           Ctrl-C: finished cells are kept
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class PlacementError(Exception):
@@ -17,6 +20,25 @@ class PlacementError(Exception):
 
 class BadRequest(PlacementError):
     """The message says what is wrong and what there is instead."""
+
+
+class UnreadableResult(PlacementError):
+    """As good as no result; another takes its place."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.path = path
+        super().__init__(f"{path} cannot be read ({why}): its cell runs again")
+
+
+class NotKept(PlacementError):
+    """A result cannot be written; those before it are kept."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.path = path
+        super().__init__(
+            f"a finished cell cannot be written to {path} ({why}): make room there, or name another folder "
+            "with --results; the cells before it are kept, and the same command goes on from there"
+        )
 
 
 class CellsFailed(PlacementError):

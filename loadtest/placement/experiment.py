@@ -20,7 +20,7 @@ from loadtest.placement.progress import GridProgress
 from loadtest.placement.report import groups, of_recording, print_tables, tables, write_report
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
-from loadtest.placement.summary import WARM_UP_SHARE, summarize
+from loadtest.placement.summary import WARM_UP_SHARE
 from loadtest.placement.targets import Target, targets_table
 from loadtest.simulation.cell import IDEAL
 from loadtest.simulation.run import run_cell
@@ -52,8 +52,8 @@ def run_experiment(
     """Every cell's result, then tables on the console and tables, JSON and plots in a folder.
 
     targets: what to measure against the project's targets, in the last table. Raises BadRequest before
-    anything runs, if plots are wanted but cannot be drawn; CellsFailed and Stopped as `Grid.run`, and then
-    neither prints nor writes a table.
+    anything runs, if plots are wanted but cannot be drawn; CellsFailed, NotKept and Stopped as `Grid.run`,
+    and then neither prints nor writes a table.
     """
     plots = load_plots() if output.with_plots else None
     began_s = time.monotonic()
@@ -80,16 +80,14 @@ def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
         if isinstance(source, TraceSource) and (told := of_recording(source.trace)):
             console.print(f"{workload.label}: {told}", highlight=False, markup=False, soft_wrap=True)
     cells = spec.cells()
-    store = ResultStore(output.results)
     with GridProgress(console) as progress:
-        Grid(run_cell, store, output.num_workers).run(
+        Grid(run_cell, ResultStore(output.results), output.num_workers).run(
             list(dict.fromkeys(cell for _, _, cell in cells)), progress
         )
     comparison = Comparison()
     for setting, policy, cell in cells:
-        result = store.load(cell)
-        assert result is not None, "the grid left a cell out"
-        comparison.add(setting, policy, cell.seed, summarize(result, cell.num_replicas))
+        # What was told, not what is stored: somebody may have tidied up since.
+        comparison.add(setting, policy, cell.seed, progress.summaries[cell])
     return comparison
 
 

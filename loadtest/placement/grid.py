@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from typing import Protocol
 
 from cache.errors import ServingError
-from loadtest.placement.errors import CellsFailed, Stopped
+from loadtest.placement.errors import CellsFailed, Stopped, UnreadableResult
 from loadtest.placement.store import ResultStore
 from loadtest.simulation.cell import CellResult, CellSpec
 from loadtest.workloads.errors import WorkloadError
@@ -30,11 +30,17 @@ RunCell = Callable[[CellSpec], CellResult]
 class GridObserver(Protocol):
     """Told what happens, in the calling process, one call at a time; must not block for long."""
 
+    def kept(self, spec: CellSpec, result: CellResult) -> None:
+        """One cell need not run: its result is there. All of these come before `started`."""
+
+    def unreadable(self, error: UnreadableResult) -> None:
+        """One result is there and damaged; its cell runs again."""
+
     def started(self, num_cells: int, num_kept: int) -> None:
-        """num_kept: cells that need not run, because their results are there."""
+        """What is missing runs from now on."""
 
     def finished(self, spec: CellSpec, result: CellResult) -> None:
-        """One cell has its result, kept or new."""
+        """One cell has its result."""
 
     def failed(self, spec: CellSpec, error: str) -> None: ...
 
@@ -51,25 +57,26 @@ class Grid:
     num_workers: int
 
     def run(self, specs: Sequence[CellSpec], observer: GridObserver) -> None:
-        """Give every cell a result, in the store.
+        """Give every cell a result, told to the observer and in the store, where files may go away later.
 
-        All cells are tried, whatever fails. Raises CellsFailed if one has no result, Stopped on Ctrl-C; a
-        second Ctrl-C does not wait for the cells under way.
+        All cells are tried, whatever fails. Raises CellsFailed if one has no result, NotKept, at once, if the
+        store takes none, Stopped on Ctrl-C; a second Ctrl-C does not wait for the cells under way.
         """
-        missing = self._tell_kept(specs, observer)
+        missing = [spec for spec in specs if not self._is_kept(spec, observer)]
+        observer.started(len(specs), len(specs) - len(missing))
         if missing:
             self._run_missing(missing, len(specs) - len(missing), len(specs), observer)
 
-    def _tell_kept(self, specs: Sequence[CellSpec], observer: GridObserver) -> list[CellSpec]:
-        missing = [spec for spec in specs if not self.store.path(spec).exists()]
-        observer.started(len(specs), len(specs) - len(missing))
-        absent = set(missing)
-        for spec in specs:
-            if spec not in absent:
-                result = self.store.load(spec)
-                assert result is not None, "a kept result went away"
-                observer.finished(spec, result)
-        return missing
+    def _is_kept(self, spec: CellSpec, observer: GridObserver) -> bool:
+        """Tells the observer what there is."""
+        try:
+            result = self.store.load(spec)
+        except UnreadableResult as error:
+            observer.unreadable(error)
+            return False
+        if result is not None:
+            observer.kept(spec, result)
+        return result is not None
 
     def _run_missing(
         self, missing: Sequence[CellSpec], num_kept: int, num_cells: int, observer: GridObserver

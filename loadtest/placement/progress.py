@@ -1,6 +1,6 @@
 """How far a grid is, on the terminal: cells, time left, and what the finished ones say so far.
 
-A `GridObserver`. Knows rich; knows nothing of how cells run.
+A `GridObserver`, which keeps every cell's figures. Knows rich; knows nothing of how cells run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 
+from loadtest.placement.errors import UnreadableResult
 from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
-from loadtest.placement.summary import summarize
+from loadtest.placement.summary import CellSummary, summarize
 from loadtest.progress_bar import bar_with_time_left
 from loadtest.simulation.cell import IDEAL, CellResult, CellSpec
 
@@ -28,7 +29,7 @@ class GridProgress:
         self._console = console
         self._bar = bar_with_time_left(console)
         self._estimate = RunningEstimate()
-        self._num_kept = 0  # results still to come that took no time
+        self.summaries: dict[CellSpec, CellSummary] = {}  # of all that have a result
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -40,18 +41,22 @@ class GridProgress:
     ) -> None:
         self._bar.stop()
 
+    def kept(self, spec: CellSpec, result: CellResult) -> None:
+        self._add(spec, result)
+
+    def unreadable(self, error: UnreadableResult) -> None:
+        self._console.print(f"[yellow]warning:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+
     def started(self, num_cells: int, num_kept: int) -> None:
         if num_kept:
             self._console.print(f"{num_kept} of {num_cells} cells are finished already.")
         # Kept cells count as done from the start: they would make the time left look short.
-        self._num_kept = num_kept
         self._bar.reset(self._task, total=num_cells, completed=num_kept)
+        self._bar.update(self._task, told=str(self._estimate))
 
     def finished(self, spec: CellSpec, result: CellResult) -> None:
-        self._estimate.add(spec, summarize(result, spec.num_replicas).mean_ttft_s)
-        is_new = self._num_kept == 0
-        self._num_kept -= not is_new
-        self._bar.update(self._task, advance=int(is_new), told=str(self._estimate))
+        self._add(spec, result)
+        self._bar.update(self._task, advance=1, told=str(self._estimate))
 
     def failed(self, spec: CellSpec, error: str) -> None:
         self._bar.update(self._task, advance=1)
@@ -62,6 +67,10 @@ class GridProgress:
 
     def stopping(self, num_running: int) -> None:
         self._console.print(f"Waiting for {num_running} cells under way; Ctrl-C again to drop them.")
+
+    def _add(self, spec: CellSpec, result: CellResult) -> None:
+        summary = self.summaries[spec] = summarize(result, spec.num_replicas)
+        self._estimate.add(spec, summary.mean_ttft_s)
 
 
 class RunningEstimate:

@@ -1,7 +1,7 @@
 """Finished cells on disk, each under a name that changes with anything its result depends on.
 
-A result is written beside its place and moved there, so a file that exists is whole. Knows files; runs
-nothing.
+A result is written beside its place and moved there, so a file that exists is whole unless somebody else has
+damaged it. Knows files; runs nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from loadtest.placement.code_version import code_version
+from loadtest.placement.errors import NotKept, UnreadableResult
 from loadtest.simulation.cell import CellResult, CellSpec
 
 _ARRAYS = tuple(field.name for field in fields(CellResult) if field.type in ("Floats", "Ints"))
@@ -41,22 +44,38 @@ class ResultStore:
         return self._folder / f"{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}.npz"
 
     def load(self, spec: CellSpec) -> CellResult | None:
-        """The finished cell; None if there is none."""
+        """The finished cell; None if there is none. Raises UnreadableResult for a file that is not whole."""
         path = self.path(spec)
-        if not path.exists():
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                numbers = json.loads(str(stored["numbers"]))
+                return CellResult(**{name: stored[name] for name in _ARRAYS}, **numbers)
+        except FileNotFoundError:
             return None
-        with np.load(path, allow_pickle=False) as stored:
-            numbers = json.loads(str(stored["numbers"]))
-            return CellResult(**{name: stored[name] for name in _ARRAYS}, **numbers)
+        except Exception as error:  # of numpy, zipfile, zlib, json: whichever a damaged file gets to
+            raise UnreadableResult(path, str(error) or type(error).__name__) from error
 
     def save(self, spec: CellSpec, result: CellResult) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Keep it, instead of what there may be. Raises NotKept, and leaves nothing behind then."""
         path = self.path(spec)
         partial = path.with_suffix(f".{os.getpid()}.part")
-        with partial.open("wb") as file:
-            np.savez_compressed(
-                file,
-                numbers=np.array(json.dumps({name: getattr(result, name) for name in _NUMBERS})),
-                **{name: getattr(result, name) for name in _ARRAYS},
-            )
-        partial.replace(path)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                _write(file, result)
+            partial.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise NotKept(path, error.strerror or str(error)) from error
+
+
+def _write(file: BinaryIO, result: CellResult) -> None:
+    """On the disk when it returns: else a name could outlive a crash that its content does not."""
+    np.savez_compressed(
+        file,
+        numbers=np.array(json.dumps({name: getattr(result, name) for name in _NUMBERS})),
+        **{name: getattr(result, name) for name in _ARRAYS},
+    )
+    file.flush()
+    os.fsync(file.fileno())

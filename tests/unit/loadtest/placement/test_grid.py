@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loadtest.placement import grid
-from loadtest.placement.errors import CellsFailed, Stopped
+from loadtest.placement.errors import CellsFailed, NotKept, Stopped, UnreadableResult
 from loadtest.placement.grid import Grid, RunCell
 from loadtest.placement.store import ResultStore
 from loadtest.simulation.cell import CellResult, CellSpec
@@ -37,6 +37,13 @@ class Watcher:
         self.num_cells = self.num_kept = self.num_stopping = 0
         self.results: list[CellSpec] = []
         self.errors: list[str] = []
+        self.damaged: list[Path] = []
+
+    def kept(self, spec: CellSpec, result: CellResult) -> None:
+        self.finished(spec, result)
+
+    def unreadable(self, error: UnreadableResult) -> None:
+        self.damaged.append(error.path)
 
     def started(self, num_cells: int, num_kept: int) -> None:
         self.num_cells, self.num_kept = num_cells, num_kept
@@ -82,6 +89,31 @@ def test_a_resumed_grid_says_what_a_fresh_one_says(tmp_path: Path) -> None:
         assert fresh is not None
         for name in CellResult.__dataclass_fields__:
             assert np.array_equal(getattr(resumed, name), getattr(fresh, name)), name
+
+
+def test_a_damaged_result_is_told_and_its_cell_runs_again(tmp_path: Path) -> None:
+    run(tmp_path, run_fake)
+    path = ResultStore(tmp_path).path(SPECS[1])
+    path.write_bytes(b"")
+    again = run(tmp_path, run_fake)
+    assert (again.num_kept, again.damaged) == (3, [path])
+    assert sorted(again.results, key=lambda spec: spec.seed) == SPECS
+    assert ResultStore(tmp_path).load(SPECS[1]) is not None
+
+
+def test_a_store_that_takes_nothing_ends_the_grid_and_keeps_what_it_has(tmp_path: Path) -> None:
+    class Full(ResultStore):
+        def save(self, spec: CellSpec, result: CellResult) -> None:
+            if len(list(self.folder.iterdir())) == 2:
+                raise NotKept(self.path(spec), "No space left on device")
+            super().save(spec, result)
+
+    tmp_path.joinpath("cells").mkdir()
+    watcher = Watcher()
+    with pytest.raises(NotKept):
+        Grid(run_fake, Full(tmp_path / "cells"), num_workers=2).run(SPECS, watcher)
+    assert len(watcher.results) == 2
+    assert run(tmp_path / "cells", run_fake).num_kept == 2
 
 
 def test_a_failing_cell_is_named_and_the_others_are_kept(tmp_path: Path) -> None:

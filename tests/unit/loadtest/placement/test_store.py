@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.placement import code_version as code_version_module
 from loadtest.placement import store as store_module
 from loadtest.placement.code_version import code_version
+from loadtest.placement.errors import NotKept, UnreadableResult
 from loadtest.placement.store import ResultStore
 from loadtest.simulation.cell import CellResult
 from loadtest.simulation.machine import H100_8B
@@ -30,6 +36,71 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
         assert type(ours) is type(theirs)
         assert np.array_equal(ours, theirs), name
     assert [path.suffix for path in store.folder.iterdir()] == [".npz"]
+
+
+def equal(one: CellResult, other: CellResult) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in CellResult.__dataclass_fields__
+    )
+
+
+@given(st.data())
+def test_a_damaged_file_is_told_and_never_another_result(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """An empty one, as a full disk left, ended the next run in a traceback."""
+    store, spec = ResultStore(tmp_path_factory.mktemp("cells")), fake_spec()
+    store.save(spec, fake_result(spec))
+    path = store.path(spec)
+    content = bytearray(path.read_bytes())
+    del content[data.draw(st.integers(0, len(content))) :]
+    for place in data.draw(st.lists(st.integers(0, max(0, len(content) - 1)), max_size=3)):
+        content[place : place + 1] = b"\xa5"
+    path.write_bytes(content)
+    with suppress(UnreadableResult):  # a byte may be what it was, or in no content
+        loaded = store.load(spec)
+        assert loaded is not None
+        assert equal(loaded, fake_result(spec))
+    store.save(spec, fake_result(spec))
+    loaded = store.load(spec)
+    assert loaded is not None
+    assert equal(loaded, fake_result(spec))
+
+
+def test_what_is_no_result_at_all_is_told(tmp_path: Path) -> None:
+    store, spec = ResultStore(tmp_path), fake_spec()
+    path = store.path(spec)
+    for content in (b"", b"hello", b"\x93NUMPY\x01\x00"):
+        path.write_bytes(content)
+        with pytest.raises(UnreadableResult, match=path.name):
+            store.load(spec)
+    np.savez(path, ttft_s=np.zeros(3))
+    with pytest.raises(UnreadableResult, match="numbers"):
+        store.load(spec)
+
+
+def test_a_full_disk_is_told_and_leaves_what_there_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, spec = ResultStore(tmp_path), fake_spec()
+    store.save(spec, fake_result(spec))
+
+    def write(file: BinaryIO, result: CellResult) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_module, "_write", write)
+    with pytest.raises(NotKept, match=r"No space left on device.*--results") as caught:
+        store.save(spec, fake_result(spec))
+    assert caught.value.path == store.path(spec)
+    assert list(tmp_path.iterdir()) == [store.path(spec)]
+    assert store.load(spec) is not None
+
+
+def test_a_folder_that_has_become_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cells").touch()
+    with pytest.raises(NotKept, match="cells"):
+        ResultStore(tmp_path / "cells").save(fake_spec(), fake_result(fake_spec()))
 
 
 def test_any_change_of_the_spec_is_another_place(tmp_path: Path) -> None:

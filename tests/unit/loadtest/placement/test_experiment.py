@@ -1,0 +1,60 @@
+"""From cells to figures, whatever happens to the folder that results are kept in."""
+
+from __future__ import annotations
+
+import shutil
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from loadtest.placement import experiment
+from loadtest.placement.comparison import Comparison, mean_ttft_s
+from loadtest.placement.experiment import Output, run_grid
+from loadtest.placement.policy_choice import PolicyChoice
+from loadtest.placement.store import ResultStore
+from loadtest.placement.suites import GridSpec
+from loadtest.simulation.cell import CellResult, CellSpec
+from tests.fakes.placement import WORKLOAD, run_fake
+
+POLICIES = (PolicyChoice("ideal"), PolicyChoice("round_robin"))
+SPEC = GridSpec((WORKLOAD,), POLICIES, replicas=(4,), loads=(0.5,), seeds=(0, 1))
+
+
+def compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Comparison, str]:
+    """And what is said meanwhile."""
+    monkeypatch.setattr(experiment, "run_cell", run_fake)
+    said = StringIO()
+    console = Console(file=said, width=400)
+    return run_grid(SPEC, Output(results=folder, num_workers=1), console), said.getvalue()
+
+
+def test_results_that_go_away_meanwhile_are_in_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grid had computed everything, and ended in a traceback."""
+
+    class Tidied(ResultStore):
+        def save(self, spec: CellSpec, result: CellResult) -> None:
+            super().save(spec, result)
+            shutil.rmtree(self.folder)
+
+    monkeypatch.setattr(experiment, "ResultStore", Tidied)
+    comparison, _ = compared(tmp_path / "cells", monkeypatch)
+    (setting,) = comparison.settings
+    assert [comparison.mean(setting, policy, mean_ttft_s) for policy in POLICIES] == pytest.approx(
+        [0.5 * 1.005, 1.005]
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_result_is_a_warning_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared(tmp_path, monkeypatch)
+    damaged = sorted(tmp_path.iterdir())[0]
+    damaged.write_bytes(b"")
+    _, said = compared(tmp_path, monkeypatch)
+    assert f"warning: {damaged} cannot be read" in said
+    assert "3 of 4 cells are finished already" in said
+    _, said = compared(tmp_path, monkeypatch)
+    assert "warning" not in said
