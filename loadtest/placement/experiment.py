@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -22,9 +23,10 @@ from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE
 from loadtest.placement.targets import Target, targets_table
-from loadtest.simulation.cell import IDEAL
+from loadtest.simulation.cell import IDEAL, Failure
 from loadtest.simulation.run import run_cell
 from loadtest.text_table import TextTable
+from loadtest.workloads.reference import WorkloadRef
 from loadtest.workloads.trace_source import TraceSource
 
 IDEAL_CHOICE = PolicyChoice(IDEAL)
@@ -94,14 +96,34 @@ def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
 def conditions(spec: GridSpec, took_s: float) -> Mapping[str, Any]:
     """What the numbers depend on, for the head of a report."""
     return {
-        "workloads": ", ".join(f"{w.label} ({w.num_requests} requests)" for w in spec.workloads),
+        "workloads": ", ".join(map(_workload, spec.workloads)),
         "seeds": ", ".join(map(str, spec.seeds)),
         "warm-up": f"the first {WARM_UP_SHARE:.1%} of each window is not counted",
         "machine simulated": spec.machine.describe(),
-        "events reach routers after": f"{1e3 * spec.event_delay_s:g} ms"
-        + ("" if spec.has_kv_events else ", with load alone: caches are imitated"),
+        "steps take longer on the first replicas": _listed(f"{factor:g} times" for factor in spec.slowdowns),
+        "replicas die": _listed(map(_failure, spec.failures)),
+        "the fleet changes": _listed(
+            f"to {scaling.num_replicas} replicas at {scaling.at_s:g} s" for scaling in spec.scalings
+        ),
+        "KV events": "published" if spec.has_kv_events else "none, load alone: caches are imitated",
+        "events reach routers after": f"{1e3 * spec.event_delay_s:g} ms",
+        "requests reach replicas after": f"{1e3 * spec.dispatch_delay_s:g} ms",
         "this run": f"{took_s:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
     }
+
+
+def _workload(workload: WorkloadRef) -> str:
+    origin = "" if workload.is_generated else f" from {workload.source}"
+    return f"{workload.label}{origin} ({workload.num_requests} requests)"
+
+
+def _failure(failure: Failure) -> str:
+    told = f"r{failure.replica} at {failure.at_s:g} s"
+    return told if math.isinf(failure.down_s) else f"{told} for {failure.down_s:g} s"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    return ", ".join(parts) or "no"
 
 
 def load_plots() -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -28,8 +29,7 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
     print_tables(found, console)
     folder = output.report
     folder.mkdir(parents=True, exist_ok=True)
-    document = {"fleets": [asdict(fleet) for fleet in plan.fleets], "hit_rate": curve_points(plan.curve)}
-    (folder / "plan.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "plan.json").write_text(json.dumps(document(request, plan), indent=1) + "\n")
     if plots is not None:
         plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / "hit-rate.png")
     console.print(f"Figures{'' if plots is None else ' and plot'}: {folder}", soft_wrap=True)
@@ -48,6 +48,31 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
         )
     if plan.whole is not None:
         console.print(_of_all(plan.whole, best.stretch, request.ttft_p99_s), soft_wrap=True)
+
+
+def document(request: PlanRequest, plan: Plan) -> dict[str, object]:
+    """All that was asked for, and what came out. JSON has no number without bound: that is the text "inf"."""
+    trace = request.trace
+    return {
+        "request": {
+            "trace": trace.source,
+            "trace_sha256": trace.content_digest(),
+            "spread_ticks": trace.spread_ticks,
+            "ttft_p99_s": request.ttft_p99_s,
+            "cache_tokens": request.cache_tokens,
+            "num_requests": request.num_requests,
+            "max_replicas": request.max_replicas,
+            "policy": request.policy.label,
+            "machine": _finite(asdict(request.policy.machine_of(request.machine))),
+        },
+        "fleets": [{**asdict(fleet), "stretch": _finite(asdict(fleet.stretch))} for fleet in plan.fleets],
+        "whole_trace": None if plan.whole is None else asdict(plan.whole),
+        "hit_rate": curve_points(plan.curve),
+    }
+
+
+def _finite(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: str(value) if value == math.inf else value for name, value in values.items()}
 
 
 def _fleets(request: PlanRequest, plan: Plan) -> TextTable:

@@ -19,10 +19,18 @@ host memory. Knows numbers; knows neither requests nor replicas.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from cache.events import StepTimeModel
 from cache.scheduling_order import SchedulingOrder
+
+# What `describe` says in words.
+_TOLD = frozenset(
+    {
+        *("base_s", "per_token_s", "per_attention_s", "per_sequence_s"),
+        *("max_batched_tokens", "max_running", "num_engines"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,19 @@ class Machine:
         return num_replicas
 
     def describe(self) -> str:
-        """One line with every constant, for the head of a report."""
+        """One line for the head of a report: the usual constants, and of the others those that are not the
+        default, so that machines that differ are told apart."""
+        rest = ", ".join(
+            f"{field.name} = {_shown(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name not in _TOLD and getattr(self, field.name) != getattr(H100_8B, field.name, None)
+        )
         return (
-            f"step = {1e3 * self.base_s:g} ms + {1e6 * self.per_token_s:g} us/token"
-            f" + {1e9 * self.per_attention_s:g} ns/(query, key) + {1e3 * self.per_sequence_s:g} ms/sequence;"
+            f"step = {_shown(1e3 * self.base_s)} ms + {_shown(1e6 * self.per_token_s)} us/token"
+            f" + {_shown(1e9 * self.per_attention_s)} ns/(query, key)"
+            f" + {_shown(1e3 * self.per_sequence_s)} ms/sequence;"
             f" at most {self.max_batched_tokens} tokens and {self.max_running} sequences a step"
+            + (f"; {rest}" if rest else "")
         )
 
 
@@ -98,7 +114,7 @@ class SharedMachine(Machine):
     def describe(self) -> str:
         """The same, and who shares it."""
         alone = super(SharedMachine, self).describe()
-        return f"{alone}; all replicas on one machine that computes {self.num_engines:g} at full speed"
+        return f"{alone}; all replicas on one machine that computes {_shown(self.num_engines)} at full speed"
 
 
 def slowed(model: StepTimeModel, times: float) -> StepTimeModel:
@@ -109,6 +125,11 @@ def slowed(model: StepTimeModel, times: float) -> StepTimeModel:
         per_attention_s=model.per_attention_s * times,
         per_sequence_s=model.per_sequence_s * times,
     )
+
+
+def _shown(value: object) -> str:
+    """A number as short as it was given: 1e3 * 0.0041 is not quite 4.1."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 H100_8B = Machine()

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from loadtest.placement import experiment
 from loadtest.placement.comparison import Comparison, mean_ttft_s
-from loadtest.placement.experiment import Output, run_grid
+from loadtest.placement.experiment import Output, conditions, run_grid
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
-from loadtest.simulation.cell import CellResult, CellSpec
+from loadtest.simulation.cell import CellResult, CellSpec, Failure, Scaling
+from loadtest.simulation.machine import H100_8B
+from loadtest.workloads.reference import WorkloadRef
 from tests.fakes.placement import WORKLOAD, run_fake
 
 POLICIES = (PolicyChoice("ideal"), PolicyChoice("round_robin"))
 SPEC = GridSpec((WORKLOAD,), POLICIES, replicas=(4,), loads=(0.5,), seeds=(0, 1))
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"failures": (Failure(60.0, 0),)},
+    {"failures": (Failure(60.0, 1),)},
+    {"failures": (Failure(61.0, 0),)},
+    {"failures": (Failure(60.0, 0, 20.0),)},
+    {"slowdowns": (1.5,)},
+    {"slowdowns": (1.0, 1.5)},
+    {"scalings": (Scaling(120.0, 6),)},
+    {"scalings": (Scaling(120.0, 5),)},
+    {"scalings": (Scaling(121.0, 6),)},
+    {"has_kv_events": False},
+    {"event_delay_s": 0.006},
+    {"dispatch_delay_s": 0.002},
+    {"seeds": (0,)},
+    {"machine": replace(H100_8B, max_model_len=4096)},
+    {"workloads": (WorkloadRef("no_reuse", num_requests=17),)},
+    {"workloads": (WorkloadRef("here/no_reuse.jsonl", num_requests=16),)},
+    {"workloads": (WorkloadRef("there/no_reuse.jsonl", num_requests=16),)},
+]
+
+
+def test_heads_of_reports_tell_what_was_simulated() -> None:
+    """Failures, slow replicas and changes of the fleet were not told."""
+    heads = [json.dumps(conditions(replace(SPEC, **changes), 1.0)) for changes in [{}, *CHANGES]]
+    assert len(set(heads)) == len(heads)
+    told = conditions(replace(SPEC, failures=(Failure(60.0, 0), Failure(70.0, 1, 5.0))), 1.0)
+    assert told["replicas die"] == "r0 at 60 s, r1 at 70 s for 5 s"
 
 
 def compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Comparison, str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loadtest.simulation.machine import H100_8B, Machine
+from cache.scheduling_order import SchedulingOrder
+from loadtest.simulation.machine import H100_8B, Machine, MachineWithHost, SharedMachine
 from replica.scheduling.step_time import StepTimeFit, attention_pairs
 
 
@@ -20,6 +24,47 @@ def test_the_report_prints_every_constant() -> None:
     assert H100_8B.describe() == (
         "step = 6.5 ms + 32 us/token + 1.4 ns/(query, key) + 0.6 ms/sequence;"
         " at most 8192 tokens and 256 sequences a step"
+    )
+
+
+MACHINES = st.fixed_dictionaries(
+    {
+        "base_s": st.sampled_from((0.0065, 0.0065000001, 0.0041)),
+        "per_token_s": st.sampled_from((32e-6, 32.0001e-6)),
+        "per_attention_s": st.sampled_from((1.4e-9, 0.0)),
+        "per_sequence_s": st.sampled_from((0.6e-3, 0.7e-3)),
+        "max_batched_tokens": st.sampled_from((8192, 2048)),
+        "max_running": st.sampled_from((256, 255)),
+        "max_model_len": st.sampled_from((1 << 18, 1 << 17)),
+        "scheduling_order": st.sampled_from(SchedulingOrder),
+        "itl_target_s": st.sampled_from((math.inf, None, 0.05)),
+    }
+)
+KINDS = st.one_of(
+    st.builds(lambda changes: Machine(**changes), MACHINES),
+    st.builds(
+        lambda changes, blocks, copy_s: MachineWithHost(**changes, host_blocks=blocks, copy_block_s=copy_s),
+        MACHINES,
+        st.sampled_from((65_536, 1)),
+        st.sampled_from((0.1e-3, 0.2e-3)),
+    ),
+    st.builds(
+        lambda changes, engines: SharedMachine(**changes, num_engines=engines),
+        MACHINES,
+        st.sampled_from((1.0, 1.0000001)),
+    ),
+)
+
+
+@given(KINDS, KINDS)
+def test_machines_that_differ_are_told_apart(one: Machine, other: Machine) -> None:
+    assert (one.describe() == other.describe()) == (one == other)
+
+
+def test_what_differs_from_the_default_is_named() -> None:
+    told = MachineWithHost(max_model_len=4096, itl_target_s=None).describe()
+    assert told.endswith(
+        "; max_model_len = 4096, itl_target_s = None, host_blocks = 65536, copy_block_s = 0.0001"
     )
 
 
