@@ -6,10 +6,25 @@ Knows times and callbacks; knows nothing of what they do.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import Any
 
 Action = Callable[..., None]
+
+
+def first_from(start_s: float, every_s: float, until_s: float) -> float:
+    """The first of start_s, start_s + every_s, ... that is not before `until_s`, as if added one by one.
+
+    To the last bit where every_s is a power of two, as it has to be; O(log until_s). Below the next power
+    of two such sums are exact, so many of them are one product; only the sum that gets there may be rounded.
+    """
+    time_s = start_s
+    while time_s < until_s:
+        limit_s = min(until_s, 2.0 ** math.frexp(time_s)[1])
+        time_s += max(0, math.ceil((limit_s - time_s) / every_s) - 1) * every_s
+        time_s += every_s
+    return time_s
 
 
 class EventQueue:

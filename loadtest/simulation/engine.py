@@ -22,7 +22,7 @@ from cache.events import EventBatch, Load, StepTimeModel
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
-from loadtest.simulation.clock import EventQueue
+from loadtest.simulation.clock import EventQueue, first_from
 from loadtest.simulation.crowd import Crowd, Pace
 from loadtest.simulation.machine import Machine, MachineWithHost
 from loadtest.simulation.turns import Turn, TurnTokens
@@ -343,10 +343,7 @@ class SimEngine:
             self._publish_if_due()
         next_s = max(self._published_s, self._queue.now) + HEARTBEAT_S
         if self._run is None:
-            # One by one, since a product would be another time in its last bits than a sum.
-            until_s = self._quiet_until()
-            while next_s < until_s:
-                next_s += HEARTBEAT_S
+            next_s = first_from(next_s, HEARTBEAT_S, self._quiet_until())
         self._queue.at(next_s, self._heartbeat)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from loadtest.workloads.gaps import check_gap
 from loadtest.workloads.json_lines import Line, read_lines
 from loadtest.workloads.request import Workload, WorkRequest
 from loadtest.workloads.sessions import find_sessions, shared_head
@@ -25,7 +26,8 @@ def read_mooncake(path: Path) -> Workload:
     """The whole trace; times count from its first request. Sessions are found from shared chains.
 
     Raises TraceError naming file, line and field: what is not a number in range, a wrong number of blocks, an
-    id that follows different blocks in different places, times that run backwards, no requests at all.
+    id that follows different blocks in different places, times that run backwards, weeks without a request,
+    no requests at all.
     """
     rows: list[tuple[float, int, int, tuple[int, ...]]] = []
     parents: dict[int, int | None] = {}
@@ -35,6 +37,8 @@ def read_mooncake(path: Path) -> Workload:
         time_ms = line.real("timestamp", 0, MAX_TIME_MS)
         if time_ms < last_ms:
             raise line.error("timestamp", f"{time_ms:g} is before the line above it ({last_ms:g})")
+        if rows:
+            check_gap(line, "timestamp", (time_ms - last_ms) / 1e3)
         last_ms = time_ms
         input_tokens = line.integer("input_length", 1, MAX_TOKENS)
         output_tokens = line.integer("output_length", 1, MAX_TOKENS)

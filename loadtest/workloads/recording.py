@@ -17,8 +17,10 @@ Knows no engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+from loadtest.workloads.gaps import check_gap
 from loadtest.workloads.json_lines import Line, read_lines
 from loadtest.workloads.request import Workload, WorkRequest
 from loadtest.workloads.sessions import find_sessions, shared_head
@@ -36,6 +38,7 @@ _OPTIONAL = frozenset({"session"})
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    line_number: int
     time_s: float
     input_tokens: int
     output_tokens: int | None  # None: it was refused
@@ -47,35 +50,42 @@ def read_recording(path: Path) -> Workload:
     """The whole recording; times count from its first request.
 
     Raises TraceError naming file, line and field: an unknown version, what is not a number in range, a
-    wrong number of blocks, an id that follows different blocks in different places, a second block size,
-    no requests at all.
+    wrong number of blocks, an id that follows different blocks in different places, a second block size, a
+    part whose header says when it began beside one whose header does not, weeks without a request, no
+    requests at all.
     """
     lines = read_lines(path)
-    offset_s, key = _header(path, next(lines, None))
+    started_at, key = _header(path, next(lines, None))
     keys = {key}
+    is_dated = started_at is not None
     ids = _BlockIds()
     rows: list[_Row] = []
     block_tokens = 0
     for line in lines:
         if "format" in line:  # several files, put together: each opens with a header
-            offset_s, key = _header(path, line)
+            started_at, key = _header(path, line)
             keys.add(key)
+            if (started_at is not None) != is_dated:
+                told = "is missing here, but given" if is_dated else "is given here, but missing"
+                raise line.error("started_at", f"{told} further up: nobody knows how far apart the two are")
             continue
         line.check_fields(_REFUSED if "refused" in line else _SERVED, _OPTIONAL)
         size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
         if size != (block_tokens or size):
             raise line.error("block_size", f"is {size} here but {block_tokens} further up")
         block_tokens = size
-        rows.append(_row(line, offset_s, block_tokens, ids))
+        rows.append(_row(line, started_at or 0.0, block_tokens, ids))
     if not rows:
         raise Line(path, 0, {}).error(None, "holds no requests")
     rows.sort(key=lambda row: row.time_s)
+    for before, row in pairwise(rows):
+        check_gap(Line(path, row.line_number, {}), "t", row.time_s - before.time_s)
     return Workload(path.name.split(".")[0], block_tokens, _requests(rows), num_keys=len(keys))
 
 
-def _header(path: Path, header: Line | None) -> tuple[float, str]:
+def _header(path: Path, header: Line | None) -> tuple[float | None, str]:
     """When that recording began, so that those of several Routers and runs can be put together, and the name
-    of its key; older ones have none."""
+    of its key; older ones have neither."""
     if header is None or "format" not in header:
         raise Line(path, 1, {}).error("format", f"is missing: a recording opens with its header, {FORMAT!r}")
     if header.string("format") != FORMAT:
@@ -83,7 +93,7 @@ def _header(path: Path, header: Line | None) -> tuple[float, str]:
     if "version" not in header:
         raise header.error("version", "is missing")
     header.integer("version", *VERSIONS)
-    started_at = header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else 0.0
+    started_at = header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else None
     return started_at, header.string("key") if "key" in header else ""
 
 
@@ -106,7 +116,12 @@ def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row
     if input_tokens % block_tokens:
         chain += (ids.fresh(),)  # nobody shares a partial block
     return _Row(
-        time_s, input_tokens, output_tokens, chain, line.string("session") if "session" in line else None
+        line.number,
+        time_s,
+        input_tokens,
+        output_tokens,
+        chain,
+        line.string("session") if "session" in line else None,
     )
 
 

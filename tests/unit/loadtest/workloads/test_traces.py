@@ -88,6 +88,13 @@ class TestMooncake:
         with pytest.raises(TraceError, match="holds no requests"):
             read_trace(write(tmp_path / "empty.jsonl"))
 
+    def test_weeks_without_a_request_are_told_by_the_line_after_them(self, tmp_path: Path) -> None:
+        later = changed(GOOD, timestamp=3000 + 32 * 86_400_000)
+        with pytest.raises(TraceError, match="32 days") as caught:
+            read_trace(write(tmp_path / "bad.jsonl", GOOD, later))
+        assert (caught.value.line, caught.value.field) == (2, "timestamp")
+        assert len(read_trace(write(tmp_path / "late.jsonl", later)).requests) == 1
+
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=r"none\.jsonl: cannot be read"):
             read_trace(tmp_path / "none.jsonl")
@@ -166,6 +173,24 @@ class TestRecording:
         later = {**HEADER, "started_at": 1_000_060.0}
         path = write(tmp_path / "r.jsonl", {**HEADER, "started_at": 1_000_000.0}, RECORD, later, RECORD)
         assert [r.arrival_s for r in read_trace(path).requests] == [0.0, 60.0]
+
+    @pytest.mark.parametrize(("first", "second"), [({}, {"started_at": 1.7e9}), ({"started_at": 1.7e9}, {})])
+    def test_parts_with_and_without_a_date_do_not_go_together(
+        self, first: dict[str, float], second: dict[str, float], tmp_path: Path
+    ) -> None:
+        """They were taken to be half a century apart."""
+        path = write(tmp_path / "r.jsonl", {**HEADER, **first}, RECORD, {**HEADER, **second}, RECORD)
+        with pytest.raises(TraceError, match="further up") as caught:
+            read_trace(path)
+        assert (caught.value.line, caught.value.field) == (3, "started_at")
+
+    def test_weeks_without_a_request_are_told_by_the_line_after_them(self, tmp_path: Path) -> None:
+        headers = [{**HEADER, "started_at": 1.7e9 + days * 86_400} for days in (0, 40, 20)]
+        parts = [part for header in headers for part in (header, RECORD)]
+        assert len(read_trace(write(tmp_path / "r.jsonl", *parts)).requests) == 3
+        with pytest.raises(TraceError, match="40 days after the request before it, more than 31") as caught:
+            read_trace(write(tmp_path / "r.jsonl", *parts[:4]))
+        assert (caught.value.line, caught.value.field) == (4, "t")
 
     def test_how_many_keys_ids_were_made_with_is_kept(self, tmp_path: Path) -> None:
         """What prompts of two keys share is not known: a Router without one in its settings draws it."""
