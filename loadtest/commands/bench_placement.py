@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from loadtest.commands.options import add_cache, add_output, add_trace, output_of, trace_of
+from loadtest.commands.options import (
+    add_cache,
+    add_output,
+    add_results,
+    add_trace,
+    output_with_results_of,
+    trace_of,
+)
 from loadtest.placement.bench import PARTS, Bench, bench_specs
 from loadtest.placement.experiment import run_experiment
 from loadtest.report_folder import check_folder
@@ -35,11 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="only these parts; may be repeated (default: see above)",
     )
     add_cache(parser, "; also to run: 400k, 6M")
-    add_output(parser, "bench")
+    add_output(parser, "bench", "a folder for each part: report.md, results.json and plots")
+    add_results(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    output = output_of(options)
+    output = output_with_results_of(options)
     bench = Bench(options.full, options.part, options.cache_tokens)
     parts = {output.report / part.name: part for part in bench_specs(bench, trace_of(options))}
     for folder in parts:

@@ -75,7 +75,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+def add_output(parser: argparse.ArgumentParser, name: str, files: str) -> None:
+    """files: what a report is, for the help."""
     add = parser.add_argument
     defaults = Output()
     add(
@@ -83,14 +84,7 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
         type=Path,
         default=defaults.report.parent / name,
         metavar="FOLDER",
-        help="report.md, results.json and plots (default: %(default)s)",
-    )
-    add(
-        "--results",
-        type=Path,
-        default=RESULTS,
-        metavar="FOLDER",
-        help="where finished cells are kept; delete it to start anew (default: %(default)s)",
+        help=f"{files} (default: %(default)s)",
     )
     add("--no-plots", action="store_true", help="tables only; plots need matplotlib")
     add(
@@ -102,13 +96,25 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
     )
 
 
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """For commands that run cells."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where finished cells are kept; delete it to start anew (default: %(default)s)",
+    )
+
+
 def output_of(options: argparse.Namespace) -> Output:
     """Raises BadRequest for a folder that cannot be written to: before anything runs, not after all of it."""
     check_folder(options.out, "--out")
+    return Output(report=options.out, with_plots=not options.no_plots, num_workers=options.workers)
+
+
+def output_with_results_of(options: argparse.Namespace) -> Output:
+    """The same for commands that run cells."""
+    output = output_of(options)
     check_folder(options.results, "--results")
-    return Output(
-        results=options.results,
-        report=options.out,
-        with_plots=not options.no_plots,
-        num_workers=options.workers,
-    )
+    return replace(output, results=options.results)

@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"as in `simulate`, but no ideal: none can be deployed (default: as it ships, {SHIPPED.label})",
     )
     add_machine(parser)
-    add_output(parser, "plan")
+    add_output(parser, "plan", "plan.json and hit-rate.png")
 
 
 def run(options: argparse.Namespace, console: Console) -> None:

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from loadtest.commands.options import add_machine, add_output, add_requests, add_trace, output_of, trace_of
+from loadtest.commands.options import (
+    add_machine,
+    add_output,
+    add_requests,
+    add_results,
+    add_trace,
+    output_with_results_of,
+    trace_of,
+)
 from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest, PlacementError
 from loadtest.placement.experiment import run_experiment
@@ -141,14 +149,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "other option",
     )
     add_machine(parser)
-    add_output(parser, "simulate")
+    add_output(parser, "simulate", "report.md, results.json and plots")
+    add_results(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
     if options.validate:
         _validate(options, console)
         return
-    output = output_of(options)
+    output = output_with_results_of(options)
     spec = GridSpec(
         workloads=_workloads(options),
         policies=tuple(parse_policies(options.policy or [DEFAULT])),

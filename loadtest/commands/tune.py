@@ -8,7 +8,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from loadtest.commands.options import add_cache, add_output, add_requests, add_trace, output_of, trace_of
+from loadtest.commands.options import (
+    add_cache,
+    add_output,
+    add_requests,
+    add_results,
+    add_trace,
+    output_with_results_of,
+    trace_of,
+)
 from loadtest.placement import arguments as read
 from loadtest.placement.bench import tuning_spec
 from loadtest.placement.errors import BadRequest
@@ -43,11 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=read.whole, default=0, metavar="S", help="of the settings drawn (default: 0)")
     add_requests(parser)
     add_cache(parser)
-    add_output(parser, "tune")
+    add_output(parser, "tune", "report.md, results.json and tuned_policies.txt")
+    add_results(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
-    output = output_of(options)
+    output = output_with_results_of(options)
     names = options.policy or [name for name, spec in POLICIES.items() if spec.option_names]
     tried = {name: settings(name, options.budget, options.seed) for name in map(_known, names)}
     everything = tuple(choice for choices in tried.values() for choice in choices)

@@ -147,7 +147,10 @@ def machine(text: str) -> Machine:
     for name, value in changes.items():
         if name not in kinds:
             raise argparse.ArgumentTypeError(f"unknown constant {name!r}; there are: {', '.join(kinds)}")
-        changes[name] = int(value) if kinds[name] == "int" else value
+        if kinds[name] == "int":
+            if value != int(value):
+                raise argparse.ArgumentTypeError(f"{name} must be a whole number, not {value:g}")
+            changes[name] = int(value)
     try:
         if "num_engines" in changes:
             return SharedMachine(**{**asdict(H100_8B), **changes})

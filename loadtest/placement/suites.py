@@ -53,11 +53,18 @@ class GridSpec:
         if len(self.slowdowns) > smallest:
             raise BadRequest(f"{len(self.slowdowns)} slow replicas are more than a fleet of {smallest} has")
         for failure in self.failures:
-            largest = max([smallest, *(scaling.num_replicas for scaling in self.scalings)])
-            if failure.replica >= largest:
+            num_replicas = self._num_replicas(failure.at_s, smallest)
+            if failure.replica >= num_replicas:
                 raise BadRequest(
-                    f"replica {failure.replica}, counted from 0, cannot die in a fleet of {largest}"
+                    f"replica {failure.replica}, counted from 0, cannot die at {failure.at_s:g} s in a fleet "
+                    f"of {num_replicas}"
                 )
+
+    def _num_replicas(self, at_s: float, at_first: int) -> int:
+        """How large a fleet is then; who dies at the second of a scaling does so before it."""
+        earlier = [scaling for scaling in self.scalings if scaling.at_s < at_s]
+        earlier.sort(key=lambda scaling: scaling.at_s)  # of one second in the order given
+        return earlier[-1].num_replicas if earlier else at_first
 
     def cells(self) -> list[tuple[Setting, PolicyChoice, CellSpec]]:
         """In the order to run them: all policies of one window one after another, since they share it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from loadtest.__main__ import BAD_REQUEST, main
 from loadtest.__main__ import COMMANDS as EVERY
+from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import GridSpec
 from loadtest.simulation.cell import IDEALS, Failure, Scaling
@@ -46,7 +48,9 @@ COMMANDS = (
 
 def said(arguments: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What it says on standard error to something it refuses."""
-    own = ("--out", str(folder / "report"), "--results", str(folder / "cells"), "--no-plots")
+    own = ("--out", str(folder / "report"), "--no-plots")
+    if arguments[0] != "plan":
+        own += ("--results", str(folder / "cells"))
     try:
         status: object = main([*arguments, *own])
     except SystemExit as exit_:  # argparse's way
@@ -104,6 +108,14 @@ def test_an_unknown_knob_lists_those_there_are(
         (("simulate", "--routers", "0"), ("--routers", "below 1")),
         (("simulate", "--routers", "2,2"), ("--routers", "twice")),
         (("simulate", "--replicas", "4,16", "--fail", "60:4"), ("replica 4", "fleet of 4")),
+        (
+            ("simulate", "--replicas", "2", "--fail", "5:3", "--scale", "100:4"),
+            ("replica 3", "at 5 s", "fleet of 2"),
+        ),
+        (
+            ("simulate", "--replicas", "4", "--scale", "50:2", "--fail", "60:3"),
+            ("replica 3", "at 60 s", "fleet of 2"),
+        ),
         (("simulate", "--fail", "60"), ("SECOND:REPLICA",)),
         (("simulate", "--scale", "60:0"), ("--scale", "below 1")),
         (("simulate", "--replicas", "2", "--slow", "1,1,2"), ("3 slow replicas", "fleet of 2")),
@@ -146,8 +158,16 @@ def test_a_file_of_policies_that_is_no_text_is_named(
     assert f"{path}: not UTF-8" in said(("simulate", "--policy", f"@{path}"), tmp_path, capsys)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-@pytest.mark.parametrize("option", ["--out", "--results"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (command, option)
+        for command in COMMANDS
+        for option in ("--out", "--results")
+        if (command[0], option) != ("plan", "--results")  # runs no cells
+    ],
+    ids=lambda part: part[0] if isinstance(part, tuple) else part,
+)
 @pytest.mark.parametrize("folder", ["a-file", "a-file/below", "/proc/nowhere", "dangling"])
 def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(
     command: tuple[str, ...],
@@ -168,6 +188,18 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(
     assert told.err.startswith(f"loadtest: {option}: ")
     assert folder in told.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_plan_keeps_no_cells_and_says_which_files_it_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    """It took --results, and used it for nothing; a report.md was promised."""
+    with pytest.raises(SystemExit):
+        main(["plan", "--ttft-p99", "1", "--results", "cells"])
+    assert "unrecognized arguments: --results" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    told = capsys.readouterr().out
+    assert "plan.json and hit-rate.png" in told
+    assert "report.md" not in told
 
 
 def test_a_part_whose_folder_is_a_file_is_told_before_the_parts_before_it(
@@ -195,16 +227,20 @@ def test_a_plan_for_requests_that_come_at_one_instant(
     assert "all at one instant" in told
 
 
-def test_a_replica_that_comes_later_may_die() -> None:
-    """Four replicas, six from second 50 on: the sixth can die at 60."""
-    spec = GridSpec(
-        (WorkloadRef("no_reuse"),),
-        (PolicyChoice("round_robin"),),
-        replicas=(4,),
-        failures=(Failure(60.0, 5),),
-        scalings=(Scaling(50.0, 6),),
-    )
-    assert spec.cells()
+@pytest.mark.parametrize(
+    ("at_s", "replica", "can_die"),
+    [(60.0, 5, True), (60.0, 6, False), (50.0, 5, False), (50.0, 3, True), (71.0, 2, False), (71.0, 1, True)],
+)
+def test_a_replica_may_die_while_it_is_there(at_s: float, replica: int, can_die: bool) -> None:
+    """Four replicas, six from second 50 on, two after 70: who is not there at that second was no failure."""
+    with nullcontext() if can_die else pytest.raises(BadRequest, match=f"replica {replica}"):
+        GridSpec(
+            (WorkloadRef("no_reuse"),),
+            (PolicyChoice("round_robin"),),
+            replicas=(4,),
+            failures=(Failure(at_s, replica),),
+            scalings=(Scaling(70.0, 5), Scaling(50.0, 6), Scaling(70.0, 2)),
+        )
 
 
 def test_replicas_that_fail_are_one_line_too(

@@ -61,6 +61,9 @@ def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
         (read.machine, "per_token_s=1e-5,base_s=0.1,per_token_s=2e-5", "'per_token_s' twice"),
         (read.machine, "nonsense=1", "per_token_s"),
         (read.machine, "base_s=-1", "negative"),
+        (read.machine, "max_running=2.7", "max_running must be a whole number, not 2.7"),
+        (read.machine, "num_engines=2,max_model_len=0.5", "max_model_len must be a whole number"),
+        (read.generator, "multi_turn:num_prompts=1.9", "num_prompts = 1.9 is not a whole number"),
         (read.machine, "scheduling_order=1", r"NAME\+shortest.*base_s"),
         (read.machine, "scheduling_order=shortest", r"NAME\+shortest.*base_s"),
         (read.machine, "num_engines=0.5", "less than 1"),
@@ -79,7 +82,7 @@ def test_a_generator_with_parameters() -> None:
 
 
 def test_machine_constants_change_one_by_one() -> None:
-    found = read.machine("per_token_s=1e-5,max_batched_tokens=2048")
+    found = read.machine("per_token_s=1e-5,max_batched_tokens=2.048e3")
     assert (found.per_token_s, found.max_batched_tokens) == (1e-5, 2048)
 
 
