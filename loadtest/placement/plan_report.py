@@ -25,14 +25,18 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
     plots = load_plots() if output.with_plots else None
     with Progress(SpinnerColumn(), TextColumn("simulating fleets"), TimeElapsedColumn(), console=console):
         plan = make_plan(request, output.num_workers)
-    found = [_fleets(request, plan), _sizes(plan)]
-    print_tables(found, console)
+    print_tables(tables(request, plan), console)
+    is_reused = plan.curve.most > 0
+    if not is_reused:
+        console.print("Nothing is ever reused: hits depend on no cache's size.", soft_wrap=True)
     folder = output.report
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.json").write_text(json.dumps(document(request, plan), indent=1) + "\n")
-    if plots is not None:
+    if plots is not None and is_reused:
         plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / "hit-rate.png")
-    console.print(f"Figures{'' if plots is None else ' and plot'}: {folder}", soft_wrap=True)
+    console.print(
+        f"Figures{' and plot' if plots is not None and is_reused else ''}: {folder}", soft_wrap=True
+    )
     best = plan.best
     if best is None:
         raise PlacementError(_why_not(request, plan))
@@ -48,6 +52,11 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
         )
     if plan.whole is not None:
         console.print(_of_all(plan.whole, best.stretch, request.ttft_p99_s), soft_wrap=True)
+
+
+def tables(request: PlanRequest, plan: Plan) -> list[TextTable]:
+    """Fleets; and cache sizes, unless nothing is ever reused."""
+    return [_fleets(request, plan), *([_sizes(plan)] if plan.curve.most else [])]
 
 
 def document(request: PlanRequest, plan: Plan) -> dict[str, object]:
@@ -67,7 +76,7 @@ def document(request: PlanRequest, plan: Plan) -> dict[str, object]:
         },
         "fleets": [{**asdict(fleet), "stretch": _finite(asdict(fleet.stretch))} for fleet in plan.fleets],
         "whole_trace": None if plan.whole is None else asdict(plan.whole),
-        "hit_rate": curve_points(plan.curve),
+        "hit_rate": curve_points(plan.curve) if plan.curve.most else None,  # None: nothing is ever reused
     }
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from loadtest.placement import plan_report
+from loadtest.placement.experiment import Output
 from loadtest.placement.plan import Plan, PlanRequest, smallest_fleet
-from loadtest.placement.plan_report import document
+from loadtest.placement.plan_report import document, run_plan, tables
 from loadtest.placement.policy_choice import parse_policy
 from loadtest.placement.stack_distance import hit_curve
 from loadtest.simulation.machine import H100_8B
@@ -26,12 +30,25 @@ def request_(tmp_path: Path) -> PlanRequest:
     return PlanRequest(WorkloadRef(str(trace)), 5.0, cache_tokens=(10_240,))
 
 
-def written(request: PlanRequest) -> dict[str, Any]:
+def planned(request: PlanRequest) -> Plan:
     trace = request.trace.trace()
     fleets = tuple(smallest_fleet(request, size) for size in request.cache_tokens)
-    text = json.dumps(document(request, Plan(trace, hit_curve(trace), fleets, None)), allow_nan=False)
-    found: dict[str, Any] = json.loads(text)
+    return Plan(trace, hit_curve(trace), fleets, None)
+
+
+def written(request: PlanRequest) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(document(request, planned(request)), allow_nan=False))
     return found
+
+
+def test_what_is_never_reused_has_no_hit_rate(request_: PlanRequest, tmp_path: Path) -> None:
+    """A table of caches of 0 tokens and a flat line were shown."""
+    assert len(tables(request_, planned(request_))) == 2
+    assert written(request_)["hit_rate"] is not None
+    new = [LINE.replace("[1, 2]", f"[{number}, {number + 1}]") % (3000 * number) for number in range(0, 6, 2)]
+    Path(request_.trace.source).write_text("".join(new))
+    assert len(tables(request_, planned(request_))) == 1
+    assert written(request_)["hit_rate"] is None
 
 
 def test_a_plan_tells_its_request_and_its_stretch(request_: PlanRequest) -> None:
@@ -66,3 +83,15 @@ def test_plans_of_different_requests_are_told_apart(request_: PlanRequest, tmp_p
     Path(request_.trace.source).write_text("".join(LINE % (3000 * number) for number in range(6)))
     asked.append(json.dumps(written(request_)["request"]))
     assert len(set(asked)) == len(asked)
+
+
+def test_nothing_reused_is_said_and_not_drawn(
+    request_: PlanRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(request_.trace.source).write_text(LINE % 0 + (LINE % 3000).replace("[1, 2]", "[3, 4]"))
+    monkeypatch.setattr(plan_report, "make_plan", lambda request, num_workers: planned(request))
+    said = StringIO()
+    run_plan(request_, Output(report=tmp_path / "report"), Console(file=said, width=200))
+    assert "Nothing is ever reused" in said.getvalue()
+    assert "least-recently-used" not in said.getvalue()
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["plan.json"]
