@@ -4,9 +4,9 @@ A queue bounded by requests is long or short as they are: 256 of 20 tokens are g
 20,000 make everybody wait for minutes, and in overload that is how long all of them wait, for nothing: the
 replicas are no busier with a long queue than with a short one. So a newcomer is refused when those before it
 would keep the fleet busy for longer than `max_wait_s`, or until after its own deadline. It is the newcomer,
-never somebody taken in earlier; and one whose replica could start on it at once need not ask.
+not somebody taken in earlier; and one whose replica could start on it at once need not ask.
 
-That bound is for what passes: a batch, a hundred clients that begin together, a minute's peak. Where more
+That bound is for what passes: a batch, a hundred clients that begin together, a short peak. Where more
 keeps coming than is served (`overload.py`) the queue would stand at it, and everybody who is taken in would
 wait so long. So in overload the bound is `overload_wait_s`; if nobody has set that, as long as 95 of the
 latest 100 prompts take to prefill: about what 99 of 100 requests wait for their first token while there is
@@ -35,8 +35,8 @@ from router.pricing.recent_quantile import RecentQuantile
 LONG, OVER, LEAST = 0.95, 256, 32
 LEAST_BOUND_S = 0.05  # what no client notices is no overload, however short the prompts are
 # In overload nobody is let in behind more than the bound. It is none before the wait is so many times as
-# long, and the queue as old: the first of those times the latest who wait are served in time all the same.
-LONG_WAIT, LEAST_BUSY = 2.0, 4.0
+# long: the first of those times the latest who wait are served in time all the same.
+LONG_WAIT = 2.0
 RETRY_AFTER_RANGE_S = (1.0, 30.0)  # what a refused client is told to wait, at least and at most
 
 
@@ -46,7 +46,7 @@ class QueueState:
 
     wait_s: float  # until somebody could start on a newcomer; 0: at once
     bound_s: float  # a newcomer that would wait longer is refused; inf: nobody is
-    is_overload: bool  # more kept coming than was served, when somebody came last
+    is_overload: bool  # more kept coming than was served, not long ago
 
 
 class Admission:
@@ -61,7 +61,8 @@ class Admission:
         self._overload_wait_s = overload_wait_s
         self._clock = clock
         self._promised_until = -math.inf  # when those told to come back will have been served
-        self._overload = Overload()
+        # Those who were told to come back have done so by then, and were not told again.
+        self._overload = Overload(max_wait_s, quiet_s=RETRY_AFTER_RANGE_S[1] + max_wait_s)
         self._prefills_s = RecentQuantile(LONG, OVER)
 
     @classmethod
@@ -70,13 +71,13 @@ class Admission:
 
     @property
     def is_overload(self) -> bool:
-        """More keeps coming than is served, when somebody came last."""
-        return self._overload.is_on
+        """More keeps coming than is served, or did when somebody came or was refused last, not long ago."""
+        return self._overload.is_on(self._clock())
 
     @property
     def bound_s(self) -> float:
         """The longest wait, now. inf: none is too long."""
-        return self._strict_s if self._overload.is_on else self._max_wait_s
+        return self._strict_s if self.is_overload else self._max_wait_s
 
     def state(self, wait_s: float) -> QueueState:
         """For metrics. wait_s: a newcomer's."""
@@ -93,16 +94,13 @@ class Admission:
         if prefill_s > 0.0:
             self._prefills_s.add(prefill_s)
         if self._max_wait_s < math.inf:
-            strict_s = self._strict_s
             self._overload.look(
                 self._clock(),
                 num_waiting,
                 wait_s,
                 part,
                 num_replicas=num_replicas,
-                long_wait_s=LONG_WAIT * strict_s,
-                least_busy_s=LEAST_BUSY * strict_s,
-                excused_s=self._max_wait_s,  # so long a wait was allowed before, too
+                long_wait_s=LONG_WAIT * self._strict_s,
             )
 
     @property
@@ -143,7 +141,7 @@ class Admission:
     def refusal(self, room_in_s: float, own_s: float, num_replicas: int, part: float = 1.0) -> AllBusy:
         """What to tell somebody for whom there will be room after so many seconds, if nobody comes."""
         now = self._clock()
-        self._overload.refused(part)
+        self._overload.refused(now, part)
         least, most = RETRY_AFTER_RANGE_S
         room_at = min(max(now + room_in_s, self._promised_until), now + most)
         self._promised_until = room_at + own_s / num_replicas

@@ -82,7 +82,7 @@ class Router:
 
     def __init__(self, place: int, num_routers: int, binding: str = "at_once") -> None:
         self.place = place
-        # Who may wait is not asked here: a burst that a busy machine draws out looks like overload.
+        # Who may wait is not asked here: a burst that a machine draws out for long looks like overload.
         settings = config(fingerprint=MARK, seed=place, binding=binding, overload_wait_s=10.0)
         self.routing = Routing(settings, peers=lambda: (self.place, num_routers))
         self.placer = make_placer(settings, self.routing, time.monotonic)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cache.types import RequestId
 from router.errors import AllBusy
-from router.placement.admission import RETRY_AFTER_RANGE_S, Admission
+from router.placement.admission import LEAST, RETRY_AFTER_RANGE_S, Admission
 from router.placement.held import HeldRequests
 from router.placement.hold_options import HoldOptions
 from router.placement.routing import Routing
@@ -96,6 +96,28 @@ def test_nobody_is_told_to_return_before_there_can_be_room(calls: list[tuple[flo
         if gap_s == 0.0:
             assert told >= latest - ROUNDING_S
         latest = told
+
+
+def test_overload_ends_though_nobody_comes() -> None:
+    """45 s after the last request the gauge was 1, and the next burst was refused behind the strict bound."""
+    clock, max_wait_s = FakeClock(), 10.0
+    admission = Admission(max_wait_s, clock)
+
+    def came(num_waiting: int, wait_s: float) -> None:
+        admission.came(0.01, num_waiting=num_waiting, wait_s=wait_s, num_replicas=2)
+
+    for _ in range(LEAST):  # what is long is known
+        came(0, 0.0)
+    for number in range(100):
+        clock.advance(0.1)
+        came(10 * number, 0.1 * number)
+    assert admission.bound_s < max_wait_s
+    admission.refusal(1.0, 0.01, 2)
+    clock.advance(RETRY_AFTER_RANGE_S[1] + max_wait_s - 0.1)
+    assert admission.state(0.0).is_overload
+    clock.advance(0.2)
+    state = admission.state(0.0)
+    assert (state.bound_s, state.is_overload) == (max_wait_s, False)
 
 
 ARRIVALS = st.lists(
