@@ -23,6 +23,7 @@ import yaml
 from deploy import __main__ as command
 from deploy.ports import Ports, free_base
 from tests.e2e.deployments import USUAL, deployed
+from tests.fakes.starting import beginning
 from tests.model_families import FAMILIES, save
 from tests.servers import (
     ROOT,
@@ -176,7 +177,7 @@ def test_a_terminal_that_closes_leaves_nothing_behind(short_folder: Path) -> Non
     pid, terminal = pty.fork()
     if pid == 0:  # the leader of the terminal's session
         os.chdir(ROOT)
-        os.execve(arguments[0], arguments, {**os.environ, "RAY_TMPDIR": str(short_folder)})
+        os.execve(sys.executable, beginning(arguments), {**os.environ, "RAY_TMPDIR": str(short_folder)})
     try:
         _read_until(terminal, "Ctrl-C stops everything")
         for each in processes_below(short_folder):

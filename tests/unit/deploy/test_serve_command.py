@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from deploy import __main__ as command
+from deploy import environment
+from tests.fakes.starting import beginning
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = str(ROOT / "deploy.yaml")
@@ -44,9 +46,10 @@ def test_a_port_of_the_file_that_leaves_no_room_for_its_span_is_named_as_the_fil
 
 
 def test_a_file_that_is_nested_too_deep_is_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port is read before all else."""
+    monkeypatch.setattr(environment, "serve_environment", lambda *_, **__: {})  # this process keeps its own
     file = tmp_path / "deploy.yaml"
     file.write_text("a: " + "[" * 5000 + "]" * 5000)
     assert command.main(["serve", str(file)]) == 2
@@ -75,7 +78,7 @@ environment.run_parent = lambda: {str(tmp_path)!r}
 environment.serve_environment = lambda *_, **__: os.kill(os.getpid(), {int(signum)})
 sys.exit(command.main(["serve", {DEPLOY!r}]))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(beginning([sys.executable, "-c", script]), cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (command.INTERRUPTED, "Stopped.\n")
     assert not list(tmp_path.iterdir())
 

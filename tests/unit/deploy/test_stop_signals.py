@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy import stop_signals
+from tests.fakes.starting import beginning
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,7 +40,7 @@ except KeyboardInterrupt:
         os.kill(os.getpid(), each)
     print("stopped", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(beginning([sys.executable, "-c", script]), cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("stopped\n", "")
 
 
@@ -68,7 +69,7 @@ except KeyboardInterrupt:
     pid, terminal = pty.fork()
     if pid == 0:  # the leader of the terminal's session
         os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-c", script])
+        os.execv(sys.executable, beginning([sys.executable, "-c", script]))
     assert os.read(terminal, 5) == b"ready"
     os.close(terminal)
     assert os.waitpid(pid, 0)[1] == 0
