@@ -203,14 +203,23 @@ class RouterUnderTest:
         """Every replica does what the script says, from the next call on."""
         self.calls.scripts = dict.fromkeys(self.replicas, script)
 
-    def answer_with(self, *deltas: Delta | Exception, then_hang: bool = False) -> None:
-        """Every replica sends these; an exception among them is raised there. then_hang: and never ends."""
+    def answer_with(
+        self,
+        *deltas: Delta | Exception,
+        then_hang: bool = False,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Every replica sends these; an exception among them is raised there. then_hang: and never ends.
+
+        meanwhile: what happens when it has sent them.
+        """
 
         async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
             for delta in deltas:
                 if isinstance(delta, Exception):
                     raise delta
                 yield delta
+            meanwhile()
             if then_hang:
                 await asyncio.Event().wait()
 
