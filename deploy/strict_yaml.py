@@ -1,4 +1,7 @@
-"""YAML as its specification has it: no mapping has a key twice, where PyYAML takes the last in silence."""
+"""YAML as its specification has it, where PyYAML says nothing.
+
+No mapping has a key twice, and no text half a surrogate pair: nothing that is sent or written can have one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,14 @@ def load(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        if any("\ud800" <= character <= "\udfff" for character in node.value):
+            raise yaml.composer.ComposerError(
+                None, None, f"{node.value!r} has half a surrogate pair", node.start_mark
+            )
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()

@@ -348,6 +348,16 @@ def test_a_key_that_is_there_twice_is_named_with_its_line(tmp_path: Path) -> Non
         ServeFile.read(path)
 
 
+@pytest.mark.parametrize("place", ['model: "tiny\\udfff"', '"\\ud800": tiny'])
+def test_half_a_surrogate_pair_is_named_with_its_line(tmp_path: Path, place: str) -> None:
+    """YAML can spell it; whoever wrote it down or sent it later ended with a traceback."""
+    path = tmp_path / "deploy.yaml"
+    own = (ROOT / "deploy.yaml").read_text()
+    path.write_text(own.replace("model: tiny", place, 1))
+    with pytest.raises(DeployFileError, match=r"(?s)has half a surrogate pair.*line 18"):
+        ServeFile.read(path)
+
+
 def test_what_an_anchor_brings_along_may_be_said_again(tmp_path: Path) -> None:
     path = tmp_path / "deploy.yaml"
     path.write_text("base: &base {a: 1, b: 2}\nother: &other {<<: *base, a: 3}\nlast: {<<: *other, b: 4}\n")
