@@ -8,12 +8,14 @@ Knows spans; knows nothing of requests.
 from __future__ import annotations
 
 import os
+import threading
 from importlib.metadata import entry_points
 from typing import Any
 
 from cache.errors import ConfigError
 from cache.tracing import Attributes, NoTracing, Span, Tracing
 
+CLOSE_S = 3.0  # what is left to send may take so long
 _EXPORTERS = "opentelemetry_traces_exporter"  # entry points, as OpenTelemetry's own configuration finds them
 
 
@@ -45,7 +47,8 @@ class OpenTelemetry:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         named = Resource({SERVICE_NAME: f"warmpath-{component}"}).merge(_from_environment(Resource.create()))
-        self._provider: Any = TracerProvider(resource=named)
+        # At exit it would wait for the collector once more.
+        self._provider: Any = TracerProvider(resource=named, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer: Any = self._provider.get_tracer("warmpath")
         self._propagator: Any = TraceContextTextMapPropagator()
@@ -61,7 +64,11 @@ class OpenTelemetry:
         return _OpenSpan(span, self._propagator)
 
     def close(self) -> None:
-        self._provider.shutdown()
+        """OpenTelemetry waits half a minute for a collector that is away, and a replica's successor may wait
+        for its place: what has not been sent by then is not."""
+        closing = threading.Thread(target=self._provider.shutdown, name="warmpath-spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
 
 class _OpenSpan:

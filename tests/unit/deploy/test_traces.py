@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
@@ -68,6 +76,38 @@ def test_times_may_be_told_afterwards(tracing: OpenTelemetry, exporter: InMemory
     tracing.begin("queue", at_ns=1_000).end(at_ns=5_000)
     (span,) = exporter.get_finished_spans()
     assert (span.start_time, span.end_time) == (1_000, 5_000)
+
+
+class AwayCollector(SpanExporter):
+    """Takes what it is sent and says nothing."""
+
+    def __init__(self) -> None:
+        self.is_back = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.is_back.wait()
+        return SpanExportResult.SUCCESS
+
+
+def test_a_collector_that_is_away_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "CLOSE_S", 0.01)
+    collector = AwayCollector()
+    tracing = OpenTelemetry(BatchSpanProcessor(collector), "router")
+    tracing.begin("ingress").end()
+    tracing.close()
+    (closing,) = [thread for thread in threading.enumerate() if thread.name == "warmpath-spans"]
+    assert closing.daemon  # the process ends without it
+    tracing.close()
+    collector.is_back.set()
+    closing.join(20.0)
+    assert not closing.is_alive()
+
+
+def test_what_waits_to_be_sent_is_sent_at_the_end(exporter: InMemorySpanExporter) -> None:
+    tracing = OpenTelemetry(BatchSpanProcessor(exporter), "router")
+    tracing.begin("ingress").end()
+    tracing.close()
+    assert len(exporter.get_finished_spans()) == 1
 
 
 def test_the_operators_environment_rules(
