@@ -153,6 +153,7 @@ class Generation:
         self.replica_id: ReplicaId | None = None
         self.overlap_blocks = 0
         self.cached_tokens: int | None = None
+        self._is_without_token = False  # as the gauge has it
 
     @property
     def has_tokens(self) -> bool:
@@ -191,9 +192,18 @@ class Generation:
         self._began_at = self._shared.clock()
         self._came_at = self._began_at if self._job.came_at is None else self._job.came_at
         self._deadline = None if timeout_s is None else self._came_at + timeout_s
+        self._is_without_token = True
+        self._shared.metrics.without_token.inc()
+
+    def _wait_no_longer(self) -> None:
+        """For its first token. Idempotent."""
+        if self._is_without_token:
+            self._is_without_token = False
+            self._shared.metrics.without_token.dec()
 
     def close(self) -> None:
         """The request is over: whoever follows decisions hears it, with the blocks of what was computed."""
+        self._wait_no_longer()
         query, self._query = self._query, None
         if query is None:
             return
@@ -358,6 +368,7 @@ class Generation:
 
     def _take_first(self, delta: Delta, placement: Placement) -> None:
         """Who computed the first token, and how much of the prompt its cache held."""
+        self._wait_no_longer()
         self.replica_id = self._taken_by(placement)
         self.overlap_blocks = placement.overlap_blocks
         self.cached_tokens = delta.cached_tokens

@@ -56,6 +56,11 @@ class RouterMetrics:
         self.in_flight = Gauge(
             "warmpath_requests_in_flight", "Generations routed and not yet ended.", registry=registry
         )
+        self.without_token = Gauge(
+            "warmpath_requests_without_token",
+            "Of those in flight, who waits for a first token.",
+            registry=registry,
+        )
         self.first_token_s = Histogram(
             "warmpath_time_to_first_token_seconds",
             "From the checked body to the first token.",

@@ -55,3 +55,4 @@ def assert_nothing_in_flight(router: RouterUnderTest) -> None:
     assert statistics.in_flight == 0
     assert [replica.in_flight for replica in statistics.replicas] == [0] * len(statistics.replicas)
     assert router.metric("warmpath_requests_in_flight") == 0
+    assert router.metric("warmpath_requests_without_token") == 0

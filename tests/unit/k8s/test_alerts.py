@@ -23,22 +23,17 @@ class Story:
 
     name: str
     fires: bool
-    in_flight: int = 0  # from `STOPS_AT_MIN` on, as the next two
-    held: int = 0
-    waiting: int = 0  # in engines' queues
-    writes: bool = False  # tokens go on coming
-    begins: bool = False  # first tokens do
+    wait: int = 0  # for a first token, from `STOPS_AT_MIN` on
+    begins: bool = False  # first tokens go on coming
     is_new: bool = False  # no first token was ever seen, so there is no such series
 
     def series(self) -> dict[str, str]:
         """In promtool's notation: how often each value is repeated, or added."""
         before, after = 4 * STOPS_AT_MIN, 4 * 10
+        waits_before = 0 if self.is_new else 1
         goes_on, stops = f"0+5x{before + after}", f"0+5x{before} {5 * before}x{after}"
         told = {
-            'warmpath_requests_in_flight{router="r"}': f"1x{before} {self.in_flight}x{after}",
-            'warmpath_held_requests{router="r"}': f"0x{before} {self.held}x{after}",
-            'vllm:num_requests_waiting{engine="e"}': f"0x{before} {self.waiting}x{after}",
-            'warmpath_completion_tokens_total{router="r"}': goes_on if self.writes else stops,
+            'warmpath_requests_without_token{router="r"}': f"{waits_before}x{before} {self.wait}x{after}",
         }
         if not self.is_new:
             first = 'warmpath_time_to_first_token_seconds_count{endpoint="completions",router="r"}'
@@ -48,22 +43,18 @@ class Story:
 
 STORIES = (
     Story("nothing comes", fires=False),
-    Story("all are served", fires=False, in_flight=9, held=5, writes=True, begins=True),
-    Story("one long answer is written", fires=False, in_flight=1, writes=True),
-    Story("only prompts are scored", fires=False, in_flight=3, begins=True),
-    Story("an engine no longer says that its queue is empty", fires=False, waiting=2),
-    Story("nothing moves", fires=True, in_flight=3, held=2),
-    Story("nothing moves, and nobody says that it waits", fires=True, in_flight=1),
-    Story("nothing has ever moved", fires=True, in_flight=1, is_new=True),
-    Story("long answers leave the others no place, here", fires=True, in_flight=3, held=2, writes=True),
-    Story("long answers leave the others no place, there", fires=True, in_flight=3, waiting=2, writes=True),
+    Story("all are served", fires=False, wait=9, begins=True),
+    Story("nobody gets a first token", fires=True, wait=3),
+    Story("nobody ever got one", fires=True, wait=1, is_new=True),
 )
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
 def test_somebody_is_woken_when_nobody_gets_a_first_token(story: Story, tmp_path: Path) -> None:
-    """A histogram of first tokens says nothing of those that never come. Five minutes after the last one."""
-    assert_fires("WarmpathNoFirstToken", story.series(), {4: False, 9: False, 11: story.fires}, tmp_path)
+    """A histogram of first tokens says nothing of those that never come. Five minutes after the last one, and
+    three after the first that waits where there was none."""
+    at_min = {4: False, 7: False, 9: story.is_new, 11: story.fires}
+    assert_fires("WarmpathNoFirstToken", story.series(), at_min, tmp_path)
 
 
 def assert_fires(
@@ -119,8 +110,23 @@ def test_who_is_refused_for_what_it_sends_hides_nobodys_trouble(
 )
 def test_one_moment_without_a_replica_wakes_nobody(values: str, fires: bool, tmp_path: Path) -> None:
     name = 'warmpath_requests_total{endpoint="completions",outcome="no_replica",router="r"}'
-    alert = "WarmpathNoReplica"
-    assert_fires(alert, {name: values}, {4: False, 6: False, 7: False, 9: fires, 11: fires}, tmp_path)
+    series = {name: values, 'warmpath_replicas{router="r"}': "1x80"}
+    assert_fires("WarmpathNoReplica", series, {4: False, 6: False, 7: False, 9: fires, 11: fires}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("refused", "fires"),
+    [
+        ("0x80", False),  # nobody comes: a first deployment that loads its weights
+        ("0x24 1x56", True),
+    ],
+)
+def test_one_client_is_enough_where_no_replica_comes_back(refused: str, fires: bool, tmp_path: Path) -> None:
+    series = {
+        'warmpath_requests_total{endpoint="completions",outcome="no_replica",router="r"}': refused,
+        'warmpath_replicas{router="r"}': "1x20 0x60",
+    }
+    assert_fires("WarmpathNoReplica", series, {4: False, 6: False, 10: fires, 19: fires}, tmp_path)
 
 
 @pytest.mark.parametrize(

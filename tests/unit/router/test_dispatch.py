@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -81,6 +82,26 @@ async def test_it_continues_elsewhere_with_the_same_text(
     assert len(request.token_ids) == len(PROMPT) + 2 * after
     assert request.sent_chars == sum(len(text_of(i)) for i in range(2 * after))
     assert router.metric("warmpath_retries_total", why=why, phase=phase) == 1
+
+
+async def test_who_waits_for_a_first_token_is_told_from_who_has_one(router: RouterUnderTest) -> None:
+    """Also while the first of two replicas that it needs has failed, and where nobody reads on."""
+    told = list[float]()
+
+    async def script(request: GenerateRequest, name: ReplicaId) -> AsyncGenerator[Delta, None]:
+        told.append(router.metric("warmpath_requests_without_token"))
+        if len(told) == 1:
+            raise ReplicaLost("gone")
+        async for delta in counting(request, name):
+            yield delta
+
+    router.follow(script)
+    async with aclosing(a_generation(router).deltas()) as deltas:
+        await anext(deltas)
+        assert told == [1, 1]
+        assert router.metric("warmpath_requests_without_token") == 0
+        assert router.metric("warmpath_requests_in_flight") == 1
+    assert_nothing_in_flight(router)
 
 
 @pytest.mark.parametrize("after", [0, 2])
