@@ -67,8 +67,8 @@ class Request:
     num_preemptions: int = 0
     waited_s: float = 0.0  # at a Router, before it arrived: its place counts them
     finish_reason: FinishReason | None = None
+    admitted_s: float | None = None  # engine clock: some of its prompt first taken into a step; None before
     # Engine clock, None before: for metrics and traces, nothing is decided by them.
-    admitted_s: float | None = None  # first taken into a step
     first_token_s: float | None = None  # of those sampled here
     last_token_s: float | None = None
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas

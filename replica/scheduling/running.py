@@ -34,7 +34,9 @@ class Running:
         request.num_charged = max(request.num_charged, hit_tokens)
         if request.cached_tokens is None:
             request.cached_tokens = min(hit_tokens, request.num_prompt_tokens)
-            request.admitted_s = now_s
+        if request.admitted_s is None:  # what it begins on is the prompt of those that follow it, too
+            for each in (request, *request.followers):
+                each.admitted_s = now_s
         self.requests.append(request)
 
     def fork(self, leader: Request, followers: list[Request], places: int) -> None:
@@ -46,7 +48,7 @@ class Running:
         """
         place = self.requests.index(leader) + 1
         for follower in followers:
-            follower.cached_tokens, follower.admitted_s = leader.cached_tokens, leader.admitted_s
+            follower.cached_tokens = leader.cached_tokens
             follower.has_followed = True
             if len(self.requests) < places and self._try_fork(leader, follower):
                 follower.state = RequestState.RUNNING

@@ -227,7 +227,8 @@ class Scheduler:
     def give_up(self) -> list[tuple[Request, NeverBegan]]:
         """Take out whoever has waited for longer than anybody should and has not begun.
 
-        Not who goes on with an answer: its client has the beginning, and is told nothing but the rest.
+        Not who goes on with an answer: its client has the beginning, and is told nothing but the rest. Nor
+        whose prompt another answer to it has begun on.
         """
         now_s, patience_s = self._clock(), self._entrance.patience_s
         came_before = now_s - patience_s

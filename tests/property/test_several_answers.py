@@ -9,10 +9,12 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.disciplines import PAGED
+from cache.events import StepTimeModel
 from cache.messages import AnswerSoFar, GenerateRequest
 from cache.types import RequestId
 from replica.config import SimConfig
@@ -20,7 +22,7 @@ from replica.engine.answers import answer_seed
 from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
-from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, known_pace, make_request, sim_config, sim_core
 
 VOCABULARY = 4
 NUM_BLOCKS = 14
@@ -138,6 +140,20 @@ def test_the_prompt_is_computed_once(num_prompt: int, n: int, prefix_caching: bo
     assert len(completions) == n
     if num_prompt > 1:
         assert core.stats().computed_tokens == num_prompt + n - 1
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 30), st.floats(0.001, 0.5), st.booleans())
+def test_none_is_told_to_go_whose_prompt_is_begun_at_once(
+    num_prompt: int, n: int, step_tokens: int, max_wait_s: float, has_deadline: bool
+) -> None:
+    """However long the prompt takes; where there is a deadline, it leaves time for it, and little else."""
+    pace = StepTimeModel(base_s=0.1, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
+    options = {"max_batched_tokens": step_tokens, "max_wait_s": max_wait_s}
+    with known_pace(pace):
+        core = sim_core(200, sim=SimConfig(**msgspec.structs.asdict(pace)), **options)
+    deadline_s = pace.prefill_s(num_prompt, 0, step_tokens) + 0.1 * (n + 2) if has_deadline else None
+    request = make_request("r", [i % 4 for i in range(num_prompt)], max_tokens=1, deadline_s=deadline_s)
+    assert len(core.complete([replace(request, n=n)])) == n
 
 
 @given(st.integers(2, 20), st.integers(2, 5), st.integers(1, 12), st.data())

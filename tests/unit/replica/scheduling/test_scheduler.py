@@ -267,6 +267,18 @@ class TestWhoNeverBegins:
         core.take(replace(make_request("two", [5, 6, 7], max_tokens=1), n=2))
         assert [type(each.error) for each in self.errors(core)] == [NeverBegan, NeverBegan]
 
+    @pytest.mark.parametrize("leader_leaves", [False, True])
+    def test_answers_have_begun_with_the_one_that_computes_their_prompt(self, leader_leaves: bool) -> None:
+        """It takes a second, and who has not begun may wait for 0.4; who leads then is no matter."""
+        core = sim_core(sim=self.SIM, max_wait_s=0.2, max_batched_tokens=4)
+        leader, *others = core.take(replace(make_request("three", range(40), max_tokens=2), n=3))
+        for _ in range(6):
+            core.step()
+        if leader_leaves:
+            core.cancel(leader.request_id)
+        assert not self.errors(core)
+        assert [each.num_output_tokens for each in others] == [2, 2]
+
     def test_without_a_bound_it_waits_as_long_as_it_takes(self) -> None:
         core = self.taken(max_wait_s=None)
         short = core.submit(make_request("short", [5, 6, 7], max_tokens=1))
