@@ -49,6 +49,7 @@ class Running:
         place = self.requests.index(leader) + 1
         for follower in followers:
             follower.cached_tokens = leader.cached_tokens
+            follower.expected_hit = self._cached_prompt(follower)  # if it waits now, or is put back later
             follower.has_followed = True
             if len(self.requests) < places and self._try_fork(leader, follower):
                 follower.state = RequestState.RUNNING
@@ -57,6 +58,13 @@ class Running:
             else:
                 follower.state = RequestState.WAITING
                 self._waiting.add(follower)
+
+    def _cached_prompt(self, follower: Request) -> int:
+        """Leading tokens of its prompt, now that it is computed, that a lookup finds. O(1)."""
+        if not follower.blocks.looks_up:
+            return 0
+        found_at_most = follower.num_prompt_tokens - 1
+        return found_at_most - found_at_most % self._cache.block_size
 
     def _try_fork(self, leader: Request, follower: Request) -> bool:
         num_tokens = leader.num_prompt_tokens - 1

@@ -22,7 +22,7 @@ from replica.engine.answers import answer_seed
 from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
-from tests.fakes.engine import BLOCK_SIZE, VirtualClock, known_pace, make_request, sim_config, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, known_pace, make_request, run, sim_config, sim_core
 
 VOCABULARY = 4
 NUM_BLOCKS = 14
@@ -140,6 +140,19 @@ def test_the_prompt_is_computed_once(num_prompt: int, n: int, prefix_caching: bo
     assert len(completions) == n
     if num_prompt > 1:
         assert core.stats().computed_tokens == num_prompt + n - 1
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_of_answers_that_find_no_place_as_much_is_told_as_is_computed(
+    num_prompt: int, n: int, places: int, prefix_caching: bool
+) -> None:
+    core = build(200, prefix_caching=prefix_caching, max_batched_tokens=64, max_running=places)
+    request = make_request("r", [i % 4 for i in range(num_prompt)], max_tokens=1, temperature=1.0)
+    core.take(replace(request, n=n))
+    core.step()
+    load, computed = core.load(), core.stats().computed_tokens
+    run(core)
+    assert core.stats().computed_tokens - computed == load.queued_uncached_tokens + load.num_running
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 30), st.floats(0.001, 0.5), st.booleans())

@@ -440,6 +440,35 @@ def test_without_a_prefix_cache_twins_are_computed_and_counted_one_by_one() -> N
     assert core.load().queued_uncached_tokens == 42
 
 
+def test_answers_that_wait_for_a_place_are_counted_without_the_prompt_that_is_computed() -> None:
+    """Two of five run; the others have the prompt's last token to compute, in blocks of four."""
+    core = sim_core(max_running=2)
+    core.take(replace(make_request("five", range(41), max_tokens=4), n=5))
+    core.step()
+    load = core.load()
+    assert (load.num_running, load.num_waiting, load.queued_uncached_tokens) == (2, 3, 3)
+    assert load.queued_attention == 3 * 40
+    assert [of.tokens for of in load.queued] == [(1, 1, 1)]
+
+
+def test_beside_answers_that_wait_for_a_place_a_newcomer_may_wait() -> None:
+    """Unmeasured: 256 full steps of 4 tokens count as the longest wait."""
+    core = sim_core(1000, max_running=1, max_wait_s=1.0, max_batched_tokens=4)
+    leader, *_ = core.take(replace(make_request("three", [1] * 600, max_tokens=9), n=3))
+    while not leader.num_output_tokens:
+        core.step()
+    core.submit(make_request("short", [5, 6, 7], max_tokens=1))
+
+
+def test_an_answer_that_is_put_back_is_counted_without_its_prompt() -> None:
+    core = sim_core(10)
+    expect_short_answers(core)
+    _, other = core.take(replace(make_request("two", range(9), max_tokens=24, temperature=1.0), n=2))
+    while core.has_work and not other.num_preemptions:
+        core.step()
+    assert core.load().queued_uncached_tokens == len(other.token_ids) - 8
+
+
 @pytest.mark.parametrize("num_answers", [2, 63, 64, 100])
 def test_nobody_waits_for_places_for_all_answers_of_another_request(num_answers: int) -> None:
     """One long answer runs in 64 places; what comes after a request for many answers, of another tenant, is
