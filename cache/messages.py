@@ -43,7 +43,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides positive logits of prompt and output tokens, multiplies others
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit); each id once
     logprobs: int | None = None  # of the tokens drawn, and so many most probable ones; None = of none
-    prompt_logprobs: int | None = None  # of the prompt's tokens; then its whole prompt is computed
+    prompt_logprobs: int | None = None  # of the prompt's tokens; until they are sent, it is computed whole
 
     @property
     def is_penalised(self) -> bool:

@@ -205,8 +205,7 @@ class EngineMeter:
         cached = request.cached_tokens or 0
         self._prompt_tokens += request.num_prompt_tokens
         self._cached_prompt_tokens += cached
-        # A prompt that is to be scored is computed whole.
-        if self._looks_up_prefixes and request.sampling.prompt_logprobs is None:
+        if self._looks_up_prefixes and not request.is_scored:
             self._queried_tokens += request.num_prompt_tokens
 
 

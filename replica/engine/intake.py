@@ -100,6 +100,7 @@ class Intake:
             # Its mask says when the text may end; and where it may, an end that is drawn is one.
             drawn_by, ended_by = replace(drawn_by, min_tokens=0), replace(ended_by, ignore_eos=False)
         token_ids, max_output = copy_tokens(request.token_ids), self._max_output(request)
+        is_scored = _is_scored(request)
         return Request(
             request_id=request.request_id,
             token_ids=token_ids,
@@ -115,7 +116,7 @@ class Intake:
                 salt=request.cache_salt,
                 adapter=request.adapter,
                 block_hashes=request.block_hashes,
-                looks_up=request.sampling.prompt_logprobs is None,
+                looks_up=not is_scored,
             ),
             detokenizer=Detokenizer(
                 self._decoder,
@@ -129,7 +130,8 @@ class Intake:
             goes_on=goes_on,
             traceparent=request.traceparent,
             lease=request.pin,
-            logprobs=_logprob_log(request),
+            logprobs=_logprob_log(request, is_scored=is_scored),
+            is_scored=is_scored,
             choice=choice,
             tenant=request.tenant,
             share=request.share,
@@ -143,11 +145,14 @@ def _context_of(request: GenerateRequest) -> slice:
     return slice(max(0, request.num_prompt_tokens - MAX_CONTEXT_TOKENS), request.num_prompt_tokens)
 
 
-def _logprob_log(request: GenerateRequest) -> LogprobLog | None:
-    """None if nobody asked. What an earlier attempt has sent of the prompt's, it has sent."""
-    sampling = request.sampling
+def _is_scored(request: GenerateRequest) -> bool:
+    """Whether its prompt is, here. What an earlier attempt has sent of the prompt's, it has sent."""
     is_first = len(request.token_ids) == request.num_prompt_tokens
-    wants_prompt = sampling.prompt_logprobs is not None and is_first
-    if sampling.logprobs is None and not wants_prompt:
+    return is_first and request.sampling.prompt_logprobs is not None
+
+
+def _logprob_log(request: GenerateRequest, *, is_scored: bool) -> LogprobLog | None:
+    """None if nobody asked."""
+    if request.sampling.logprobs is None and not is_scored:
         return None
-    return LogprobLog(request.num_prompt_tokens - 1 if wants_prompt else 0)
+    return LogprobLog(request.num_prompt_tokens - 1 if is_scored else 0)

@@ -76,6 +76,7 @@ class Request:
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
     lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
     logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked
+    is_scored: bool = False  # log probabilities of its prompt are found here: it is computed whole
     choice: int = 0  # which of the answers to its prompt
     followers: list[Request] = field(default_factory=list)  # that begin where its prompt is computed
     has_followed: bool = False  # its prompt was computed for another answer to it

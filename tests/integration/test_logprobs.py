@@ -173,3 +173,19 @@ def test_a_continued_stream_tells_of_its_own_tokens_and_not_again_of_the_prompt(
     assert rest.logprobs is not None
     assert whole.logprobs is not None
     assert rest.logprobs.chosen.tolist() == pytest.approx(whole.logprobs.chosen[3:].tolist(), abs=2e-3)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_a_prompt_that_was_scored_before_is_looked_up_as_any_other(
+    runners: Runners, setting: Setting
+) -> None:
+    """By an earlier attempt: of 33 tokens all but the last are in the cache, in blocks of 16 or 4."""
+    engine = runners.engine(setting)
+    whole = ask(engine)[2]
+    so_far = array("i", PROMPTS[2] + whole.token_ids[:3])
+    again = GenerateRequest(RequestId("a"), so_far, len(PROMPTS[2]), SAMPLING, seed=2, attempt=1)
+    computed = engine.stats().computed_tokens
+    rest = engine.complete([again])[0]
+    assert (rest.cached_tokens, rest.token_ids) == (32, whole.token_ids)
+    assert engine.stats().computed_tokens - computed == 1 + NEW_TOKENS - 1
+    assert engine.report(epoch=1, number=1).queried_tokens == len(PROMPTS[2])

@@ -69,7 +69,7 @@ def test_a_prompt_that_is_scored_queries_nothing() -> None:
     """No hit is wanted for it: it would count as a miss of what nobody looked up."""
     core = sim_core()
     [request] = core.take(make_request("a", range(21), max_tokens=1))
-    request.sampling = replace(request.sampling, prompt_logprobs=0)
+    request.is_scored = True
     core.step()
     assert (report(core).queried_tokens, report(core).prompt_tokens) == (0, 21)
 
