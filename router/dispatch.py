@@ -163,6 +163,12 @@ class Generation:
     def _num_output_tokens(self) -> int:
         return sum([len(answer.token_ids) for answer in self._answers])
 
+    @property
+    def _is_to_be_scored(self) -> bool:
+        """Whether the next attempt finds log probabilities of the prompt: they come with the first answer's
+        first token."""
+        return self._job.sampling.prompt_logprobs is not None and not self._answers[0].token_ids
+
     def _tokens(self) -> array[int]:
         """What the next attempt begins with: the prompt, and the answer so far if there is but one."""
         prompt = self._job.prompt
@@ -288,7 +294,7 @@ class Generation:
         self._query = RouteQuery(
             request_id=job.request_id,
             # A prompt that is to be scored takes no hits: every replica computes all of it.
-            block_hashes=self._block_hashes if job.sampling.prompt_logprobs is None else (),
+            block_hashes=() if self._is_to_be_scored else self._block_hashes,
             num_prompt_tokens=len(tokens),
             excluded=self._excluded,
             policy=job.policy,

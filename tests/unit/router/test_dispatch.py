@@ -270,6 +270,19 @@ async def test_a_prompt_that_is_scored_is_not_priced_by_hits_it_does_not_take(
     assert router.metric("warmpath_decisions_total", policy="expected_time", reason="cold") == 1
 
 
+@pytest.mark.parametrize("num_sent", [0, 2])
+async def test_once_a_prompt_is_scored_its_stream_is_continued_where_it_is_cached(
+    router: RouterUnderTest, num_sent: int
+) -> None:
+    """Its log probabilities come with the first token: after that nobody computes all of it again."""
+    _first_only(router, failing(ReplicaLost("gone"), num_sent))
+    await run(a_generation(router, sampling=SamplingParams(max_tokens=8, logprobs=1, prompt_logprobs=1)))
+    first, second = (request for _, request in router.calls.requests)
+    chain = HASHER.chain(HASHER.root(), second.token_ids)
+    assert list(first.block_hashes) == []
+    assert list(second.block_hashes) == (chain if num_sent else [])
+
+
 async def test_a_stream_that_ends_without_finish_reason_is_a_lost_replica(router: RouterUnderTest) -> None:
     async def short(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
         yield Delta(text_of(0), (100,), 0)
