@@ -124,6 +124,10 @@ class KVCacheManager:
         block_ids = tuple([block.block_id for block in run])
         return PrefixHit(block_ids, num_tokens, num_idle, self.pool.removals, slots, num_declined)
 
+    def allow_hits(self, sequence: SequenceBlocks) -> None:
+        """From its next `match` on it looks up, if this cache finds anything at all."""
+        sequence.looks_up = self.prefix_caching
+
     def new_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)

@@ -40,6 +40,9 @@ class PrefixCache(Protocol):
         O(tokens matched).
         """
 
+    def allow_hits(self, sequence: SequenceBlocks) -> None:
+        """From its next `match` on it looks up, as any does that was not begun without. O(1)."""
+
     def new_blocks(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens after a hit. O(1)."""
 

@@ -69,6 +69,9 @@ class RadixCache:
         slots = _slots(place)
         return RadixHit(tuple(slots), len(slots), _num_idle(place), tree.changes, place=place)
 
+    def allow_hits(self, sequence: SequenceBlocks) -> None:
+        sequence.looks_up = True
+
     def new_blocks(self, num_tokens: int) -> int:
         return num_tokens
 

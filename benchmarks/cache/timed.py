@@ -36,6 +36,7 @@ class TimedCache:
         self.prefix_caching = cache.prefix_caching
         # Not timed: cheap, or asked by the scheduler's own accounts in every step alike.
         self.begin = cache.begin
+        self.allow_hits = cache.allow_hits
         self.new_blocks = cache.new_blocks
         self.blocks_needed = cache.blocks_needed
         self.num_own = cache.num_own

@@ -106,6 +106,8 @@ class Running:
 
     def _wait_again(self, victim: Request) -> None:
         self.requests.remove(victim)
+        if victim.logprobs is not None and not victim.logprobs.scores_prompt:
+            self._cache.allow_hits(victim.blocks)  # that its prompt was computed whole has served its purpose
         victim.state = RequestState.WAITING
         victim.num_computed = 0
         victim.halfway = None

@@ -143,6 +143,34 @@ def test_what_was_thrown_out_tells_the_same(
     assert [answer.token_ids for answer in ask(engine)] == [answer.token_ids for answer in answers]
 
 
+APPEND_ONLY = Setting(
+    "append-only-blocks-of-4", block_size=4, max_batched_tokens=23, cache_discipline="append_only"
+)
+
+
+@pytest.mark.parametrize("setting", [SETTINGS[1], APPEND_ONLY], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("num_drawn", [0, 1, 3])
+def test_who_is_put_back_after_its_prompt_was_scored_finds_it_cached(
+    model: Any, runners: Runners, setting: Setting, num_drawn: int
+) -> None:
+    """In the middle of its 70 tokens, where their log probabilities are still wanted, it finds nothing."""
+    engine = runners.engine(setting)
+    [request] = engine.take(requests(SAMPLING)[3])
+    while request.num_output_tokens < num_drawn or not request.num_computed:
+        engine.step()
+    engine._scheduler._running.put_back(request)
+    num_cached = (len(request.token_ids) - 1) // 4 * 4 if num_drawn else 0
+    computed = engine.stats().computed_tokens
+    while engine.has_work:
+        engine.step()
+    num_left = len(PROMPTS[3]) + NEW_TOKENS - 1 - num_cached
+    assert engine.stats().computed_tokens - computed == num_left
+    own = own_logprobs(model, request.token_ids)
+    answer = Completion.of(request)
+    check(answer.logprobs, answer.token_ids, own[len(PROMPTS[3]) - 1 : -1])
+    check(answer.prompt_logprobs, PROMPTS[3][1:], own[: len(PROMPTS[3]) - 1])
+
+
 def test_asking_changes_no_token(runners: Runners) -> None:
     """Nor does what else is in the batch: with a greedy screen, rows of both kinds are in one step."""
     plain = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)

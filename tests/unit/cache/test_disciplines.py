@@ -55,6 +55,31 @@ class TestChoosing:
             ReplicaConfig(cache_discipline="radix_tree")
 
 
+@pytest.mark.parametrize("discipline", CacheDiscipline)
+def test_who_is_allowed_hits_takes_them_from_then_on(discipline: CacheDiscipline) -> None:
+    hasher = BlockHasher(a_fingerprint())
+    cache: KVCacheManager | RadixCache = (
+        RadixCache(30, hasher)
+        if discipline is CacheDiscipline.RADIX_TREE
+        else paged_cache(discipline, 10, hasher, block_size=4)
+    )
+    sequence = start(cache, "ABCDEFGHI", looks_up=False)
+    cache.commit_step()
+    cache.release(sequence)
+    assert cache.match(sequence).num_tokens == 0
+    cache.allow_hits(sequence)
+    hit = cache.match(sequence)
+    assert hit.num_tokens == 8
+    cache.admit(sequence, hit, 1)
+
+
+def test_without_a_prefix_cache_nobody_is_allowed_hits() -> None:
+    cache = KVCacheManager(10, BlockHasher(a_fingerprint()), block_size=4, prefix_caching=False)
+    sequence = cache.begin(letters("ABCDEFGHI"))
+    cache.allow_hits(sequence)
+    assert not sequence.looks_up
+
+
 class TestMerging:
     """Blocks of four. Who does not look up computes what is cached, into blocks of its own."""
 
