@@ -142,7 +142,10 @@ class HeldRequests:
 
     def served(self, tenant: str, num_tokens: int, share: float) -> None:
         """So many tokens were generated for it: they count as its prompts' do."""
+        now = self._clock()
         self._queue.charge(tenant, num_tokens, share)
+        self._demand.came(tenant, num_tokens, share, now)
+        self._demand.placed(num_tokens, now)
 
     def poll(self) -> list[Departure]:
         """Who leaves now, in the order of their decisions; each request leaves exactly once.

@@ -5,6 +5,7 @@
 Where more keeps coming than is served, somebody has to be refused: those who ask for more than their part,
 whoever they stand behind. What a tenant asks for is counted whether it is let in or not, so being refused
 makes nobody look modest; what is placed is what the replicas take: their capacity, while there is too much.
+What was generated for a tenant it has asked for and was given, so that counts as both.
 Knows names, tokens and times; knows neither requests nor queues. Owner: the router's event loop.
 """
 
@@ -41,7 +42,7 @@ class TenantDemand:
         self._total += num_tokens
 
     def placed(self, num_tokens: int, now: float) -> None:
-        """So much was sent to a replica."""
+        """So much was sent to a replica, or generated there."""
         self._age(now)
         self._placed += num_tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from router.placement.held_request import HeldRequest
 from tests.fakes.held import OPTIONS, TOKEN_S, A, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, query, told
 
+NUMBERS = count()
 ROOMY = replace(OPTIONS, max_held_per_replica=10_000, window=8)
 
 
@@ -33,6 +34,15 @@ def a_busy_router(**changes: Any) -> HoldingRouter:
 
 def hold(router: HoldingRouter, name: str, num_blocks: int, **of: Any) -> None:
     router.held.submit(query(name, num_blocks, **of))
+
+
+def is_taken_in(router: HoldingRouter, own_s: float, tenant: str) -> bool:
+    """A prompt of so many seconds; its name begins with its tenant's, and nobody has had it before."""
+    try:
+        hold(router, f"{tenant} {next(NUMBERS)}", round(own_s / TOKEN_S / BLOCK_SIZE), tenant=tenant)
+    except AllBusy:
+        return False
+    return True
 
 
 def leave(router: HoldingRouter) -> list[str]:
@@ -199,6 +209,30 @@ def test_who_would_wait_too_long_is_asked_of_its_tenants_part() -> None:
         hold(router, f"other {number}", second, tenant="other")
     with pytest.raises(AllBusy):
         hold(router, "other 5", second, tenant="other")
+
+
+def test_in_overload_who_has_long_answers_asks_for_more_than_its_prompts() -> None:
+    """One replica, one second of prompts a second. "calm" wants 0.6 of it, four at a time, and "chatty" 1.6 s
+    in prompts and far more in answers: by prompts alone both ask for more than their half."""
+    router = HoldingRouter(options=replace(ROOMY, max_wait_s=10.0, overload_wait_s=0.5))
+    own_s, answers = {"calm": 0.3, "chatty": 0.08}, {"calm": 10, "chatty": 5000}
+    backlog_s, refused = 0.0, Counter[str]()
+    for number in range(600):
+        router.report(A, backlog_s=backlog_s)
+        for tenant in ["calm"] * 4 * (number % 40 == 0) + ["chatty"]:
+            refused[tenant] += not is_taken_in(router, own_s[tenant], tenant)
+        for departure in router.held.poll():
+            tenant = departure.request_id.split()[0]
+            if departure.error is not None:
+                refused[tenant] += 1
+                continue
+            router.routing.release(departure.request_id)
+            router.held.served(tenant, answers[tenant], 1.0)
+            backlog_s += own_s[tenant]
+        backlog_s = max(0.0, backlog_s - 0.05)
+        router.clock.advance(0.05)
+    assert refused["chatty"] > 200
+    assert refused["calm"] == 0
 
 
 def test_a_level_of_priority_is_so_many_seconds_of_age() -> None:
