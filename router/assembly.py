@@ -34,9 +34,11 @@ from router.openai_api.structure_metrics import StructureCollector
 from router.policies.base import alone
 from router.prefixes.copies import Copies, PinCalls
 from router.prefixes.keeper import PrefixKeeper
+from router.prefixes.prefix import Turn
 from router.prefixes.prefix_metrics import PrefixCollector
 from router.prefixes.succession import Succession
 from router.prompts.prompt import PromptEncoder
+from router.tenants.allowance import Visit
 from router.tenants.tenancy import GateCollector, Tenancy
 
 # Of replicas that are there when a Router starts, Serve tells it in milliseconds, on a busy machine in more.
@@ -110,6 +112,7 @@ class RouterParts:
             copies,
             self._engines,
             name=self.insight.name,
+            turn_of=self._turn_of,
             clock=clock,
             wall_clock=wall_clock,
             timeout_s=config.request_timeout_s,
@@ -192,6 +195,11 @@ class RouterParts:
     def _engines(self) -> dict[ReplicaId, EngineView]:
         reports = self.subscribers.statistics().reports
         return {name: EngineView(info, reports.get(name)) for name, info in self.routing.replicas.items()}
+
+    def _turn_of(self, owner: str) -> Turn | None:
+        """A prefix's copies have the turn of requests that its key sends without a priority."""
+        key = self.tenancy.of_owner(owner)
+        return None if key is None else Turn(key.tenant, key.share, Visit(key).priority(None))
 
     def _doubt(self, replica_id: ReplicaId) -> None:
         self.subscribers.resync(replica_id)

@@ -10,7 +10,6 @@ and the encoder; knows neither HTTP nor how copies are made.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -106,11 +105,6 @@ def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
     return parsed
 
 
-def owner_of(key_name: str) -> str:
-    """What names a key's prefixes to replicas and Routers; "" where nobody needs a key."""
-    return hashlib.sha256(b"warmpath owner " + key_name.encode()).hexdigest()[:32] if key_name else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Prefixes:
     """The routes' work. Stateless beside its parts."""
@@ -128,7 +122,7 @@ class Prefixes:
         salt = self.tenancy.salts.salt(visit.tenant, body.cache_salt)
         token_ids = await self._tokens(body, salt, visit.tenant)
         prefix = await self._whole_blocks(body, token_ids, salt)
-        owner = owner_of(visit.key.name)
+        owner = visit.key.owner
         self._check_limits(prefix, body.copies, owner, visit)
         num_tokens = len(prefix.token_ids)
         visit.charge(1, num_tokens * body.copies)
@@ -145,7 +139,7 @@ class Prefixes:
         return self._shown(pin).model_copy(update={"usage": usage, "prompt_tokens": len(token_ids)})
 
     def listed(self, visit: Visit) -> PrefixList:
-        pins = self.keeper.pins(owner_of(visit.key.name))
+        pins = self.keeper.pins(visit.key.owner)
         return PrefixList(object="list", data=[self._shown(pin) for pin in pins])
 
     def one(self, pin_id: str, visit: Visit) -> PrefixObject:
@@ -235,7 +229,7 @@ class Prefixes:
                 raise PrefixLimitReached(what, needed, max(0, limit - taken), limit)
 
     def _find(self, pin_id: str, visit: Visit) -> PinnedPrefix:
-        pin = self.keeper.find(pin_id, owner_of(visit.key.name))
+        pin = self.keeper.find(pin_id, visit.key.owner)
         if pin is None:
             raise PrefixNotFound
         return pin

@@ -1,6 +1,6 @@
 """Prefixes that clients had computed before their traffic, and held.
 
-    prefix      what is held, and what a listing tells of it
+    prefix      what is held, in whose turn it is computed, and what a listing tells of it
     holdings    who holds what, as the replicas' reports say
     copies      one replica made to hold a prefix, or to give it back
     kept_pin    one that this Router keeps, as it knows it

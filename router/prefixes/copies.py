@@ -20,7 +20,7 @@ from router.errors import ReplicaLost
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
 from router.policies.expected_time import ExpectedTime
-from router.prefixes.prefix import Prefix
+from router.prefixes.prefix import Prefix, Turn
 
 # Whatever places the traffic: a copy goes where it is cheapest, and that counts what is already there.
 POLICY = ExpectedTime.name
@@ -49,18 +49,19 @@ class Copies:
         self._calls = calls
 
     def order(
-        self, prefix: Prefix, request_id: RequestId, candidates: Collection[ReplicaId]
+        self, prefix: Prefix, turn: Turn, request_id: RequestId, candidates: Collection[ReplicaId]
     ) -> list[ReplicaId]:
         """The candidates that can take it now, cheapest first: those that hold most of it cost least.
 
         Books nothing. Raises NoReplica or AllBusy if none can.
         """
-        decision = self._routing.weigh(self._query(prefix, request_id, candidates))
+        decision = self._routing.weigh(self._query(prefix, turn, request_id, candidates))
         return list(decision.ranking.replica_ids(len(candidates)))
 
     async def make(
         self,
         prefix: Prefix,
+        turn: Turn,
         lease: PinLease,
         target: ReplicaId,
         request_id: RequestId,
@@ -80,6 +81,9 @@ class Copies:
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             seed=0,
             cache_salt=prefix.cache_salt,
+            tenant=turn.tenant,
+            share=turn.share,
+            priority=turn.priority,
             policy=POLICY,
             timeout_s=timeout_s,
             pin=lease,
@@ -125,7 +129,9 @@ class Copies:
             logger.warning("a pin could not be taken over", extra=fields)
             return None
 
-    def _query(self, prefix: Prefix, request_id: RequestId, candidates: Collection[ReplicaId]) -> RouteQuery:
+    def _query(
+        self, prefix: Prefix, turn: Turn, request_id: RequestId, candidates: Collection[ReplicaId]
+    ) -> RouteQuery:
         return RouteQuery(
             request_id=request_id,
             block_hashes=prefix.block_hashes,
@@ -134,4 +140,7 @@ class Copies:
             policy=POLICY,
             max_tokens=1,
             cache_salt=prefix.cache_salt,
+            tenant=turn.tenant,
+            share=turn.share,
+            priority=turn.priority,
         )

@@ -18,12 +18,13 @@ from cache.engine_report import EngineReport
 from cache.errors import PinsFull, ServingError
 from cache.messages import PinLease
 from cache.types import ReplicaId, RequestId
-from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit
+from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, PrefixNotFound
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
 from router.prefixes.holdings import Engines, room, roomiest
 from router.prefixes.kept_pin import KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
+from router.prefixes.prefix import Turn
 
 TIMEOUT_S = 300.0  # of one copy, where requests have no limit of their own
 FIRST_REPORT_S = 2.0  # a replica that just came has told nothing yet: waited for so long
@@ -40,17 +41,20 @@ class CopyMaker:
         tasks: OwnTasks,
         *,
         keeper: str,
+        turn_of: Callable[[str], Turn | None],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         timeout_s: float | None = None,
     ) -> None:
         """engines: the replicas known here with their latest reports. tasks: of copies on their way.
-        keeper: this Router's name, in leases. timeout_s: of one copy."""
+        keeper: this Router's name, in leases. turn_of: an owner's, None: there is no such owner any more.
+        timeout_s: of one copy."""
         self._routing = routing
         self._copies = copies
         self._engines = engines
         self._tasks = tasks
         self._keeper = keeper
+        self._turn_of = turn_of
         self._clock = clock
         self._wall_clock = wall_clock
         self._timeout_s = timeout_s or TIMEOUT_S
@@ -68,19 +72,22 @@ class CopyMaker:
     async def fill(self, pin: KeptPin, request_id: str) -> int:
         """Make the copies that are missing; tokens of them that were cached already.
 
-        Raises what the last replica said that could have taken one, or why there is none.
+        Raises what the last replica said that could have taken one, or why there is none; PrefixNotFound if
+        its owner is gone.
         """
+        if (turn := self._turn_of(pin.owner)) is None:
+            raise PrefixNotFound
         cached_tokens, tried, refusals = 0, set(pin.held), list[ServingError]()
         while (missing := pin.copies - len(pin.held)) > 0:
             candidates = self._candidates(pin, tried)
             # All or none when it is asked for; of lost ones, as many as there can be.
             if len(candidates) < (1 if pin.is_established else missing):
                 raise self._why_not(pin, refusals, candidates)
-            ordered = self._copies.order(pin.prefix, _unique(request_id), candidates)
+            ordered = self._copies.order(pin.prefix, turn, _unique(request_id), candidates)
             chosen = sorted(ordered, key=lambda name: not self._has_room(pin, name))[:missing]
             tried |= set(chosen)
             results = await _all(
-                [self._tasks.start(self._make(pin, target, _unique(request_id))) for target in chosen]
+                [self._tasks.start(self._make(pin, turn, target, _unique(request_id))) for target in chosen]
             )
             for result in results:
                 if isinstance(result, int):
@@ -91,7 +98,7 @@ class CopyMaker:
                     raise result
         return cached_tokens
 
-    async def _make(self, pin: KeptPin, target: ReplicaId, request_id: RequestId) -> int:
+    async def _make(self, pin: KeptPin, turn: Turn, target: ReplicaId, request_id: RequestId) -> int:
         """One copy. Known of as soon as it may be there, so that it is given back if this is cancelled."""
         seconds = pin.expires_at - self._wall_clock()
         lease = PinLease(
@@ -109,6 +116,7 @@ class CopyMaker:
         try:
             cached = await self._copies.make(
                 pin.prefix,
+                turn,
                 lease,
                 target,
                 request_id,

@@ -27,7 +27,7 @@ from router.prefixes.copy_maker import TIMEOUT_S, CopyMaker
 from router.prefixes.holdings import Engines, holdings, holds
 from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
-from router.prefixes.prefix import NOBODY, PinnedPrefix, Prefix
+from router.prefixes.prefix import NOBODY, PinnedPrefix, Prefix, Turn
 
 LOOK_INTERVAL_S = 0.5  # engines report as often
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
@@ -60,12 +60,14 @@ class PrefixKeeper:
         engines: Callable[[], Engines],
         *,
         name: str,
+        turn_of: Callable[[str], Turn | None],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         timeout_s: float | None = None,
     ) -> None:
         """engines: the replicas known here with their latest reports. timeout_s: of one copy.
-        name: this Router's, of this life of its process."""
+        name: this Router's, of this life of its process. turn_of: an owner's, None: there is no such owner
+        any more."""
         self.name = name
         self._routing = routing
         self._copies = copies
@@ -79,6 +81,7 @@ class PrefixKeeper:
             engines,
             self._tasks,
             keeper=name,
+            turn_of=turn_of,
             clock=clock,
             wall_clock=wall_clock,
             timeout_s=timeout_s,
@@ -125,7 +128,7 @@ class PrefixKeeper:
 
         All or nothing. Its time begins now, and counts while it is computed. copies: at most the replicas.
         Raises PrefixDoesNotFit with both numbers, PrefixCachingOff, a RoutingError or a RequestRefused;
-        PrefixNotFound if somebody gave it back before it was whole.
+        PrefixNotFound if somebody gave it back, or its owner went, before it was whole.
         """
         now = self._wall_clock()
         pin_id = PinId(f"prefix-{secrets.token_hex(12)}")

@@ -26,6 +26,15 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose turn copies are computed in, at Routers and at replicas."""
+
+    tenant: str
+    share: float  # beside other tenants'; above 0
+    priority: int  # among its tenant's requests
+
+
+@dataclass(frozen=True, slots=True)
 class PinnedPrefix:
     """One pin as it is at a moment."""
 

@@ -108,6 +108,10 @@ class Gate:
         allowance.enter()
         return Visit(key, allowance)
 
+    def of_owner(self, owner: str) -> ApiKey | None:
+        """See `KeyTable.of_owner`."""
+        return self._ring.table.of_owner(owner)
+
     def limits_left(self, key: ApiKey) -> dict[str, str]:
         """The headers of `Allowance.headers`."""
         return self._allowance(key).headers()

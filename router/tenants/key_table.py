@@ -15,6 +15,7 @@ show a digest: somebody may have put the key itself in its place.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 from collections.abc import Collection, Mapping
@@ -71,14 +72,21 @@ class ApiKey:
     share: float = 1.0  # of the replicas' work, beside other tenants'
     priority: int = 0  # of its requests the most urgent; below 0 before those of other keys of its tenant
 
+    @property
+    def owner(self) -> str:
+        """What names its prefixes to replicas and Routers; "" where nobody needs a key."""
+        name = self.name.encode()
+        return hashlib.sha256(b"warmpath owner " + name).hexdigest()[:32] if name else ""
+
 
 class KeyTable:
     """The keys of one reading of the file. Immutable."""
 
-    __slots__ = ("_by_digest", "names")
+    __slots__ = ("_by_digest", "_by_owner", "names")
 
     def __init__(self, by_digest: Mapping[bytes, ApiKey]) -> None:
         self._by_digest = {digest: (digest, key) for digest, key in by_digest.items()}
+        self._by_owner = {key.owner: key for key in by_digest.values()}
         self.names = frozenset(key.name for key in by_digest.values())
 
     def __len__(self) -> int:
@@ -97,6 +105,10 @@ class KeyTable:
         if found is None or not hmac.compare_digest(found[0], digest):
             return None
         return found[1]
+
+    def of_owner(self, owner: str) -> ApiKey | None:
+        """Whose prefixes are named so; None: no key's that works. O(1)."""
+        return self._by_owner.get(owner)
 
 
 def parse_keys(text: str) -> KeyTable:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from router.scraped import Scraped, counters
+from router.tenants.allowance import ANYBODY
 from router.tenants.cache_salts import CacheSalts
 from router.tenants.gate import REFUSALS, Gate, GateStatistics
 from router.tenants.key_ring import KeyRing, source_of
+from router.tenants.key_table import ApiKey
 from router.tenants.settings import TenantSettings
 
 
@@ -34,6 +36,12 @@ class Tenancy:
             ring = KeyRing(source_of(settings, environment))
             self.gate = Gate(ring, peers=peers, clock=clock)
             self._watching = asyncio.create_task(ring.watch(), name="watch API keys")
+
+    def of_owner(self, owner: str) -> ApiKey | None:
+        """Whose prefixes are named so; None: nobody's any more, whose key has been removed."""
+        if self.gate is None:
+            return ANYBODY if owner == ANYBODY.owner else None
+        return self.gate.of_owner(owner)
 
     async def aclose(self) -> None:
         if self._watching is not None:

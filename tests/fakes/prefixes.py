@@ -29,7 +29,7 @@ from router.metrics import RouterMetrics
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
 from router.prefixes.keeper import PrefixKeeper
-from router.prefixes.prefix import Prefix
+from router.prefixes.prefix import Prefix, Turn
 from router.prefixes.succession import Succession
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import BLOCK_SIZE, FINGERPRINT, FakeClock, config, info, load
@@ -79,9 +79,11 @@ class PaperFleet:
         self.reports: dict[ReplicaId, EngineReport] = {}
         self.released: list[tuple[PinId, ReplicaId]] = []
         self.asked: list[ReplicaId] = []
+        self.requests: list[GenerateRequest] = []  # as they asked
         self.routers: list[PaperRouter] = []
         self.num_routers = 0  # that there ever were
         self.silent: set[str] = set()  # Routers that answer no other
+        self.turns = {"alice": Turn("alice's", 3.0, 2), "bob": Turn("bob's", 1.0, 0)}  # by owner
         self.tell()
 
     def tell(self) -> None:
@@ -132,6 +134,7 @@ class PaperRouter:
             copies,
             self.engines,
             name=self.name,
+            turn_of=fleet.turns.get,
             clock=self.clock,
             wall_clock=self.clock,
         )
@@ -147,6 +150,7 @@ class PaperRouter:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         name, lease = request.ranks[0], request.pin
         self.fleet.asked.append(name)
+        self.fleet.requests.append(request)
         replica = self.fleet.replicas.get(name)
         if replica is None:
             raise ReplicaLost("it is gone")

@@ -14,7 +14,7 @@ import pytest
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.limits import Limits
-from router.openai_api.prefixes import owner_of
+from router.tenants.key_table import ApiKey
 from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
 from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, error_of
@@ -29,6 +29,9 @@ ENTRIES = [
     entry("none", limits={"prefixes": 0}),
     entry("small", limits={"prefix_tokens": 40}),
     entry("thrifty", limits={"tokens_per_minute": 100}),
+    entry("heavy", share=3),
+    entry("batch", priority=4),
+    entry("front", priority=-2),
 ]
 PROMPT = [*range(5 * BLOCK_SIZE), 1, 2]  # five blocks, and two tokens more
 
@@ -124,11 +127,20 @@ async def test_its_salt_is_that_of_the_keys_requests(tmp_path: Path) -> None:
         assert alice == router.parts.tenancy.salts.salt("acme", None)
 
 
+async def test_its_turn_is_that_of_the_keys_requests(tmp_path: Path) -> None:
+    """It was nobody's: what a tenant has had, and what its share is, did not count for its prefixes."""
+    async with holding(tenants=with_keys(tmp_path)) as (router, _):
+        for name in ("alice", "heavy", "batch", "front"):
+            assert (await hold(router, name)).status_code == 200
+        turns = [(each.tenant, each.share, each.priority) for _, each in router.calls.requests]
+    assert turns == [("acme", 1.0, 0), ("heavy", 3.0, 0), ("batch", 1.0, 4), ("front", 1.0, 0)]
+
+
 async def test_names_of_keys_go_nowhere(tmp_path: Path) -> None:
     async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
         await hold(router, "alice")
         (pin,) = replicas.pins.values()
-        assert pin.owner == owner_of("alice") != owner_of("anna")
+        assert pin.owner == ApiKey("alice", "acme").owner != ApiKey("anna", "acme").owner
         assert "alice" not in pin.owner
 
 

@@ -9,10 +9,11 @@ import pytest
 from cache.block_hash import hints
 from cache.events import EventBatch, digest_of
 from cache.messages import GenerateRequest
+from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId
 from router.errors import AllBusy, NoReplica, PrefixCachingOff, PrefixDoesNotFit, ReplicaLost
 from tests.fakes.prefixes import MAX_PINNED, PaperFleet, PaperRouter, a_prefix, hold_late, names, settle
-from tests.fakes.router import load
+from tests.fakes.router import load, told
 
 
 class TestMaking:
@@ -35,6 +36,20 @@ class TestMaking:
         for name in names(0, 2):
             router.routing.on_load(name, load(queued_uncached_tokens=50_000, num_waiting=3))
         assert fleet.holders(await router.hold(copies=1)) == names(1)
+
+    @pytest.mark.parametrize(("owner", "idlest"), [("alice", 1), ("bob", 0)])
+    async def test_anothers_prompts_that_stand_back_for_its_owner_keep_nobody_busy(
+        self, owner: str, idlest: int
+    ) -> None:
+        """Two replicas have the same queue, each of another tenant's prompts, shorter than this one."""
+        fleet = PaperFleet(2, scheduling_order=SchedulingOrder.SHORTEST_PREEMPTING)
+        router = PaperRouter(fleet)
+        for name, tenant in zip(names(0, 1), ("alice's", "bob's"), strict=True):
+            waiting = told(*[3] * 40, tenant=tenant)
+            queued = {"queued_uncached_tokens": sum(waiting.tokens), "num_waiting": 40, "queued": (waiting,)}
+            router.routing.on_load(name, load(**queued))
+        assert fleet.holders(await router.hold(copies=1, owner=owner)) == names(idlest)
+        await router.keeper.aclose()
 
     @pytest.mark.parametrize("num_replicas", [1, 3])
     async def test_it_is_refused_where_requests_are(self, num_replicas: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cache.block_hash import PackedHashes
 from cache.types import ReplicaId
-from router.prefixes.prefix import NOBODY
+from router.prefixes.prefix import NOBODY, Turn
 from router.prefixes.succession import GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.fakes.prefixes import PaperFleet, PaperRouter, a_prefix, hashes_of
 from tests.fakes.router import load
@@ -110,6 +110,20 @@ async def test_its_lost_copies_are_made_again(routers: list[PaperRouter]) -> Non
     assert lease.seconds == pytest.approx(
         held.expires_at - fleet.clock() + LOOK_INTERVAL_S, abs=LOOK_INTERVAL_S
     )
+
+
+async def test_they_are_made_in_their_owners_turn(routers: list[PaperRouter]) -> None:
+    """Those of an adopted prefix too, though nobody told its new Router whose it is; as of now."""
+    fleet = routers[0].fleet
+    pin = await routers[0].hold(copies=2, owner="alice", seconds=600.0)
+    await end(routers[0])
+    await pass_time(routers, GONE_AFTER_S + 2 * LOOK_INTERVAL_S)
+    fleet.turns["alice"] = Turn("hers", 2.0, 1)
+    fleet.lose(fleet.holders(pin)[0])
+    await pass_time(routers, 2 * LOOK_INTERVAL_S)
+    first, second, again = [(each.tenant, each.share, each.priority) for each in fleet.requests]
+    assert first == second == ("alice's", 3.0, 2)
+    assert again == ("hers", 2.0, 1)
 
 
 async def test_the_only_copy_is_enough(routers: list[PaperRouter]) -> None:
