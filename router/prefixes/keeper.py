@@ -1,7 +1,8 @@
 """The pins this Router keeps: as many copies as were wanted, until their time is over.
 
     establish ──> held on `copies` replicas ──┬── its time is over, or somebody gave it back ──> forgotten
-    adopt ────────────^        ^              ├── another Router keeps it now ─────────────────────^
+    adopt ────────────^        ^              ├── nobody could: its owner is gone ───────────────^
+                               │              ├── another Router keeps it now ───────────────────^
                                └─ made again <┴── a replica died or drains
 
 Replicas hold by leases of their own, so a pin outlives the Router it came through, and another one adopts it
@@ -72,6 +73,7 @@ class PrefixKeeper:
         self._routing = routing
         self._copies = copies
         self._engines = engines
+        self._turn_of = turn_of
         self._clock = clock
         self._wall_clock = wall_clock
         self._tasks = OwnTasks()
@@ -233,7 +235,7 @@ class PrefixKeeper:
             if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
                 self._hand_on(pin)
                 continue
-            if self._wall_clock() >= pin.expires_at or self._was_given_back(pin, engines):
+            if self._is_over(pin, engines):
                 self._drop(pin)
                 continue
             for replica_id in [name for name in pin.held if name not in engines or name in leaving]:
@@ -243,6 +245,12 @@ class PrefixKeeper:
             is_short = len(pin.held) < pin.copies
             if is_short and pin.work is None and self._clock() >= pin.retry_at:
                 pin.work = self._tasks.start(self._restore(pin))
+
+    def _is_over(self, pin: KeptPin, engines: Engines) -> bool:
+        if self._turn_of(pin.owner) is None:
+            logger.info("a held prefix ended with its key", extra={"pin_id": pin.pin_id})
+            return True
+        return self._wall_clock() >= pin.expires_at or self._was_given_back(pin, engines)
 
     def _was_given_back(self, pin: KeptPin, engines: Engines) -> bool:
         """Whether a replica that lives on holds it no more. Copies of engines that are gone are forgotten."""

@@ -14,7 +14,7 @@ import pytest
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.limits import Limits
-from router.tenants.key_table import ApiKey
+from router.tenants.key_table import ApiKey, parse_keys
 from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
 from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, error_of
@@ -79,6 +79,31 @@ async def test_a_key_sees_and_deletes_its_own(tmp_path: Path) -> None:
         answer = await router.client.delete(f"/v1/prefixes/{held['id']}", headers=key("alice"))
         assert answer.json()["deleted"] is True
         assert replicas.pins == {}
+
+
+async def test_a_removed_keys_end_and_a_replaced_ones_do_not(tmp_path: Path) -> None:
+    """Nobody could give them back: the key is not accepted, and others do not see them."""
+    async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
+        for name in ("alice", "anna", "bob"):
+            assert (await hold(router, name)).status_code == 200
+        gate = router.parts.tenancy.gate
+        assert gate is not None
+        others = [each for each in ENTRIES if each["name"] not in ("alice", "bob")]
+        gate._ring.table = parse_keys(key_file(entry("bob", key="another"), *others))
+        router.parts.prefixes.look()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        owners = {pin.owner for pin in replicas.pins.values()}
+        assert owners == {ApiKey("anna", "acme").owner, ApiKey("bob", "bob").owner}
+
+
+async def test_without_keys_they_are_nobodys_and_stay() -> None:
+    async with holding() as (router, replicas):
+        assert (await hold(router)).status_code == 200
+        router.parts.prefixes.look()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert [pin.owner for pin in replicas.pins.values()] == [""]
 
 
 @pytest.mark.parametrize("adds", [None, True, False])

@@ -184,6 +184,45 @@ class TestGivingBack:
             await asyncio.sleep(0)
         assert fleet.holders(pin) == []
 
+    async def test_with_its_owner_gone_nobody_else_could(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        """It was held to the end of its time, a day at most."""
+        gone = await router.hold(copies=2, owner="alice")
+        stays = await router.hold(copies=1, owner="bob")
+        await settle(router)
+        del fleet.turns["alice"]
+        await settle(router)
+        assert fleet.holders(gone) == []
+        assert len(fleet.holders(stays)) == 1
+        assert [told.pin_id for told in router.keeper.pins()] == [stays]
+
+    async def test_nor_is_it_made_again(self, fleet: PaperFleet, router: PaperRouter) -> None:
+        pin = await router.hold(copies=1)
+        await settle(router)
+        fleet.lose(fleet.holders(pin)[0])
+        del fleet.turns["alice"]
+        await settle(router)
+        assert fleet.holders(pin) == []
+        assert len(fleet.requests) == 1
+
+    async def test_whose_owner_goes_while_it_is_computed(
+        self, fleet: PaperFleet, router: PaperRouter
+    ) -> None:
+        for replica in fleet.replicas.values():
+            replica.gate = asyncio.Event()
+        asking = asyncio.create_task(router.hold(copies=1))
+        await settle(router)
+        del fleet.turns["alice"]
+        for replica in fleet.replicas.values():
+            assert replica.gate is not None
+            replica.gate.set()
+        pin = await asking
+        await settle(router)
+        assert fleet.holders(pin) == []
+        with pytest.raises(PrefixNotFound):
+            await router.hold(copies=1)
+
     async def test_nobody_finds_what_is_another_keys(self, router: PaperRouter) -> None:
         pin = await router.hold(copies=1)
         router.fleet.tell()

@@ -174,6 +174,17 @@ async def test_what_is_given_back_meanwhile_is_nobodys(routers: list[PaperRouter
     assert routers[0].fleet.holders(pin) == []
 
 
+async def test_what_has_no_owner_any_more_is_adopted_to_be_ended(routers: list[PaperRouter]) -> None:
+    fleet = routers[0].fleet
+    pin = await routers[0].hold(copies=2, seconds=600.0)
+    await end(routers[0])
+    del fleet.turns["alice"]
+    await pass_time(routers, GONE_AFTER_S + 4 * LOOK_INTERVAL_S)
+    assert keepers(routers[1:], pin) == []
+    assert fleet.holders(pin) == []
+    assert len(fleet.requests) == 2
+
+
 async def test_nor_is_what_another_router_gives_back_while_it_is_adopted(routers: list[PaperRouter]) -> None:
     fleet = routers[0].fleet
     pin = await routers[0].hold(copies=2, seconds=600.0)
