@@ -21,11 +21,14 @@ class TokenBucket:
         self._at = now
 
     def resize(self, per_minute: float, now: float) -> None:
-        """Another rate from now on. Who had used up their share of the old one has used it up of the new."""
-        share = self.level(now) / self.capacity
+        """Another rate from now on. Who had used up their share of the old one has used it up of the new.
+
+        A debt stays as it is, and is filled at the new rate.
+        """
+        level, before = self.level(now), self.capacity
         self.rate = per_minute / 60.0
         self.capacity = max(1.0, per_minute)
-        self._level = share * self.capacity
+        self._level = level * self.capacity / before if level > 0.0 else level
 
     def level(self, now: float) -> float:
         """What is there. Below zero: debt."""

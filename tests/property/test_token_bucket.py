@@ -42,6 +42,26 @@ def test_after_the_wait_it_is_there(
     assert bucket.full_in_s(now) >= 0.0
 
 
+@given(RATES, RATES, st.floats(0.0, 1e6))
+def test_a_debt_stays_what_it_is_at_another_rate(before: float, after: float, debt: float) -> None:
+    """It is of tokens that were had. Taken for so many minutes' worth it grew with the limit."""
+    bucket = TokenBucket(before, 0.0)
+    bucket.take(bucket.capacity + debt, 0.0)
+    bucket.resize(after, 0.0)
+    assert bucket.level(0.0) == pytest.approx(-debt, abs=1e-6)
+
+
+@given(RATES, st.floats(1.0, 1000.0), st.floats(0.0, 1e6), st.floats(0.0, 1e6))
+def test_at_a_higher_rate_nobody_waits_longer(
+    before: float, times: float, taken: float, amount: float
+) -> None:
+    bucket = TokenBucket(before, 0.0)
+    bucket.take(taken, 0.0)
+    wait_s = bucket.wait_s(amount, 0.0)
+    bucket.resize(times * before, 0.0)
+    assert bucket.wait_s(amount, 0.0) <= wait_s * (1 + 1e-9) + 1e-6
+
+
 @given(RATES, RATES, st.floats(0.0, 1.0))
 def test_another_rate_keeps_the_share_that_is_left(before: float, after: float, share: float) -> None:
     bucket = TokenBucket(before, 0.0)
