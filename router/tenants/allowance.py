@@ -1,9 +1,10 @@
 """What one key may still take at this Router, and one request's share of it.
 
 A key's limits are of all Routers together: each enforces an equal part, since proxies spread requests evenly
-over them. Rates are counted in buckets of one minute. A request is let in (`enter`) before its body is read,
-takes its prompts' tokens (`charge`) before a replica hears of it, and its answer's tokens (`spend`) as they
-come: those may take the key's tokens below zero, and the next request waits until that is made up.
+over them; what does not divide falls to the first of them. Rates are counted in buckets of one minute. A
+request is let in (`enter`) before its body is read, takes its prompts' tokens (`charge`) before a replica
+hears of it, and its answer's tokens (`spend`) as they come: those may take the key's tokens below zero, and
+the next request waits until that is made up.
 Knows numbers; knows neither HTTP nor keys' digests. Owner: the router's event loop.
 """
 
@@ -35,6 +36,7 @@ class Allowance:
         "_clock",
         "_limits",
         "_num_routers",
+        "_rank",
         "_refused",
         "_requests",
         "_tokens",
@@ -47,23 +49,26 @@ class Allowance:
         self._clock = clock
         self._refused = refused
         self._limits = KeyLimits()
-        self._num_routers = 1
+        self._rank, self._num_routers = 0, 1
         self._requests: TokenBucket | None = None
         self._tokens: TokenBucket | None = None
         self.max_running: int | None = None  # prompts, this Router's part
         self.running = 0
 
-    def fit(self, limits: KeyLimits, num_routers: int) -> None:
-        """Enforce this Router's part of `limits` from now on; what was used up stays used up."""
-        if limits is self._limits and num_routers == self._num_routers:
+    def fit(self, limits: KeyLimits, rank: int, num_routers: int) -> None:
+        """Enforce this Router's part of `limits` from now on; what was used up stays used up.
+
+        rank: this Router's place among them, from 0.
+        """
+        if limits is self._limits and (rank, num_routers) == (self._rank, self._num_routers):
             return
         now = self._clock()
         self._requests = _fitted(self._requests, limits.requests_per_minute, num_routers, now)
         self._tokens = _fitted(self._tokens, limits.tokens_per_minute, num_routers, now)
         # At least one each, or a key with fewer than Routers could not be used at some of them.
         most = limits.max_concurrent
-        self.max_running = None if most is None else max(1, most // num_routers)
-        self._limits, self._num_routers = limits, num_routers
+        self.max_running = None if most is None else max(1, most // num_routers + (rank < most % num_routers))
+        self._limits, self._rank, self._num_routers = limits, rank, num_routers
 
     def enter(self) -> None:
         """Take one request, and room for one prompt. Raises RateLimitExceeded, and has then taken nothing."""
@@ -108,10 +113,11 @@ class Allowance:
         return headers
 
     def _check_batch(self, num_prompts: int) -> None:
-        """A batch for which there is never room is no matter of trying again."""
-        most = self.max_running
-        if most is not None and num_prompts > most:
-            shared = f" ({self._limits.max_concurrent}, shared by {self._num_routers} Routers)"
+        """A batch for which there is never room is no matter of trying again. Each Router has room for the
+        least part: what one refuses so, all do."""
+        limit = self._limits.max_concurrent
+        if limit is not None and num_prompts > (most := max(1, limit // self._num_routers)):
+            shared = f" ({limit}, shared by {self._num_routers} Routers)"
             raise InvalidField(
                 "prompt",
                 f"'prompt' must have at most {most} prompts with this API key, which may have so many "

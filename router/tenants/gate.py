@@ -18,7 +18,7 @@ from router.tenants.allowance import Allowance, Limit, Visit
 from router.tenants.key_ring import KeyRing
 from router.tenants.key_table import ApiKey, KeyTable
 
-_PEERS_INTERVAL_S = 1.0  # how often the number of Routers is asked for
+_PEERS_INTERVAL_S = 1.0  # how often this Router's place among the Routers is asked for
 
 OPEN_PATHS = frozenset({"/health", "/live"})
 """Nothing is asked of who asks for these: probes have no key."""
@@ -80,7 +80,7 @@ class Gate:
         self._clock = clock
         self._allowances: dict[str, Allowance] = {}
         self._pruned_for: KeyTable = ring.table
-        self._num_routers = 1
+        self._place = (0, 1)
         self._ask_peers_at = clock()
         self._refusals = Counter(dict.fromkeys(REFUSALS, 0))
 
@@ -127,7 +127,7 @@ class Gate:
         allowance = self._allowances.get(key.name)
         if allowance is None:
             allowance = self._allowances[key.name] = Allowance(self._clock, self._count)
-        allowance.fit(key.limits, self._routers())
+        allowance.fit(key.limits, *self._place_now())
         return allowance
 
     def _prune(self) -> None:
@@ -139,12 +139,12 @@ class Gate:
             for name in gone:
                 del self._allowances[name]  # its visits still hold it, and close it
 
-    def _routers(self) -> int:
+    def _place_now(self) -> tuple[int, int]:
         now = self._clock()
         if now >= self._ask_peers_at:
             self._ask_peers_at = now + _PEERS_INTERVAL_S
-            self._num_routers = self._peers()[1]
-        return self._num_routers
+            self._place = self._peers()
+        return self._place
 
     def _count(self, limit: Limit) -> None:
         self._refusals[f"{limit.value}_limit"] += 1

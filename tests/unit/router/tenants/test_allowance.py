@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import count
 
-from router.errors import RateLimitExceeded
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import InvalidField, RateLimitExceeded
 from router.tenants.allowance import OPEN_VISIT, Allowance, duration
 from router.tenants.key_table import KeyLimits
 
@@ -27,10 +31,10 @@ def test_a_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def an_allowance(limits: KeyLimits, num_routers: int = 1) -> Allowance:
+def an_allowance(limits: KeyLimits, rank: int = 0, num_routers: int = 1) -> Allowance:
     """Under a clock that stands still."""
     made = Allowance(lambda: 0.0, lambda _limit: None)
-    made.fit(limits, num_routers)
+    made.fit(limits, rank, num_routers)
     return made
 
 
@@ -48,8 +52,44 @@ def test_what_is_owed_is_paid_at_the_rate_of_now(limit: int, num_routers: int, w
     """Answers of 138,000 tokens at 10,000 a minute. What was owed grew and shrank with the limit."""
     allowance = an_allowance(KeyLimits(tokens_per_minute=10_000))
     allowance.spend(138_000)
-    allowance.fit(KeyLimits(tokens_per_minute=limit), num_routers)
+    allowance.fit(KeyLimits(tokens_per_minute=limit), 0, num_routers)
     assert retry_after_s(allowance) == pytest.approx(wait_s, abs=0.1)
+
+
+def num_let_in(allowance: Allowance) -> int:
+    """Prompts at a time."""
+    for number in count():
+        try:
+            allowance.enter()
+        except RateLimitExceeded:
+            return number
+    raise AssertionError
+
+
+@given(st.integers(1, 50), st.integers(1, 9))
+def test_routers_let_in_as_many_at_a_time_as_the_limit_says(most: int, num_routers: int) -> None:
+    """Of five at a time three Routers let in three. One each is the least: a key must work at all of them."""
+    limits = KeyLimits(max_concurrent=most)
+    parts = [num_let_in(an_allowance(limits, rank, num_routers)) for rank in range(num_routers)]
+    assert sum(parts) == max(most, num_routers)
+    assert max(parts) - min(parts) <= 1
+
+
+@given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 60))
+def test_a_batch_is_refused_for_good_by_all_routers_or_by_none(
+    most: int, num_routers: int, num_prompts: int
+) -> None:
+    """For good where it does not fit into the least part, and there is room for it where it does."""
+    refused = set[bool]()
+    for rank in range(num_routers):
+        allowance = an_allowance(KeyLimits(max_concurrent=most), rank, num_routers)
+        allowance.enter()
+        try:
+            allowance.charge(num_prompts - 1, 0)
+            refused.add(False)
+        except InvalidField:
+            refused.add(True)
+    assert refused == {num_prompts > max(1, most // num_routers)}
 
 
 def test_nobodys_request_is_never_limited() -> None:

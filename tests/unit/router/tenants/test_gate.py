@@ -20,10 +20,10 @@ class Setting:
     def __init__(self, path: Path, *entries: dict[str, Any], num_routers: int = 1) -> None:
         self.path = path
         self.now = 100.0
-        self.num_routers = num_routers
+        self.rank, self.num_routers = 0, num_routers
         path.write_text(key_file(*entries))
         self.ring = KeyRing(KeyFile(str(path)))
-        self.gate = Gate(self.ring, peers=lambda: (0, self.num_routers), clock=lambda: self.now)
+        self.gate = Gate(self.ring, peers=lambda: (self.rank, self.num_routers), clock=lambda: self.now)
 
     def rewrite(self, *entries: dict[str, Any]) -> None:
         self.path.write_text(key_file(*entries))
@@ -222,6 +222,18 @@ def test_each_router_enforces_its_part(path: Path) -> None:
         visit.close()
     with pytest.raises(RateLimitExceeded):
         setting.enter()
+
+
+def test_what_does_not_divide_is_the_first_routers(path: Path) -> None:
+    """And goes to another one when that is the first."""
+    setting = Setting(path, entry("a", limits={"max_concurrent": 3}), num_routers=2)
+    setting.rank = 1
+    setting.enter()
+    with pytest.raises(RateLimitExceeded, match="3 prompts at a time"):
+        setting.enter()
+    setting.rank = 0
+    setting.now += 1.5
+    setting.enter()
 
 
 def test_other_limits_hold_from_the_next_request_on(path: Path) -> None:
