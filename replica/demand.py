@@ -10,9 +10,12 @@ Knows an engine's load and a clock; decides nothing. Owner: the replica's event 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+
+from replica.scheduling.headroom import SPARE
 
 if TYPE_CHECKING:  # Serve's controller reads the keys below, and needs no engine for that
     from cache.events import Load
@@ -43,12 +46,14 @@ class Demand:
         *,
         max_running: int,
         max_batched_tokens: int,
+        block_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """max_running: sequences in one step. max_batched_tokens: of one step."""
+        """max_running: sequences in one step. max_batched_tokens: of one step. block_size: tokens."""
         self._engine = engine
         self._max_running = max_running
         self._max_batched_tokens = max_batched_tokens
+        self._block_size = block_size
         self._clock = clock
         self._held_until = clock()  # when what Routers were last heard to hold will have been worked off
         self._looked_at = clock()
@@ -66,10 +71,19 @@ class Demand:
             QUEUED_KEY: queued_s(load, self._max_batched_tokens, stats),
             HELD_KEY: max(0.0, self._held_until - now),
             BUSY_KEY: min(
-                1.0,
-                max(self._share(stats, now), load.num_running / self._max_running, _used(stats.cache)),
+                1.0, max(self._share(stats, now), self._places(load), self._blocks(load, stats.cache))
             ),
         }
+
+    def _places(self, load: Load) -> float:
+        return load.num_running / self._max_running
+
+    def _blocks(self, load: Load, cache: CacheStats) -> float:
+        """All of them are taken while those that wait do not fit."""
+        room = max(0, load.free_blocks - load.growth_blocks)
+        if load.num_waiting and load.queued_uncached_tokens > room * self._block_size:
+            return 1.0
+        return _used(cache, load.num_running)
 
     def _share(self, stats: EngineStats, now: float) -> float:
         """Of the time since the last look, the part in which it computed prompts.
@@ -102,7 +116,15 @@ def queued_s(load: Load, max_batched_tokens: int, stats: EngineStats) -> float:
     )
 
 
-def _used(cache: CacheStats) -> float:
-    """Of the blocks that are not pinned, the part that running sequences have. A held prefix is no work."""
-    free_to_use = cache.total - cache.pinned
-    return (cache.used - cache.pinned) / free_to_use if free_to_use else 0.0
+def _used(cache: CacheStats, num_running: int) -> float:
+    """Of the blocks that are not pinned, the part that running sequences have. A held prefix is no work.
+
+    They are as good as used where one more like those that run does not fit: three quarters of them for one
+    sequence, or a third for each of two, are all.
+    """
+    free_to_use, used = cache.total - cache.pinned, cache.used - cache.pinned
+    if not used:
+        return 0.0
+    part = used / free_to_use
+    fitting = math.floor((1.0 - SPARE) / part * num_running)
+    return max(part, num_running / max(num_running, fitting, 1))

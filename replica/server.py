@@ -75,7 +75,10 @@ class ReplicaServer:
                 undo.callback(self._deltas.close)
                 _start_if_on_a_loop(self._deltas)
             self._demand = Demand(
-                node.engine, max_running=config.max_running, max_batched_tokens=config.max_batched_tokens
+                node.engine,
+                max_running=config.max_running,
+                max_batched_tokens=config.max_batched_tokens,
+                block_size=node.info.fingerprint.block_size,
             )
             self._info = replace(node.info, delta_endpoint=self._deltas.endpoint if self._deltas else "")
             self._close = undo.pop_all()

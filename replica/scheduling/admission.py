@@ -13,12 +13,8 @@ from collections.abc import Sequence
 from cache.kv_cache_manager import PrefixHit
 from cache.prefix_cache import PrefixCache
 from replica.scheduling.answer_lengths import AnswerLengths
-from replica.scheduling.headroom import Growth, peak_blocks
+from replica.scheduling.headroom import SPARE, Growth, peak_blocks
 from replica.scheduling.request import Request
-
-# Of all blocks, left free when somebody is let in beside others: answers are not quite as expected.
-# Without it ten times as many are thrown out, with twice as much answers come no faster (docs/design/017).
-SPARE = 1 / 32
 
 
 class Admission:

@@ -48,7 +48,7 @@ def heard(held_s: Sequence[float], num_replicas: int, *, seed: int) -> Iterator[
     """
     clock, draw = VirtualClock(), random.Random(seed)
     demands = [
-        Demand(Busy(clock), max_running=64, max_batched_tokens=512, clock=lambda: clock.now_s)
+        Demand(Busy(clock), max_running=64, max_batched_tokens=512, block_size=16, clock=lambda: clock.now_s)
         for _ in range(num_replicas)
     ]
     told: list[list[tuple[float, dict[str, float]]]] = [[] for _ in demands]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import CacheStats
@@ -26,7 +27,9 @@ class Replica:
         self.now = Load(step_time=PACE)
         self.prompt_s = 0.0
         self.used_blocks = self.pinned_blocks = 0
-        self.demand = Demand(self, max_running=10, max_batched_tokens=100, clock=lambda: self.clock.now_s)
+        self.demand = Demand(
+            self, max_running=10, max_batched_tokens=100, block_size=16, clock=lambda: self.clock.now_s
+        )
 
     def load(self) -> Load:
         return self.now
@@ -73,11 +76,13 @@ def test_busy_is_the_scarcest_of_time_places_and_blocks() -> None:
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.25)  # no time has passed: what was seen last
     replica.now = Load(num_running=6)
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
-    replica.used_blocks = 90
+    replica.used_blocks = 60  # by six of nine that there is room for
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(6 / 9)
+    replica.used_blocks, replica.now = 90, Load()
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.9)
     replica.pinned_blocks = 80  # held prefixes are no work: ten of the other twenty are used
-    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
-    replica.used_blocks, replica.now = 95, Load()
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.5)
+    replica.used_blocks = 95
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.75)
     replica.used_blocks = replica.pinned_blocks
     replica.clock.sleep(1.0)
@@ -87,3 +92,35 @@ def test_busy_is_the_scarcest_of_time_places_and_blocks() -> None:
         told.append(replica.demand.stats()[BUSY_KEY])
         replica.clock.sleep(1.0)
     assert told == [1.0, 0.5, 0.0]  # none of it is lost
+
+
+@pytest.mark.parametrize(
+    ("num_running", "used_blocks", "busy"),
+    [
+        pytest.param(1, 53, 1.0, id="one, and no other like it fits"),
+        pytest.param(1, 49, 1.0, id="nor beside the blocks that are kept free"),
+        pytest.param(1, 40, 0.5, id="one of two"),
+        pytest.param(2, 72, 1.0, id="two of two"),
+        pytest.param(3, 72, 0.75, id="three of four"),
+        pytest.param(8, 24, 0.8, id="eight of ten places"),
+    ],
+)
+def test_blocks_in_which_no_other_fits_are_as_good_as_used(
+    num_running: int, used_blocks: int, busy: float
+) -> None:
+    """With one long prompt running and no room for a second 0.53 was told, while Routers refused the rest."""
+    replica = Replica()
+    replica.now, replica.used_blocks = Load(num_running=num_running), used_blocks
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(busy)
+
+
+@pytest.mark.parametrize(("queued", "busy"), [(16 * 30, 0.6), (16 * 30 + 1, 1.0)])
+def test_a_replica_is_busy_while_prompts_wait_for_blocks(queued: int, busy: float) -> None:
+    """Many short ones run, and a long one does not fit into what is free beside their answers."""
+    replica = Replica()
+    replica.used_blocks = 60
+    waiting = Load(queued_uncached_tokens=queued, num_waiting=1, free_blocks=40, growth_blocks=10)
+    replica.now = waiting
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(busy)
+    replica.now = replace(waiting, num_waiting=0)  # let in, and not computed yet
+    assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
