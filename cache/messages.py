@@ -170,6 +170,8 @@ class GenerateRequest:
     # Seconds of each replica's time that wait at Routers, as of now. Of no use to this generation: a replica
     # passes it on to whoever decides how many replicas there are, and has nobody else to hear it from.
     held_s: float = 0.0
+    # Likewise: the work that its Router refused lately, for each second of it that was placed.
+    refused_ratio: float = 0.0
 
     @property
     def num_answers_left(self) -> int:

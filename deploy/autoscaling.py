@@ -14,7 +14,7 @@ import logging
 from typing import Any
 
 from deploy.wanted_replicas import Fleet, Targets, wanted_replicas
-from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY
+from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, REFUSED_KEY
 
 logger = logging.getLogger("ray.serve")  # Serve's documented one: it ends in the controller's log
 
@@ -38,12 +38,14 @@ class QueuedWork:
         """Why, when it changes. Serve itself says only that, and after its delay."""
         if wanted != fleet.num_target and wanted != self._told:
             logger.info(
-                "%d replicas wanted of %d: %.2f s of work wait for each (target %g), each is %.2f busy (%g)",
+                "%d replicas wanted of %d: %.2f s of work wait for each (target %g), each is %.2f busy "
+                "and would be %.2f more with what Routers refuse (%g)",
                 wanted,
                 fleet.num_target,
                 fleet.queued_s / max(1, fleet.num_running),
                 self._targets.target_queued_s,
                 fleet.busy / max(1, fleet.num_running),
+                fleet.refused / max(1, fleet.num_running),
                 self._targets.target_busy,
             )
         self._told = None if wanted == fleet.num_target else wanted
@@ -62,6 +64,7 @@ def fleet_of(context: Any) -> Fleet:
         num_silent=max(0, num_running - len(busy)),
         queued_s=sum(queued.values()) + held_s,
         busy=sum(busy.values()),
+        refused=sum(told.get(REFUSED_KEY, {}).values()),
         least=context.capacity_adjusted_min_replicas,
         most=context.capacity_adjusted_max_replicas,
     )

@@ -3,8 +3,9 @@
 Up, when more waits than `target_queued_s` a replica, or they are busier than `target_busy`: to as many as
 bring both back, at most to twice as many as run, since what they will then do is seen only when they run.
 Both are asked, because neither is enough. A queue says nothing of how much fewer would do: with a tenth too
-many replicas it is empty, with a tenth too few it grows for ever. Being busy says nothing of how much more is
-needed: it ends at 1.
+many replicas it is empty, with a tenth too few it grows for ever, or to what Routers let wait. Being busy
+says nothing of how much more is needed: it ends at 1. What Routers refuse would make others busy, and counts
+as that.
 
 Down, by one, when one fewer would have `DOWN_BUSY` of what makes more be wanted, and at most `DOWN_QUEUED`.
 Between the two nothing changes: under the same load no number of replicas is left and come back to.
@@ -47,13 +48,14 @@ class Fleet:
     num_silent: int  # of those that run, who have not told anything yet
     queued_s: float  # seconds of one replica's time that wait, of all of them and at Routers
     busy: float  # replicas' worth of work: the sum of how busy each is
+    refused: float  # replicas' worth of work that Routers refused lately
     least: int
     most: int
 
 
 def wanted_replicas(fleet: Fleet, targets: Targets) -> int:
     """Never fewer for more work, and in [least, most]."""
-    needed = max(fleet.busy / targets.target_busy, fleet.queued_s / targets.target_queued_s)
+    needed = max((fleet.busy + fleet.refused) / targets.target_busy, fleet.queued_s / targets.target_queued_s)
     current = min(max(fleet.num_target, fleet.least), fleet.most)
     if needed > current + _ROUNDING:
         ceiling = max(current, MOST_GROWTH * fleet.num_running)
@@ -67,6 +69,6 @@ def wanted_replicas(fleet: Fleet, targets: Targets) -> int:
 
 def _would_do(number: int, fleet: Fleet, targets: Targets) -> bool:
     return (
-        fleet.busy <= DOWN_BUSY * targets.target_busy * number
+        fleet.busy + fleet.refused <= DOWN_BUSY * targets.target_busy * number
         and fleet.queued_s <= DOWN_QUEUED * targets.target_queued_s * number
     )

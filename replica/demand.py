@@ -3,7 +3,8 @@
 It cannot see what Routers hold back until it is nearly free, and Routers have no way to that decision. So
 each request brings along what its Router holds at that moment, as seconds of each replica's time, and the
 latest of it counts down as a clock does: replicas work off no more than that, so what is told is never more
-than what is there, but for clients who have gone; and it is over when its seconds are.
+than what is there, but for clients who have gone; and it is over when its seconds are. What Routers refused
+comes the same way, and is forgotten by and by.
 
 Knows an engine's load and a clock; decides nothing. Owner: the replica's event loop.
 """
@@ -25,6 +26,9 @@ if TYPE_CHECKING:  # Serve's controller reads the keys below, and needs no engin
 QUEUED_KEY = "queued_s"  # seconds of prefill that wait in this engine
 HELD_KEY = "held_s"  # seconds of this replica's time that wait at Routers: its share, the same for all
 BUSY_KEY = "busy"  # 0 to 1: how much of what it can do it does
+REFUSED_KEY = "refused"  # replicas more that its Routers' refused work would take, for each that there is
+
+REFUSED_MEMORY_S = 20.0  # in which all but a third of what was told of refused work is forgotten
 
 
 class Measured(Protocol):
@@ -56,13 +60,18 @@ class Demand:
         self._block_size = block_size
         self._clock = clock
         self._held_until = clock()  # when what Routers were last heard to hold will have been worked off
+        self._refused_ratio = 0.0  # as it was told
+        self._told_at = clock()
         self._looked_at = clock()
         self._prompt_s = engine.stats().prompt_s  # told of so far
         self._prompt_share = 0.0  # of the time before it
 
-    def told(self, held_s: float) -> None:
-        """A Router holds so many seconds of each replica's time, as of now. Replaces what was told before."""
-        self._held_until = self._clock() + held_s
+    def told(self, held_s: float, refused_ratio: float) -> None:
+        """A Router holds so many seconds of each replica's time, as of now, and has refused so much of what
+        it placed. Replaces what was told before."""
+        self._told_at = self._clock()
+        self._held_until = self._told_at + held_s
+        self._refused_ratio = refused_ratio
 
     def stats(self) -> dict[str, float]:
         """As Serve's `record_autoscaling_stats` wants it. Looks at the time since it was asked last."""
@@ -73,6 +82,7 @@ class Demand:
             BUSY_KEY: min(
                 1.0, max(self._share(stats, now), self._places(load), self._blocks(load, stats.cache))
             ),
+            REFUSED_KEY: self._refused_ratio * math.exp((self._told_at - now) / REFUSED_MEMORY_S),
         }
 
     def _places(self, load: Load) -> float:

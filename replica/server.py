@@ -102,7 +102,8 @@ class ReplicaServer:
 
         reply_to: where its deltas are wanted. Those that go there are not yielded; what cannot go there is.
         """
-        self._demand.told(request.held_s)
+        # A Router of the version before, as in a rolling update, sends requests without the latter.
+        self._demand.told(request.held_s, getattr(request, "refused_ratio", 0.0))
         async with contextlib.aclosing(self._engine.generate(request)) as deltas:
             outlet = self._outlet(reply_to)
             if outlet is None:

@@ -353,6 +353,7 @@ class Generation:
             answers=self._answers_so_far(),
             structure=job.structure,
             held_s=self._shared.routing.share_s(self._shared.placer.held_s),
+            refused_ratio=self._shared.placer.refused_ratio,
         )
 
     def _answers_so_far(self) -> tuple[AnswerSoFar, ...]:

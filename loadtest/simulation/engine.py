@@ -96,6 +96,7 @@ class SimEngine:
         self.is_alive = True
         self.busy_s = 0.0  # of periods that are over
         self.prefill_tokens = 0  # prompt tokens computed
+        self.prompt_s = 0.0  # of steps that computed them and are over
         self.num_steps = 0
         self._cache = cache
         self._queue = queue
@@ -255,6 +256,8 @@ class SimEngine:
             [0 if len(r.token_ids) - r.num_computed == num_tokens else None for r, num_tokens in planned]
         )
         self._run = None
+        if self._has_prefilled:
+            self.prompt_s += self._queue.now - run.began_s
         self.num_steps += num_steps
         for request in scheduler.update(StepResult(tokens, elapsed_s=self._queue.now - run.began_s)):
             num_output = request.num_output_tokens

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.errors import AllBusy
 from router.placement.overload import Overload
+from router.placement.refused_work import RefusedWork
 from router.pricing.recent_quantile import RecentQuantile
 
 # The long prompts: 19 of 20 of the latest are no longer, and nothing is known of fewer than so many. (Of a
@@ -64,6 +65,7 @@ class Admission:
         # Those who were told to come back have done so by then, and were not told again.
         self._overload = Overload(max_wait_s, quiet_s=RETRY_AFTER_RANGE_S[1] + max_wait_s)
         self._prefills_s = RecentQuantile(LONG, OVER)
+        self._work = RefusedWork()
 
     @classmethod
     def of(cls, config: RouterConfig, clock: Callable[[], float]) -> Admission:
@@ -78,6 +80,11 @@ class Admission:
     def bound_s(self) -> float:
         """The longest wait, now. inf: none is too long."""
         return self._strict_s if self.is_overload else self._max_wait_s
+
+    @property
+    def refused_ratio(self) -> float:
+        """Engine seconds refused lately, for each that was placed (`RefusedWork`)."""
+        return self._work.ratio
 
     def state(self, wait_s: float) -> QueueState:
         """For metrics. wait_s: a newcomer's."""
@@ -102,6 +109,10 @@ class Admission:
                 num_replicas=num_replicas,
                 long_wait_s=LONG_WAIT * self._strict_s,
             )
+
+    def placed(self, engine_s: float) -> None:
+        """Somebody goes to a replica, and takes so much of its time."""
+        self._work.placed(engine_s, self._clock())
 
     @property
     def _strict_s(self) -> float:
@@ -136,10 +147,20 @@ class Admission:
         left_s = deadline - now
         # One that is too late already is told so, by whoever keeps the deadlines.
         if ahead_s > 0.0 and 0.0 < left_s < ahead_s + own_s:
-            raise self.refusal(ahead_s + own_s - left_s, own_s, num_replicas, part)
+            room_in_s = ahead_s + own_s - left_s
+            if own_s > left_s:  # too late on an idle replica, too: not work that one more would do
+                raise self._turned_away(room_in_s, own_s, num_replicas, part)
+            raise self.refusal(room_in_s, own_s, num_replicas, part)
 
     def refusal(self, room_in_s: float, own_s: float, num_replicas: int, part: float = 1.0) -> AllBusy:
-        """What to tell somebody for whom there will be room after so many seconds, if nobody comes."""
+        """What to tell somebody for whom there will be room after so many seconds, if nobody comes.
+
+        own_s: of engine time, that would be done were there room.
+        """
+        self._work.refused(own_s, self._clock())
+        return self._turned_away(room_in_s, own_s, num_replicas, part)
+
+    def _turned_away(self, room_in_s: float, own_s: float, num_replicas: int, part: float) -> AllBusy:
         now = self._clock()
         self._overload.refused(now, part)
         least, most = RETRY_AFTER_RANGE_S

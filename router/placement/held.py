@@ -101,6 +101,11 @@ class HeldRequests:
         """Seconds of replicas' time that those who are held will take; what is unknown counts as 0."""
         return self._queue.engine_s
 
+    @property
+    def refused_ratio(self) -> float:
+        """Of those seconds, how many were refused lately for each that was placed."""
+        return self._admission.refused_ratio
+
     def queue_state(self) -> QueueState:
         """O(replicas)."""
         return self._admission.state(self._routing.wait_s(self.engine_s))
@@ -322,6 +327,7 @@ class HeldRequests:
             return None
         self._queue.charge(held.tenant, held.uncached_tokens, held.query.share)
         self._demand.placed(held.uncached_tokens, now)
+        self._admission.placed(decision.engine_s)
         return Departure(request_id, waited_s, self._routing.book(decision))
 
     def _may_wait_for_successors(self, held: HeldRequest, error: NoReplica, now: float) -> bool:

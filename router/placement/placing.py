@@ -42,6 +42,10 @@ class Placer(Protocol):
     def held_s(self) -> float:
         """Seconds of replicas' time that they will take together."""
 
+    @property
+    def refused_ratio(self) -> float:
+        """Of those seconds, how many were refused lately for each that was placed."""
+
     def queue_state(self) -> QueueState:
         """What a newcomer would wait, and may, now. Changes nothing; O(replicas)."""
 
@@ -79,6 +83,10 @@ class PromptPlacer:
     @property
     def num_held(self) -> int:
         return len(self._looking)
+
+    @property
+    def refused_ratio(self) -> float:
+        return self._admission.refused_ratio
 
     async def place(self, query: RouteQuery, *, since: float, deadline: float | None) -> Placement:
         while query.is_again:
@@ -134,6 +142,7 @@ class PromptPlacer:
                 num_replicas=len(decision.ranking),
                 part=query.part,
             )
+        self._admission.placed(decision.engine_s)
         return self._routing.book(decision)
 
     def queue_state(self) -> QueueState:
@@ -170,6 +179,10 @@ class LatePlacer:
     @property
     def held_s(self) -> float:
         return self._held.engine_s
+
+    @property
+    def refused_ratio(self) -> float:
+        return self._held.refused_ratio
 
     def queue_state(self) -> QueueState:
         return self._held.queue_state()

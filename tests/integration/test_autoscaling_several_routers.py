@@ -56,7 +56,7 @@ def heard(held_s: Sequence[float], num_replicas: int, *, seed: int) -> Iterator[
     for step in range(int(SECONDS / REQUEST_S)):
         for demand in demands:
             router = draw.choices(range(len(held_s)), weights=held_s)[0]
-            demand.told(held_s[router] * len(held_s) / num_replicas)
+            demand.told(held_s[router] * len(held_s) / num_replicas, 0.0)
         clock.sleep(REQUEST_S)
         for index, demand in enumerate(demands):
             if clock.now_s >= asked_at[index]:
@@ -107,7 +107,7 @@ def test_the_number_goes_one_way(part: float, waits_s: float) -> None:
     """Under a load that stays the same, whatever the Routers' parts: up, or down, or neither; not both."""
     ways = set()
     for queued_s in heard([waits_s * 4 * part, waits_s * 4 * (1 - part)], 4, seed=3):
-        fleet = Fleet(4, 4, num_silent=0, queued_s=4 * queued_s, busy=4 * 0.7, least=1, most=100)
+        fleet = Fleet(4, 4, num_silent=0, queued_s=4 * queued_s, busy=4 * 0.7, refused=0.0, least=1, most=100)
         number = wanted_replicas(fleet, Targets())
         ways.add((number > 4) - (number < 4))
     assert not {1, -1} <= ways

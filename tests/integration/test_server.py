@@ -7,7 +7,7 @@ import inspect
 import json
 import pickle
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from zmq.sugar.context import Context
 
 from cache.errors import ConfigError
 from cache.event_wire import decode_batch
-from cache.messages import FinishReason, ReplicaInfo
+from cache.messages import FinishReason, GenerateRequest, ReplicaInfo
 from replica.config import ReplicaConfig, SimConfig
 from replica.errors import EngineStopped, InvalidRequest
 from replica.server import ReplicaServer, _given_by
@@ -76,14 +76,25 @@ def test_tells_what_it_is_in_json(server: ReplicaServer) -> None:
 
 async def test_tells_an_autoscaler_what_waits(server: ReplicaServer) -> None:
     idle = server.record_autoscaling_stats()
-    assert idle.keys() == {"queued_s", "held_s", "busy"}
+    assert idle.keys() == {"queued_s", "held_s", "busy", "refused"}
     assert (idle["queued_s"], idle["held_s"]) == (0.0, 0.0)
-    request = replace(make_request("r", range(3, 60), max_tokens=10), held_s=60.0)
+    request = replace(make_request("r", range(3, 60), max_tokens=10), held_s=60.0, refused_ratio=2.0)
     running = [delta async for delta in server.generate(request)]
     assert running
     busy = server.record_autoscaling_stats()
     assert 30.0 < busy["held_s"] <= 60.0  # seconds pass here as they do
     assert 0.0 < busy["busy"] <= 1.0
+    assert 0.0 < busy["refused"] <= 2.0
+
+
+async def test_serves_a_router_of_the_version_before(server: ReplicaServer) -> None:
+    """Its requests come without what that version did not know, and are pickled as a list of the others."""
+    known = make_request("r", range(3, 60), max_tokens=10)
+    request = object.__new__(GenerateRequest)
+    state = [getattr(known, field.name) for field in fields(known) if field.name != "refused_ratio"]
+    request.__setstate__(state)  # type: ignore[attr-defined]
+    assert [delta async for delta in server.generate(request)]
+    assert server.record_autoscaling_stats()["refused"] == 0.0
 
 
 def test_a_request_may_reach_the_length_it_was_told(server: ReplicaServer) -> None:

@@ -25,6 +25,8 @@ REQUEST = GenerateRequest(
     ranks=(ReplicaId("b"),),
     block_hashes=(BlockHash(b"x" * 16),),
     deadline_s=3.5,
+    held_s=1.5,
+    refused_ratio=0.5,
 )
 
 

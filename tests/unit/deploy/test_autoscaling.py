@@ -10,7 +10,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from cache.errors import ConfigError
 from deploy.autoscaling import QueuedWork, fleet_of
 from deploy.wanted_replicas import Fleet
-from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY
+from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, REFUSED_KEY
 
 
 def context(
@@ -42,13 +42,14 @@ def test_what_replicas_tell_is_summed_up() -> None:
         QUEUED_KEY: {"a": 0.25, "b": 0.5},
         HELD_KEY: {"a": 1.5, "b": 2.0},  # b heard of it last
         BUSY_KEY: {"a": 1.0, "b": 0.5},
+        REFUSED_KEY: {"a": 2.0, "b": 1.5},
         "running_requests": {"a": 7.0, "b": 7.0},  # Serve's own
     }
-    expected = Fleet(2, 2, 0, queued_s=0.75 + 2 * 2.0, busy=1.5, least=1, most=10)
+    expected = Fleet(2, 2, 0, queued_s=0.75 + 2 * 2.0, busy=1.5, refused=3.5, least=1, most=10)
     assert fleet_of(context(told)) == expected
     silent = fleet_of(context({BUSY_KEY: {"a": 1.0}}, running=3, target=4))
-    assert silent == Fleet(3, 4, 2, queued_s=0.0, busy=1.0, least=1, most=10)
-    assert fleet_of(context(None)) == Fleet(2, 2, 2, queued_s=0.0, busy=0.0, least=1, most=10)
+    assert silent == Fleet(3, 4, 2, queued_s=0.0, busy=1.0, refused=0.0, least=1, most=10)
+    assert fleet_of(context(None)) == Fleet(2, 2, 2, queued_s=0.0, busy=0.0, refused=0.0, least=1, most=10)
 
 
 def test_serve_ships_it_and_it_decides() -> None:
@@ -76,10 +77,17 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 def test_why_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     policy = QueuedWork(target_queued_s=0.5)
-    busy = {BUSY_KEY: {"a": 1.0, "b": 0.5}, QUEUED_KEY: {"a": 1.0, "b": 0.5}}
+    busy = {
+        BUSY_KEY: {"a": 1.0, "b": 0.5},
+        QUEUED_KEY: {"a": 1.0, "b": 0.5},
+        REFUSED_KEY: {"a": 0.5, "b": 0.0},
+    }
     calm = {BUSY_KEY: {"a": 0.7, "b": 0.7}}
     with caplog.at_level("INFO", logger="ray.serve"):
         for told in (calm, busy, busy, calm, busy):
             policy(context(told))
-    said = "3 replicas wanted of 2: 0.75 s of work wait for each (target 0.5), each is 0.75 busy (0.8)"
+    said = (
+        "3 replicas wanted of 2: 0.75 s of work wait for each (target 0.5), each is 0.75 busy and would be "
+        "0.25 more with what Routers refuse (0.8)"
+    )
     assert [record.getMessage() for record in caplog.records] == [said, said]

@@ -11,10 +11,16 @@ TARGETS = Targets(target_queued_s=1.0, target_busy=0.8)
 
 
 def fleet(
-    *, running: int = 4, target: int | None = None, busy: float = 0.0, queued_s: float = 0.0, silent: int = 0
+    *,
+    running: int = 4,
+    target: int | None = None,
+    busy: float = 0.0,
+    refused: float = 0.0,
+    queued_s: float = 0.0,
+    silent: int = 0,
 ) -> Fleet:
     target = running if target is None else target
-    return Fleet(running, target, silent, queued_s=queued_s, busy=busy, least=1, most=20)
+    return Fleet(running, target, silent, queued_s=queued_s, busy=busy, refused=refused, least=1, most=20)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +29,9 @@ def fleet(
         (fleet(busy=3.2, queued_s=4.0), 4),  # at both targets
         (fleet(busy=3.3), 5),
         (fleet(busy=4.0), 5),  # all of them busy: a quarter more, then look again
+        (fleet(busy=4.0, refused=0.9), 7),  # all of them busy, and what 0.9 more would do is refused
+        (fleet(busy=4.0, refused=8.0), 8),  # three times as much as they can do
+        (fleet(busy=1.8, refused=0.1), 4),  # nobody is taken away while work is refused that needs them
         (fleet(busy=2.0, queued_s=6.5), 7),
         (fleet(busy=4.0, queued_s=100.0), 8),  # twice as many at once, no more
         (fleet(running=2, target=4, busy=2.0, queued_s=100.0), 4),  # those wanted have not come yet

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
 from cache.events import Load, StepTimeModel
 from cache.kv_cache_manager import CacheStats
-from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, Demand, queued_s
+from replica.demand import BUSY_KEY, HELD_KEY, QUEUED_KEY, REFUSED_KEY, REFUSED_MEMORY_S, Demand, queued_s
 from replica.engine.engine_stats import EngineStats
 from tests.fakes.engine import VirtualClock
 
@@ -41,7 +43,7 @@ class Replica:
 
 
 def test_an_idle_replica_wants_nothing() -> None:
-    assert Replica().demand.stats() == {QUEUED_KEY: 0.0, HELD_KEY: 0.0, BUSY_KEY: 0.0}
+    assert Replica().demand.stats() == {QUEUED_KEY: 0.0, HELD_KEY: 0.0, BUSY_KEY: 0.0, REFUSED_KEY: 0.0}
 
 
 def test_queued_prompts_are_seconds_by_the_engines_own_pace() -> None:
@@ -59,10 +61,10 @@ def test_queued_prompts_are_seconds_by_the_engines_own_pace() -> None:
 
 def test_what_routers_hold_counts_down_as_it_is_worked_off() -> None:
     replica = Replica()
-    replica.demand.told(3.0)
+    replica.demand.told(3.0, 0.0)
     replica.clock.sleep(1.0)
     assert replica.demand.stats()[HELD_KEY] == pytest.approx(2.0)
-    replica.demand.told(0.5)  # the freshest, be it less
+    replica.demand.told(0.5, 0.0)  # the freshest, be it less
     assert replica.demand.stats()[HELD_KEY] == pytest.approx(0.5)
     replica.clock.sleep(60.0)
     assert replica.demand.stats()[HELD_KEY] == 0.0
@@ -124,3 +126,15 @@ def test_a_replica_is_busy_while_prompts_wait_for_blocks(queued: int, busy: floa
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(busy)
     replica.now = replace(waiting, num_waiting=0)  # let in, and not computed yet
     assert replica.demand.stats()[BUSY_KEY] == pytest.approx(0.6)
+
+
+def test_what_routers_refused_is_forgotten() -> None:
+    replica = Replica()
+    replica.demand.told(0.0, 2.0)
+    assert replica.demand.stats()[REFUSED_KEY] == pytest.approx(2.0)
+    replica.clock.sleep(REFUSED_MEMORY_S)
+    assert replica.demand.stats()[REFUSED_KEY] == pytest.approx(2.0 / math.e)
+    replica.demand.told(0.0, 0.5)  # the freshest, be it less
+    assert replica.demand.stats()[REFUSED_KEY] == pytest.approx(0.5)
+    replica.clock.sleep(600.0)
+    assert replica.demand.stats()[REFUSED_KEY] == pytest.approx(0.0, abs=1e-9)

@@ -188,3 +188,40 @@ def test_unmeasured_replicas_are_bounded_by_tokens() -> None:
     router.routing.on_load(A, load(queued_uncached_tokens=256 * 512 + 100, num_waiting=3, step_time=None))
     with pytest.raises(AllBusy):
         router.submit("too much")
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "ratio"),
+    [
+        pytest.param(None, 2.0, id="refused by the bound"),
+        pytest.param(2.5, 2.0, id="in time, were nobody before it"),
+        pytest.param(1.5, 0.0, id="too late on an idle replica, too"),
+    ],
+)
+def test_what_one_more_replica_would_have_done_counts_as_refused_work(
+    deadline_s: float | None, ratio: float
+) -> None:
+    """One second is placed; two are refused behind two that are queued."""
+    router = HoldingRouter(options=replace(OPTIONS, max_wait_s=1.9 if deadline_s is None else 5.0))
+    num_blocks = round(1.0 / TOKEN_S / BLOCK_SIZE)
+    router.submit("goes", num_blocks)
+    assert router.poll() == ["goes"]
+    router.report(A, backlog_s=2.0)
+    times = {} if deadline_s is None else {"deadline": router.clock() + deadline_s}
+    with pytest.raises(AllBusy):
+        router.submit("refused", 2 * num_blocks, **times)
+    assert router.held.refused_ratio == pytest.approx(ratio, rel=0.02)
+
+
+def test_who_is_held_or_gone_is_not_refused_work(router: HoldingRouter) -> None:
+    """What waits is told as such, and who leaves, or runs out of time, is nobody's work any more."""
+    router.submit("goes", 100)
+    assert router.poll() == ["goes"]
+    router.report(A, backlog_s=2.0)
+    router.submit("leaves", 100)
+    router.submit("overdue", 100, deadline=router.clock() + 3.0)
+    router.held.withdraw(RequestId("leaves"))
+    router.report(A, backlog_s=6.0)
+    router.clock.advance(3.1)
+    assert [departure.error is None for departure in router.held.poll()] == [False]
+    assert router.held.refused_ratio == 0.0

@@ -361,6 +361,25 @@ async def test_what_waits_here_travels_with_who_goes(peers: int) -> None:
         assert placer.held_s == 0.0
 
 
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_what_was_refused_travels_with_who_goes(binding: str) -> None:
+    """One that no queue may delay, refused, and then two that go: in seconds of the replica's time."""
+    async with RouterUnderTest(num_replicas=1, binding=binding, max_wait_s=1.0) as router:
+        dispatcher = router.parts.dispatcher
+        say(router, router.replicas[0], 500)
+        with pytest.raises(AllBusy):
+            await text(generation(router))
+        say(router, router.replicas[0], 0)
+        for name, first in (("a", 100), ("b", 200)):
+            prompt = array("i", range(first, first + len(PROMPT)))  # nothing in common
+            hashes = tuple(HASHER.chain(HASHER.root(), prompt))
+            job = Job(RequestId(name), prompt, hashes, SamplingParams(max_tokens=8), seed=1)
+            await text(dispatcher.start(job))
+        told = [request.refused_ratio for _, request in router.calls.requests]
+        assert told == pytest.approx([1.0, 0.5], rel=0.05)
+        assert dispatcher.placer.refused_ratio == pytest.approx(0.5, rel=0.05)
+
+
 async def test_at_once_nothing_waits_here() -> None:
     async with RouterUnderTest(num_replicas=1, binding="at_once") as router:
         await text(generation(router))
