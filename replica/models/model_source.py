@@ -12,8 +12,9 @@ transformers; `resolve` needs neither. Knows nothing of pages or attention.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 GENERATION_CONFIG = "generation_config.json"
+QUANTIZATION_CONFIG = "hf_quant_config.json"  # ModelOpt's; others write into config.json
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 METADATA_PATTERNS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -42,9 +44,16 @@ STORED_BYTES = {
     "I32": 4,
     "I16": 2,
     "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
     "U8": 1,
     "BOOL": 1,
 }
+FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16"})
+UNQUANTIZED = (
+    "quantized weights are not served; use those that they were made from, or convert them to bfloat16"
+)
 
 
 class ModelRefused(ConfigError):
@@ -137,27 +146,36 @@ def weight_files(resolved: ResolvedModel) -> list[Path]:
 
 
 def check_weights(resolved: ResolvedModel) -> None:
-    """That all weights are here and whole, as far as the files' headers and sizes tell; nothing is loaded.
+    """That all weights are here, whole and not quantized, as far as the files' headers and sizes tell.
 
-    Of a hub model nothing, which is fetched later. Raises ModelRefused.
+    Nothing is loaded. Of a hub model nothing is looked at, which is fetched later. Raises ModelRefused.
     """
     if resolved.hub_id is None:
-        for path in weight_files(resolved):
-            _safetensors_header(resolved.source, path)
+        for _ in _stored_tensors(resolved):
+            pass
 
 
 def weight_bytes(resolved: ResolvedModel, dtype: str) -> int:
     """Bytes the weights take once loaded as `dtype` ("auto" = as stored), from the files' headers alone."""
     total = 0
-    for path in weight_files(resolved):
-        for tensor in _safetensors_header(resolved.source, path).values():
-            count = 1
-            for size in tensor["shape"]:
-                count *= size
-            stored = STORED_BYTES.get(tensor["dtype"], 1)
-            is_float = tensor["dtype"] in ("F64", "F32", "F16", "BF16")
-            total += count * (ELEMENT_BYTES.get(dtype, stored) if is_float else stored)
+    for tensor in _stored_tensors(resolved):
+        stored = STORED_BYTES[tensor["dtype"]]
+        is_float = tensor["dtype"] in FLOAT_TYPES
+        total += prod(tensor["shape"]) * (ELEMENT_BYTES.get(dtype, stored) if is_float else stored)
     return total
+
+
+def _stored_tensors(resolved: ResolvedModel) -> Iterator[dict[str, Any]]:
+    """What the files' headers say of each tensor. Raises ModelRefused for one that is not as it was trained.
+
+    Families save masks and positions as integers; a weight that is one has lost its scale.
+    """
+    for path in weight_files(resolved):
+        for name, tensor in _safetensors_header(resolved.source, path).items():
+            stored, is_weight = tensor["dtype"], "weight" in name.rpartition(".")[2]
+            if stored not in STORED_BYTES or (is_weight and stored not in FLOAT_TYPES):
+                raise ModelRefused(resolved.source, f"{name} in {path.name} is {stored}: {UNQUANTIZED}")
+            yield tensor
 
 
 def load_tokenizer(resolved: ResolvedModel) -> Any:
@@ -207,6 +225,8 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
 
     config = load_config(resolved)
     folder = _fetch_weights(resolved)
+    for _ in _stored_tensors(resolved):  # a hub model's were not here when the rest was checked
+        pass
     try:
         with heap.without_collections():
             MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # imports the family, without weights
@@ -219,7 +239,7 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name; transformers only points at its log
         )
-    except Exception as error:  # a quantized checkpoint's format may need a package that is not there
+    except Exception as error:  # families check what they are built with, each with errors of its own
         raise ModelRefused(resolved.source, f"cannot be loaded: {_reason(error)}") from error
     misfits = sorted(
         f"{name}: {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"]
@@ -243,9 +263,7 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
 
 
 def _resolve_folder(model: str, folder: Path, revision: str | None, model_id: str) -> ResolvedModel:
-    _check_listing(model, [path.name for path in folder.iterdir()])
-    config = _read_json(model, folder / "config.json")
-    _check_generation_config(model, folder)
+    config = _check_metadata(model, folder, [path.name for path in folder.iterdir()])
     found = folder_revision(folder)
     if revision not in (None, found):
         needed = "leave it out, or deploy anew where the folder has changed since"
@@ -253,9 +271,32 @@ def _resolve_folder(model: str, folder: Path, revision: str | None, model_id: st
     return ResolvedModel(model, folder, model_id, found, hub_id=None, max_model_len=_length_limit(config))
 
 
-def _check_listing(model: str, names: Iterable[str]) -> None:
-    """Raises ModelRefused unless the files listed include a config and safetensors weights."""
+def _check_metadata(model: str, folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The config of a model whose small files are in `folder`, and of all files these names. Raises
+    ModelRefused."""
     listed = set(names)
+    _check_listing(model, listed)
+    config = _read_json(model, folder / "config.json")
+    _check_unquantized(model, config, listed)
+    _check_generation_config(model, folder)
+    return config
+
+
+def _check_unquantized(model: str, config: dict[str, Any], listed: set[str]) -> None:
+    """transformers passes over a method that it does not know, and serves numbers without their scales."""
+    if QUANTIZATION_CONFIG in listed:
+        raise ModelRefused(model, f"there is a {QUANTIZATION_CONFIG}: {UNQUANTIZED}")
+    for level in _levels(config):
+        found = level.get("quantization_config")
+        if found is not None:
+            method = found.get("quant_method", "unnamed") if isinstance(found, dict) else "unnamed"
+            raise ModelRefused(
+                model, f"config.json has a quantization_config (quant_method: {method}): {UNQUANTIZED}"
+            )
+
+
+def _check_listing(model: str, listed: set[str]) -> None:
+    """Raises ModelRefused unless the files listed include a config and safetensors weights."""
     if "config.json" not in listed:
         raise ModelRefused(model, "there is no config.json: not a transformers model folder")
     if WEIGHTS in listed or WEIGHTS_INDEX in listed:
@@ -287,9 +328,14 @@ def _looks_like_a_path(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~", "\\")) or model in (".", "..") or model.count("/") > 1
 
 
-def _length_limit(config: dict[str, Any]) -> int | None:
+def _levels(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """A config and, in one of several kinds of input, its part for text."""
     inner = config.get("text_config")
-    for level in (config, inner if isinstance(inner, dict) else {}):
+    return [config, inner] if isinstance(inner, dict) else [config]
+
+
+def _length_limit(config: dict[str, Any]) -> int | None:
+    for level in _levels(config):
         for key in LENGTH_KEYS:
             if isinstance(level.get(key), int):
                 return int(level[key])
@@ -315,9 +361,7 @@ def _resolve_hub(model: str, revision: str | None) -> ResolvedModel:
         raise ModelRefused(
             model, f"neither a local folder nor a model the hub gives us: {_first_line(error)}"
         ) from error
-    _check_listing(model, names)
-    config = _read_json(model, folder / "config.json")
-    _check_generation_config(model, folder)
+    config = _check_metadata(model, folder, names)
     return ResolvedModel(model, folder, model, commit, hub_id=model, max_model_len=_length_limit(config))
 
 

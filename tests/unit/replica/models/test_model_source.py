@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from replica.models import model_source, tiny_model
 from replica.models.model_source import (
     ModelRefused,
     check_weights,
+    load_model,
     load_tokenizer,
     resolve,
     stored_dtype,
@@ -190,6 +192,86 @@ def test_weight_bytes_come_from_headers_and_the_type_loaded_as(tmp_path: Path) -
     assert weight_bytes(resolved, "auto") == 120 + 10 + 32 + 8
     assert weight_bytes(resolved, "float32") == (30 + 5 + 1) * 4 + 32
     assert weight_bytes(resolved, "bfloat16") == (30 + 5 + 1) * 2 + 32
+
+
+# -- quantized weights ----------------------------------------------------------------------------------
+
+
+def write_tensor(folder: Path, name: str, stored: str, num_bytes: int = 8) -> None:
+    """One tensor of bytes in a type that numpy may not know."""
+    entry = {"dtype": stored, "shape": [num_bytes], "data_offsets": [0, num_bytes]}
+    header = json.dumps({name: entry}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+    (folder / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": {"quant_method": "modelopt"}},
+        {"text_config": {"quantization_config": {"quant_method": "modelopt"}}},
+        {"quantization_config": {"quant_algo": "FP8"}},
+        {"quantization_config": {}},
+        {"quantization_config": "fp8"},
+    ],
+)
+def test_a_config_of_quantized_weights_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Of a method that it does not know transformers warns, and reads the numbers without their scales."""
+    folder = write_model(tmp_path / "m", config)
+    with pytest.raises(
+        ModelRefused, match=r"quantization_config \(quant_method: (modelopt|unnamed)\): quant"
+    ):
+        resolve(str(folder))
+
+
+def test_a_config_may_say_that_nothing_is_quantized(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", {"quantization_config": None})
+    assert resolve(str(folder)).folder == folder
+
+
+def test_quantized_weights_whose_config_is_a_file_beside_are_refused(folder: Path) -> None:
+    (folder / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(ModelRefused, match=r"there is a hf_quant_config\.json: quantized weights are not"):
+        resolve(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("layers.0.proj.weight", "F8_E4M3"),
+        ("layers.0.proj.weight", "I8"),
+        ("layers.0.proj.qweight", "I32"),
+        ("layers.0.proj.weight_packed", "U8"),
+        ("layers.0.proj.k_scale", "F8_E8M0"),
+    ],
+)
+def test_weights_in_types_that_need_a_scale_are_refused(folder: Path, name: str, stored: str) -> None:
+    """They were served without it, as garbage, and counted at a quarter of the memory that they took."""
+    write_tensor(folder, name, stored)
+    resolved = resolve(str(folder))
+    for look in (
+        check_weights,
+        lambda model: weight_bytes(model, "auto"),
+        lambda model: load_model(model, torch.device("cpu"), torch.float32),
+    ):
+        with pytest.raises(ModelRefused, match=f"{name} in model.safetensors is {stored}: quantized"):
+            look(resolved)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("h.0.attn.bias", "U8"),
+        ("h.0.attn.bias", "BOOL"),
+        ("embeddings.position_ids", "I64"),
+        ("weights.steps", "U32"),
+        ("proj.weight", "F64"),
+        ("proj.weight", "BF16"),
+    ],
+)
+def test_masks_and_positions_may_be_integers(folder: Path, name: str, stored: str) -> None:
+    write_tensor(folder, name, stored)
+    check_weights(resolve(str(folder)))
 
 
 def write_shards(folder: Path) -> Path:
@@ -366,6 +448,16 @@ def test_a_hub_model_is_named_by_its_id_and_commit_and_its_weights_wait(hub: Fak
     model_source.fetch_weights(resolved)
     assert hub.asked[1][0] == COMMIT  # never a branch that has moved on meanwhile
     assert weight_bytes(resolved, "auto") == 24
+
+
+def test_a_quantized_hub_model_is_refused_before_anything_large_is_fetched(hub: FakeHub) -> None:
+    hub.files.append("hf_quant_config.json")
+    with pytest.raises(ModelRefused, match=r"there is a hf_quant_config\.json"):
+        resolve("org/model")
+    hub.files.pop()
+    (hub.snapshot / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ModelRefused, match=r"quant_method: fp8"):
+        resolve("org/model")
 
 
 def test_a_hub_model_with_pickles_only_is_refused_before_anything_large_is_fetched(hub: FakeHub) -> None:
