@@ -12,6 +12,7 @@ transformers; `resolve` needs neither. Knows nothing of pages or attention.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +27,8 @@ from replica.models import tiny_model
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -219,7 +222,8 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
     """The model in eval mode on `device`, through `AutoModelForCausalLM`; shows transformers' progress bar.
 
     safetensors only, no remote code. Raises ModelRefused; a checkpoint that lacks parameters is refused,
-    because they would be left at random.
+    because they would be left at random, and one with more for a layer than it reads, because it would
+    compute something else.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
@@ -256,7 +260,34 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
             f"its weights lack {len(lacking)} parameters of {type(model).__name__} "
             f"({', '.join(lacking[:3])}, ...): not a causal language model's checkpoint",
         )
+    _check_unread(resolved.source, model, report["unexpected_keys"])
     return model.to(device).eval()
+
+
+def _check_unread(source: str, model: Any, unread: Iterable[str]) -> None:
+    """Raises ModelRefused for tensors that belong to a layer which is computed without them.
+
+    Scales, biases and adapters do. What stands by itself changes no answer: layers that predict further
+    tokens, towers for images, heads that judge, masks; that is told in the log. Of what transformers knows
+    that a family leaves over it says nothing.
+    """
+    layers = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    names = sorted(unread)
+    changing = [name for name in names if not layers.isdisjoint(_owners(name))]
+    if changing:
+        raise ModelRefused(
+            source,
+            f"its weights have {len(changing)} tensors that {type(model).__name__} does not read "
+            f"({', '.join(changing[:3])}, ...): it would answer as another model",
+        )
+    if names:
+        logger.warning("weights that are not used", extra={"count": len(names), "first": names[:3]})
+
+
+def _owners(name: str) -> list[str]:
+    """The modules that a tensor lies in, by their names: "a.b" and "a" of "a.b.c"."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 # -- folders ----------------------------------------------------------------------------------------

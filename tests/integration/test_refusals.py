@@ -267,6 +267,39 @@ def test_parameters_of_another_shape_are_refused(copy: Path) -> None:
         load(copy)
 
 
+@pytest.mark.parametrize("extra", ["bias", "weight_scale", "lora_A.default.weight"])
+def test_what_a_layer_has_and_would_not_read_is_refused_and_named(copy: Path, extra: str) -> None:
+    """Scales, biases and adapters: transformers only warns, and the model answers as another one."""
+    name = f"model.layers.1.self_attn.q_proj.{extra}"
+    _add(copy, name)
+    with pytest.raises(ModelRefused, match=rf"1 tensors that LlamaForCausalLM does not read \({name}"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("model.layers.2.self_attn.q_proj.weight", True),  # a layer that predicts further tokens
+        ("v_head.summary.weight", True),
+        ("model.layers.1.self_attn.bias", True),  # a mask, in old checkpoints
+        ("model.layers.1.self_attn.rotary_emb.inv_freq", False),
+    ],
+)
+def test_what_stands_beside_the_layers_is_told_and_left_out(
+    copy: Path, name: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _add(copy, name)
+    assert load(copy).info.num_blocks == 32
+    told = [record.first for record in caplog.records if record.msg == "weights that are not used"]
+    assert told == ([[name]] if is_told else [])
+
+
+def _add(folder: Path, name: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = torch.ones(3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
