@@ -45,6 +45,13 @@ def check_layers(config: Any) -> None:
         )
     if getattr(text, "num_kv_shared_layers", 0):
         raise Unsupported("some of its layers share another layer's keys and values")
+    if getattr(text, "attn_temperature_tuning", False) and 0 in (getattr(text, "no_rope_layers", None) or ()):
+        # Also where every sequence is shorter: several in a step are not.
+        raise Unsupported(
+            "its layers without rotary positions scale attention by a token's place in the step "
+            "(attn_temperature_tuning); set that to false in its config.json, which changes nothing in fewer "
+            f"than {text.floor_scale} tokens, and max_model_len below that"
+        )
 
 
 def check_positions(config: Any, max_model_len: int) -> None:

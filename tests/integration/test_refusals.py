@@ -62,6 +62,14 @@ QWEN3_NEXT = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+LLAMA4 = {
+    "num_local_experts": 2,
+    "intermediate_size_mlp": 64,
+    "head_dim": 16,
+    "layer_types": ["full_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+    "floor_scale": 50,
+}
 
 REFUSED = [
     (Family("linear-attention", "qwen3_next", QWEN3_NEXT), r"layers of type linear_attention"),
@@ -81,6 +89,10 @@ REFUSED = [
     (
         Family("chunked-attention", "llama4_text", {"num_local_experts": 2, "intermediate_size_mlp": 64}),
         r"layers of type chunked_attention",
+    ),
+    (
+        Family("scaled-by-place", "llama4_text", LLAMA4),
+        r"place in the step .* set that to false .* than 50 tok",
     ),
     (Family("longrope", "phi3", LONGROPE), r"longrope .* beyond 64 tokens; set max_model_len to 64 or less"),
     (
@@ -168,6 +180,23 @@ def test_length_dependent_rope_is_served_where_it_does_not_depend_on_length(
     model_type = "phi3" if "rope_scaling" in settings else "llama"
     folder = model_families.save(Family("short", model_type, settings), tmp_path / "model")
     assert load(folder, max_model_len=64).info.max_model_len == 64
+
+
+@pytest.mark.parametrize(
+    "change", [{"attn_temperature_tuning": False}, {"no_rope_layers": [1, 1]}], ids=["off", "all-rotary"]
+)
+def test_layers_that_do_not_scale_attention_by_place_are_served(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = model_families.save(Family("llama4", "llama4_text", {**LLAMA4, **change}), tmp_path / "model")
+    assert load(folder).info.num_blocks == 32
+
+
+def test_attention_scaled_by_place_is_refused_for_short_sequences_too(tmp_path: Path) -> None:
+    """Two of 30 tokens in a step: the second's places are 30 to 59, so it had another answer."""
+    folder = model_families.save(Family("llama4", "llama4_text", LLAMA4), tmp_path / "model")
+    with pytest.raises(ModelRefused, match="place in the step"):
+        load(folder, max_model_len=49)
 
 
 @pytest.mark.parametrize("family", WINDOW_IN_A_MASK, ids=lambda family: family.name)
