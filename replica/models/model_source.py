@@ -133,9 +133,9 @@ def stored_dtype(resolved: ResolvedModel) -> str:
 
 def weight_files(resolved: ResolvedModel) -> list[Path]:
     """The safetensors files the loader reads. Raises ModelRefused when the index names a missing one."""
-    index = resolved.folder / WEIGHTS_INDEX
-    if not index.exists():
-        return [resolved.folder / WEIGHTS]
+    whole, index = resolved.folder / WEIGHTS, resolved.folder / WEIGHTS_INDEX
+    if whole.exists() or not index.exists():  # of both, transformers reads the whole file
+        return [whole]
     weight_map = _read_json(resolved.source, index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelRefused(resolved.source, f"{WEIGHTS_INDEX} has no weight_map from parameters to files")
@@ -308,6 +308,11 @@ def _check_metadata(model: str, folder: Path, names: Iterable[str]) -> dict[str,
     listed = set(names)
     _check_listing(model, listed)
     config = _read_json(model, folder / "config.json")
+    if named := config.get("transformers_weights"):
+        raise ModelRefused(
+            model,
+            f"config.json names weights of its own ({named}): only {WEIGHTS} and {WEIGHTS_INDEX} are read",
+        )
     _check_unquantized(model, config, listed)
     _check_generation_config(model, folder)
     return config

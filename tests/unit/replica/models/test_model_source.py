@@ -142,6 +142,13 @@ def test_a_generation_config_may_name_ends_or_none(folder: Path, content: str) -
     assert resolve(str(folder)).folder == folder
 
 
+def test_weights_in_a_file_that_the_config_names_are_refused(tmp_path: Path) -> None:
+    """transformers would load them, and nobody has checked them."""
+    folder = write_model(tmp_path / "m", {"transformers_weights": "other.safetensors"})
+    with pytest.raises(ModelRefused, match=r"names weights of its own \(other\.safetensors\): only model\."):
+        resolve(str(folder))
+
+
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelRefused, match=r"no weights: neither model\.safetensors nor"):
@@ -291,6 +298,21 @@ def test_shards_are_counted_together(tmp_path: Path) -> None:
     assert weight_bytes(resolved, "auto") == 48
 
 
+def test_of_a_whole_file_and_shards_those_are_checked_that_transformers_loads(tmp_path: Path) -> None:
+    """It was the shards that were checked and counted, whatever was in the file that was then loaded."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model, folder = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)), tmp_path / "m"
+    model.save_pretrained(folder, max_shard_size="3KB")
+    assert len(weight_files(resolve(str(folder)))) > 1
+    zeros = {name: np.zeros(value.shape, dtype=np.float32) for name, value in model.state_dict().items()}
+    save_file(zeros, folder / "model.safetensors", metadata={"format": "pt"})
+    assert weight_files(resolve(str(folder))) == [folder / "model.safetensors"]
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert not any(value.any() for value in loaded.state_dict().values())
+
+
 def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "m")
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -338,6 +360,7 @@ def test_weights_that_the_hub_still_has_are_not_looked_for(folder: Path) -> None
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"w0": 1}}])
 def test_an_index_that_maps_nothing_is_refused(folder: Path, index: dict[str, Any]) -> None:
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelRefused, match=r"index\.json has no weight_map from parameters to files"):
         weight_files(resolve(str(folder)))
