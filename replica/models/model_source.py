@@ -11,6 +11,7 @@ transformers; `resolve` needs neither. Knows nothing of pages or attention.
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 from collections.abc import Iterable, Iterator
@@ -133,19 +134,28 @@ def stored_dtype(resolved: ResolvedModel) -> str:
 
 def weight_files(resolved: ResolvedModel) -> list[Path]:
     """The safetensors files the loader reads. Raises ModelRefused when the index names a missing one."""
-    whole, index = resolved.folder / WEIGHTS, resolved.folder / WEIGHTS_INDEX
-    if whole.exists() or not index.exists():  # of both, transformers reads the whole file
+    whole = resolved.folder / WEIGHTS
+    if whole.exists() or not (names := _shards(resolved)):  # of both, transformers reads the whole file
         return [whole]
-    weight_map = _read_json(resolved.source, index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelRefused(resolved.source, f"{WEIGHTS_INDEX} has no weight_map from parameters to files")
-    names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (resolved.folder / name).exists()]
     if missing:
         raise ModelRefused(
             resolved.source, f"{WEIGHTS_INDEX} names files that are not there: {', '.join(missing)}"
         )
     return [resolved.folder / name for name in names]
+
+
+def _shards(resolved: ResolvedModel) -> list[str]:
+    """The files that the index names, sorted; none without an index. Raises ModelRefused for one that maps
+    nothing."""
+    index = resolved.folder / WEIGHTS_INDEX
+    if not index.exists():
+        return []
+    weight_map = _read_json(resolved.source, index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ModelRefused(resolved.source, f"{WEIGHTS_INDEX} has no weight_map from parameters to files")
+    return sorted(set(names))
 
 
 def check_weights(resolved: ResolvedModel) -> None:
@@ -408,7 +418,7 @@ def _fetch_weights(resolved: ResolvedModel) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    patterns = [*METADATA_PATTERNS, WEIGHTS, "model-*.safetensors"]
+    patterns = [*METADATA_PATTERNS, WEIGHTS, *map(glob.escape, _shards(resolved))]
     try:
         return Path(snapshot_download(resolved.hub_id, revision=resolved.revision, allow_patterns=patterns))
     except (HfHubHTTPError, OSError) as error:

@@ -358,7 +358,7 @@ def test_weights_that_the_hub_still_has_are_not_looked_for(folder: Path) -> None
     check_weights(resolved)
 
 
-@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"w0": 1}}])
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"w0": []}}])
 def test_an_index_that_maps_nothing_is_refused(folder: Path, index: dict[str, Any]) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -471,6 +471,26 @@ def test_a_hub_model_is_named_by_its_id_and_commit_and_its_weights_wait(hub: Fak
     model_source.fetch_weights(resolved)
     assert hub.asked[1][0] == COMMIT  # never a branch that has moved on meanwhile
     assert weight_bytes(resolved, "auto") == 24
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"],
+        ["part[1].safetensors", "parts/2.safetensors"],
+    ],
+)
+def test_the_shards_that_a_hub_models_index_names_are_fetched_and_no_others(
+    hub: FakeHub, names: list[str]
+) -> None:
+    """Only those called model-* were, and a model with others could not be loaded."""
+    from huggingface_hub.utils import filter_repo_objects
+
+    weight_map = {f"w{place}": name for place, name in enumerate(names)}
+    (hub.snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    model_source.fetch_weights(resolve("org/model"))
+    others = ["model-00001-of-00002.safetensors", "part1.safetensors", "pytorch_model.bin"]
+    assert list(filter_repo_objects([*names, *others], allow_patterns=hub.asked[1][1])) == names
 
 
 def test_a_quantized_hub_model_is_refused_before_anything_large_is_fetched(hub: FakeHub) -> None:
