@@ -107,7 +107,7 @@ def _structures(tokenizer: Any, info: RunnerInfo) -> Structures:
         )
     except TokenizerUnsuited as error:
         logger.warning("no structured output with this tokenizer", extra={"reason": str(error)})
-        return NoStructures("this model's tokenizer does not say what its tokens stand for")
+        return NoStructures(f"this model's tokenizer does not do for structured output: {error}")
     return StructureCompiler(vocabulary)
 
 

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import replica.assembly
+from cache.errors import StructureRefused
+from cache.structure import Structure, StructureKind
 from replica.assembly import TokenizerDecoder, assemble
 from replica.config import ReplicaConfig, SimConfig
 from replica.models.model_source import load_tokenizer, resolve
 from replica.scheduling.runner import Runner
+from replica.structures.vocabulary import TokenizerUnsuited
 
 
 def test_everything_but_the_model_imports_without_torch_and_ray() -> None:
@@ -42,6 +46,20 @@ def test_simulated_engine_speaks_the_models_tokens(model_cache: None) -> None:
     assert runner.info.vocab_size == len(assembly.tokenizer)
     assert assembly.fingerprint.kv_dtype == "simulated"
     assert assembly.core().max_model_len == 77
+
+
+def test_what_is_wrong_with_a_tokenizer_is_told_to_who_asks_for_structured_output(
+    model_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was, the answer said that the tokenizer does not tell what its tokens stand for."""
+
+    def unsuited(*_args: object, **_settings: object) -> None:
+        raise TokenizerUnsuited("token 3 decodes otherwise than its bytes say")
+
+    monkeypatch.setattr(replica.assembly, "StructureVocabulary", unsuited)
+    structures = assemble(ReplicaConfig(runner="simulated")).structures
+    with pytest.raises(StructureRefused, match=r"structured output: token 3 decodes otherwise"):
+        structures.begin(Structure(StructureKind.REGEX, "a"))
 
 
 def test_decoding_leaves_specials_out_and_cleans_nothing_up(model_cache: None) -> None:
