@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cache.errors import ConfigError, ServingError
 from deploy import strict_yaml
+from router.prompts.prompt import hide_torch
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
@@ -35,6 +36,8 @@ examples:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
+    if argv is None:  # a process of its own
+        hide_torch()
     console = Console(stderr=True, highlight=False)
     try:
         if arguments.command == "check":

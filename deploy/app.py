@@ -23,6 +23,7 @@ from deploy.router_settings import ROUTER_VARIABLE, laid_over
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
+from replica.models.config_rules import check_config
 from replica.models.model_source import ResolvedModel, check_weights, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.config import RouterConfig
@@ -44,7 +45,9 @@ def build(args: dict[str, Any]) -> serve.Application:
     _runs_no_model()
     model = resolve(config.replica.model, config.replica.revision)
     if config.replica.runner != "simulated":
-        check_weights(model)  # before a rolling update has stopped a replica for one that cannot start
+        # Before a rolling update has stopped a replica for one that cannot start.
+        check_weights(model)
+        check_config(model, config.replica.max_model_len)
     # Pinned: who starts later would load what a branch, or the folder, has become by then, beside others that
     # run on.
     pinned = replace(config.replica, revision=model.revision)

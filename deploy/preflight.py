@@ -1,6 +1,7 @@
 """What can be found wrong with the model, the API keys and this machine before a cluster is started.
 
-Reads files and this machine's memory; starts no Ray, and imports no torch.
+Reads files and this machine's memory; starts no Ray. It needs no torch: transformers would bring it, where
+`hide_torch` has not been called before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from deploy.errors import MachineLacks
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from replica.memory import free_host_bytes
+from replica.models.config_rules import check_config
 from replica.models.model_source import NotEnoughMemory, check_weights, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
@@ -42,6 +44,7 @@ def check_models(file: ServeFile) -> str:
     if config.runner == "simulated":  # of the model it has the tokenizer alone
         return "simulated"
     check_weights(model)
+    check_config(model, config.max_model_len)
     limit = model.max_model_len
     if limit is not None and config.max_model_len is not None and config.max_model_len > limit:
         accepted = f"must be at most {limit}, the positions that {model.source} knows"

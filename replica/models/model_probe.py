@@ -1,9 +1,9 @@
-"""Can this model be served exactly? Found out from its config and one tiny forward, before any request.
+"""Can this model be served exactly? Found out from one tiny forward, before any request.
 
 The engine packs many sequences into one forward and swaps attention only: whatever else looks across
 tokens (recurrent layers, masks of the model's own, positions that depend on the batch) would mix
 requests or change their answers. Each refusal says which of these it found. Knows transformers'
-config fields; knows no pages.
+config fields; knows no pages. What its config alone rules out: `config_rules.py`.
 """
 
 from __future__ import annotations
@@ -17,56 +17,8 @@ from torch import nn
 
 from replica.attention import interface
 from replica.attention.kv_pages import LayerShape
-
-SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-# Rotary embeddings whose frequencies depend on the longest position in the batch, beyond a length.
-LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-
-
-class Unsupported(Exception):
-    """Why a model cannot be served; the runner puts the model's name to it."""
-
-
-def length_limit(config: Any) -> int | None:
-    """The longest sequence the model knows positions for, tokens; None if it names none."""
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit is not None and limit > 0 else None
-
-
-def check_layers(config: Any) -> None:
-    """Raises Unsupported for layers that a config already tells we cannot compute."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise Unsupported("it is an encoder-decoder model; only decoders are served")
-    text = config.get_text_config()
-    strange = set(getattr(text, "layer_types", None) or ()) - SUPPORTED_LAYERS
-    if strange:
-        raise Unsupported(
-            f"it has layers of type {', '.join(sorted(strange))}; only full and sliding attention are served"
-        )
-    if getattr(text, "num_kv_shared_layers", 0):
-        raise Unsupported("some of its layers share another layer's keys and values")
-    if getattr(text, "attn_temperature_tuning", False) and 0 in (getattr(text, "no_rope_layers", None) or ()):
-        # Also where every sequence is shorter: several in a step are not.
-        raise Unsupported(
-            "its layers without rotary positions scale attention by a token's place in the step "
-            "(attn_temperature_tuning); set that to false in its config.json, which changes nothing in fewer "
-            f"than {text.floor_scale} tokens, and max_model_len below that"
-        )
-
-
-def check_positions(config: Any, max_model_len: int) -> None:
-    """Raises Unsupported if positions up to `max_model_len` tokens depend on what else is in the batch."""
-    text = config.get_text_config()
-    for parameters in _rope_parameters(text):
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in LENGTH_DEPENDENT_ROPE:
-            continue
-        original = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
-        if max_model_len > original:
-            raise Unsupported(
-                f"its {kind} rotary embedding changes with the longest sequence in a batch beyond {original} "
-                f"tokens; set max_model_len to {original} or less to serve it"
-            )
+from replica.models.config_rules import NOT_ON_INTERFACE
+from replica.models.config_rules import Unsupported as Unsupported  # who probes hears of both kinds alike
 
 
 def check_windows(config: Any, layers: Sequence[tuple[nn.Module, LayerShape]], max_model_len: int) -> None:
@@ -107,7 +59,7 @@ def probe_layers(model: Any, positions: Sequence[int] = (0, 1)) -> list[tuple[nn
         ) from error
     expected = model.config.get_text_config().num_hidden_layers
     if not layers:
-        raise Unsupported("its attention does not go through transformers' AttentionInterface")
+        raise Unsupported(NOT_ON_INTERFACE)
     if len(layers) != expected:
         raise Unsupported(f"only {len(layers)} of its {expected} layers attend through AttentionInterface")
     return layers
@@ -186,10 +138,3 @@ def run(model: Any, input_ids: torch.Tensor, positions: torch.Tensor, **options:
         input_ids=input_ids.to(device), position_ids=positions.to(device), use_cache=False, **options
     ).logits
     return logits
-
-
-def _rope_parameters(text_config: Any) -> list[dict[str, Any]]:
-    """The model's rotary settings: one set, or one per layer type."""
-    value = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
-    nested = [each for each in value.values() if isinstance(each, dict)]
-    return nested or [value]

@@ -22,7 +22,7 @@ from replica.layers import card_block, decoder_block
 from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
 from replica.memory import free_host_bytes
-from replica.models import model_probe
+from replica.models import config_rules, model_probe
 from replica.models.model_source import NotEnoughMemory, ResolvedModel, stored_dtype, weight_bytes
 from replica.runners.out_of_memory import is_out_of_memory
 
@@ -53,7 +53,7 @@ def choose_dtype(name: str, device: torch.device, resolved: ResolvedModel) -> to
 
 def choose_length(config: ReplicaConfig, resolved: ResolvedModel, model_config: Any) -> int:
     """The longest sequence served, tokens. Raises ConfigError when more is asked than the model knows."""
-    limit = model_probe.length_limit(model_config) or resolved.max_model_len
+    limit = config_rules.length_limit(model_config) or resolved.max_model_len
     if config.max_model_len is None:
         if limit is None:
             raise ConfigError("max_model_len", None, f"{resolved.source} does not say its limit: set one")

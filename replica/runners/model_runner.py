@@ -30,7 +30,7 @@ from replica.layers.fused_norm import fuse_norms
 from replica.layers.layered_part import LayeredPart
 from replica.layers.packed_linear import pack_linears
 from replica.layers.screened_head import ScreenedHead
-from replica.models import model_probe
+from replica.models import config_rules, model_probe
 from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config, load_model
 from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler
 from replica.runners import load_choices, self_check
@@ -98,9 +98,9 @@ class ModelRunner:
         model_config = load_config(resolved)
         dtype = load_choices.choose_dtype(config.dtype, device, resolved)
         try:
-            model_probe.check_layers(model_config)
+            config_rules.check_layers(model_config)
             max_model_len = load_choices.choose_length(config, resolved, model_config)
-            model_probe.check_positions(model_config, max_model_len)
+            config_rules.check_positions(model_config, max_model_len)
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         # Before gigabytes are fetched and loaded.

@@ -22,7 +22,7 @@ from cache.errors import ConfigError
 from cache.host_tier import BlockMoves
 from replica.config import ReplicaConfig
 from replica.errors import EngineBroken, RankLost
-from replica.models import model_probe
+from replica.models import config_rules, model_probe
 from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config
 from replica.output.sampler import InvalidLogits
 from replica.parallel import orders
@@ -162,8 +162,8 @@ class _Loading:
             accepted = f"needs as many CUDA devices, and torch sees {torch.cuda.device_count()}"
             raise ConfigError("tensor_parallel", size, accepted)
         try:
-            model_probe.check_layers(self._model_config)
-            model_probe.check_positions(self._model_config, self.max_model_len)
+            config_rules.check_layers(self._model_config)
+            config_rules.check_positions(self._model_config, self.max_model_len)
         except model_probe.Unsupported as error:
             raise ModelRefused(resolved.source, f"cannot be served: {error}") from error
         load_choices.check_backend(config, self.device, self.dtype, self._model_config)

@@ -111,6 +111,16 @@ def test_damaged_weights_are_refused_before_a_replica_is_stopped_for_others(
     assert built(folder, runner="simulated")[1].model == str(folder)
 
 
+def test_a_family_that_is_not_served_is_refused_before_a_replica_is_stopped_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.ray, "cluster_resources", dict)
+    folder = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (folder / "config.json").write_text('{"model_type": "bloom"}')
+    with pytest.raises(ModelRefused, match="its attention does not go through"):
+        built(folder)
+
+
 def built(model: Path, runner: str = "model") -> tuple[RouterConfig, ReplicaConfig]:
     """What Router and replicas are told."""
     application = app.build({"replica": {"model": str(model), "device": "cpu", "runner": runner}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import subprocess
 import sys
@@ -183,6 +184,37 @@ def test_mistake_is_named_and_refused(
     heard = capsys.readouterr()
     assert heard.err == said.replace("FILE", str(path)) + "\n"
     assert heard.out == ""
+
+
+@pytest.mark.parametrize("command", ["check", "render"])
+def test_a_family_that_is_not_served_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It was found out when the first replica had started. A simulation takes it: it computes nothing."""
+    model = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (model / "config.json").write_text('{"model_type": "bloom"}')
+    path = broken(tmp_path, lambda c: args(c, "replica").update(model=str(model)))
+    assert main([command, str(path)]) == 2
+    assert "cannot be served: its attention does not go through" in capsys.readouterr().err
+    path = broken(tmp_path, lambda c: args(c, "replica").update(model=str(model), runner="simulated"))
+    assert main([command, str(path)]) == 0
+
+
+@pytest.mark.parametrize("command", ["check", "render"])
+def test_positions_that_depend_on_length_are_held_to_max_model_len(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    model = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    (model / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
+    for max_model_len, status in ((65, 2), (64, 0)):
+        path = broken(
+            tmp_path,
+            lambda c, limit=max_model_len: args(c, "replica").update(model=str(model), max_model_len=limit),
+        )
+        assert main([command, str(path)]) == status
+    assert "set max_model_len to 64 or less" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check", "render"])

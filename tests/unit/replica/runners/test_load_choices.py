@@ -48,6 +48,15 @@ def test_a_full_step_is_measured_whoever_it_is_of(
     assert measured == [step]
 
 
+def test_a_model_that_names_no_length_is_asked_for_one() -> None:
+    resolved = ResolvedModel("here", Path("/here"), "m", "0", hub_id=None, max_model_len=None)
+    text = SimpleNamespace()  # some families do not have the attribute
+    config = SimpleNamespace(get_text_config=lambda: text)
+    with pytest.raises(ConfigError, match="max_model_len = null: here does not say its limit: set one"):
+        load_choices.choose_length(ReplicaConfig(), resolved, config)
+    assert load_choices.choose_length(ReplicaConfig(max_model_len=64), resolved, config) == 64
+
+
 def test_on_a_card_blocks_get_their_part_of_what_weights_and_a_full_step_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
