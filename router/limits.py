@@ -34,6 +34,7 @@ class Limits:
     max_logit_bias: int = 1024  # token ids in it: each is looked up in every step
     max_logprobs: int = 20  # most probable tokens told beside each; the API's own bound, and the engine's
     max_tools: int = 128  # the API's own bound
+    max_template_bytes: int = 16 << 10  # of `chat_template_kwargs`, as JSON: switches, a date, a few texts
     max_structure_bytes: int = 64 << 10  # of a schema, regular expression or grammar; large ones have ten
     max_schema_depth: int = 16  # schemas in schemas, functions' too; a text of that shape is unreadable
     max_compile_seconds: int = 5  # for a structure; real ones take milliseconds

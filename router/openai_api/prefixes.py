@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from cache.block_hash import PackedHashes
 from router.config import RouterConfig
@@ -33,6 +33,7 @@ from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import TokenPrompt, is_token_id
 from router.openai_api.responses import PrefixDeleted, PrefixList, PrefixObject, usage_of
+from router.openai_api.template_fields import TemplateFields, check_has_chat
 from router.openai_api.tokenization import refuse_other_templates
 from router.openai_api.tool_calls import renders_tools
 from router.openai_api.tools import Tool, to_tools
@@ -57,10 +58,8 @@ def _to_prompt(value: object) -> str | TokenPrompt:
     raise InvalidField("prompt", f"'prompt' must be {_TEXTS['prompt']}.")
 
 
-class PrefixBody(BaseModel):
+class PrefixBody(TemplateFields):
     """POST /v1/prefixes"""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[
@@ -94,8 +93,7 @@ def parse_prefix(body: Mapping[str, Any], limits: Limits) -> PrefixBody:
     parsed = checked(PrefixBody, body, limits, _TEXTS)
     if (parsed.prompt is None) is not bool(parsed.messages):
         raise InvalidField("messages", "Either 'messages' or 'prompt' is required, and not both.")
-    if parsed.tools and not parsed.messages:
-        raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
+    check_has_chat(body, bool(parsed.messages))
     if parsed.messages and parsed.add_special_tokens:  # as a chat that asks for it
         raise UnsupportedParameter("add_special_tokens")
     if parsed.seconds > limits.max_prefix_seconds:
@@ -188,11 +186,14 @@ class Prefixes:
         is_users = messages[-1]["role"] == "user"  # then the assistant speaks next
         longer = messages if is_users else [*messages, _MORE]
         tools = [tool.for_template() for tool in body.tools]
+        variables = body.template_variables(self.encoder, has_tools=bool(tools))
         alone = await self.encoder.encode_chat(
-            Chat(messages, tools, assistant_is_next=False), salt=salt, tenant=tenant
+            Chat(messages, tools, variables, assistant_is_next=False), salt=salt, tenant=tenant
         )
         try:
-            followed = await self.encoder.encode_chat(Chat(longer, tools), salt=salt, tenant=tenant)
+            followed = await self.encoder.encode_chat(
+                Chat(longer, tools, variables), salt=salt, tenant=tenant
+            )
         except InvalidField:
             return alone  # the template wants something else next
         return alone[: _num_common(alone, followed)]

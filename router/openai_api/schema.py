@@ -45,6 +45,7 @@ from router.openai_api.structures import (
     to_guided_regex,
     to_structure,
 )
+from router.openai_api.template_fields import TemplateFields
 from router.openai_api.tools import (
     TOOL_CHOICE_SCHEMA,
     TOOLS_SCHEMA,
@@ -207,7 +208,7 @@ class RequestBody(SamplingFields):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-class ChatBody(RequestBody):
+class ChatBody(RequestBody, TemplateFields):
     """POST /v1/chat/completions"""
 
     messages: Annotated[

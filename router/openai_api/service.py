@@ -128,7 +128,9 @@ class Service:
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
         salt = self.tenancy.salts.salt(tenant, body.cache_salt)
-        prompt = await self._timed(self._encoder.encode_chat(Chat(messages, tools), salt=salt, tenant=tenant))
+        variables = body.template_variables(self._encoder, has_tools=bool(tools))
+        chat = Chat(messages, tools, variables)
+        prompt = await self._timed(self._encoder.encode_chat(chat, salt=salt, tenant=tenant))
         text = ChatText(body.messages, asked.session or body.prompt_cache_key)
         job = await self._job(body, form, prompt, text, salt, asked, self._unique(asked), "messages")
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))

@@ -20,6 +20,7 @@ from router.openai_api.checked import checked, to_salt
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import is_token_id
 from router.openai_api.responses import DetokenizeResponse
+from router.openai_api.template_fields import TemplateFields, check_has_chat
 from router.openai_api.tool_calls import renders_tools
 from router.openai_api.tools import TOOLS_SCHEMA, Tool, to_tools
 from router.prompts.chat import Chat
@@ -32,7 +33,7 @@ class _Body(BaseModel):
     model: Annotated[str, Field(min_length=1)] | None = None  # absent: the one that is served
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(_Body, TemplateFields):
     """A text, or a chat as its template renders it."""
 
     prompt: str | None = None
@@ -127,7 +128,8 @@ class Tokenization:
             )
         messages = [message.for_template() for message in body.messages]
         tools = [tool.for_template() for tool in body.tools]
-        chat = Chat(messages, tools, assistant_is_next=body.add_generation_prompt)
+        variables = body.template_variables(self.encoder, has_tools=bool(tools))
+        chat = Chat(messages, tools, variables, assistant_is_next=body.add_generation_prompt)
         return await self.encoder.encode_chat(chat, salt=salt, tenant=tenant)
 
     def _check_model(self, body: _Body) -> None:
@@ -144,8 +146,7 @@ def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:
     """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
     refuse_other_templates(body)
     parsed = checked(TokenizeBody, body, limits, _TEXTS)
-    if parsed.tools and not parsed.messages:
-        raise InvalidField("tools", "'tools' is only allowed with 'messages'.")
+    check_has_chat(body, bool(parsed.messages))
     if parsed.messages and parsed.add_special_tokens:  # as a chat that asks for it
         raise UnsupportedParameter("add_special_tokens")
     return parsed
@@ -153,7 +154,7 @@ def parse_tokenize(body: Mapping[str, Any], limits: Limits) -> TokenizeBody:
 
 def refuse_other_templates(body: Mapping[str, Any]) -> None:
     """Raises UnsupportedParameter for what would render a chat otherwise than this server does."""
-    for name in ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs"):
+    for name in ("chat_template", "continue_final_message", "mm_processor_kwargs"):
         if body.get(name):
             raise UnsupportedParameter(name)
 

@@ -30,9 +30,9 @@ class Chat:
         return [_flattened(message, index) for index, message in enumerate(self.messages)]
 
     def num_chars(self, enough: int) -> int:
-        """About how many it has when it is rendered; what calls and tools have is counted up to `enough`."""
+        """About how many it has when it is rendered; what is no text is counted up to `enough`."""
         size = sum([_content_size(message, enough) + MESSAGE_CHARS for message in self.messages])
-        return size + (_size(self.tools, enough) if self.tools else 0)
+        return size + (_size(self.tools, enough) if self.tools else 0) + _size(self.template_kwargs, enough)
 
 
 def _flattened(message: Message, index: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,9 @@ from router.prompts.token_bytes import token_bytes_of
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
 NUM_THREADS = 2  # tokenizers release the GIL while they encode
+
+# What transformers hands on to every template under these names, beside its method's parameters.
+_TEMPLATES_OWN = ("messages", "conversations", "self", "kwargs")
 
 T = TypeVar("T")
 
@@ -149,6 +153,11 @@ class PromptEncoder:
             return self._template
         default = self._template.get("default")
         return self._template.get("tool_use", default) if has_tools else default
+
+    def names_variable(self, name: str, *, has_tools: bool) -> bool:
+        """Whether the template that renders a chat looks at a variable of this name."""
+        template = self.chat_template(has_tools=has_tools) or ""
+        return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
     def close(self) -> None:
         """Stop the threads; prompts on them finish. Idempotent."""
@@ -339,7 +348,7 @@ class PromptEncoder:
     def _check_template_kwargs(self, template_kwargs: Mapping[str, Any]) -> None:
         """Only the template's own variables: not another template, nor how to tokenize."""
         for key in template_kwargs:
-            if key in self._reserved or key in ("messages", "self", "kwargs"):
+            if key in self._reserved or key in _TEMPLATES_OWN:
                 raise InvalidField(
                     f"chat_template_kwargs.{key}", f"'chat_template_kwargs.{key}' cannot be set."
                 )
@@ -364,7 +373,7 @@ def _only_what_renders() -> Iterator[None]:
         yield
     except jinja2.TemplateError as error:  # the template's own words, such as "roles must alternate"
         raise InvalidField("messages", f"The chat template refuses these messages: {error}") from error
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         # The error's text may quote the messages, and error messages never do.
         raise InvalidField(
             "messages", f"The chat template cannot render these messages ({type(error).__name__})."

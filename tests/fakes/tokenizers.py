@@ -26,6 +26,12 @@ HERMES = (
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Qwen3: it thinks before it answers, unless the template's variable says no.
+THINKING = HERMES.removesuffix("{% endif %}") + (
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
+EFFORT = CHATML + "{% if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}\n{% endif %}"
 
 # As a model of that template writes it.
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Zürich"}}\n</tool_call>'

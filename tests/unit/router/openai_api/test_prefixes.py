@@ -19,7 +19,7 @@ from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
 from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, error_of
 from tests.fakes.keys import entry, key_file
-from tests.fakes.tokenizers import a_tokenizer
+from tests.fakes.tokenizers import CHATML, a_tokenizer
 
 ENTRIES = [
     entry("alice", tenant="acme"),
@@ -119,11 +119,24 @@ async def test_a_text_is_held_as_completions_with_the_same_fields_begin(adds: bo
         assert prefix == ids[: len(prefix)]
 
 
+async def test_a_held_prefix_has_the_variables_of_a_chat() -> None:
+    """Its text is one that the variable decides on."""
+    tokenizer = a_tokenizer("bytes", template="{{ date }}" + CHATML)
+    messages = [{"role": "user", "content": "hello"}]
+    async with holding(tokenizer=tokenizer) as (router, _replicas):
+        fields: dict[str, Any] = {"messages": messages, "chat_template_kwargs": {"date": "1 May 2030, noon"}}
+        held = await hold(router, prompt=None, **fields)
+        assert held.status_code == 200, held.text
+        prefix = list(router.calls.requests[-1][1].token_ids)
+        ids = (await router.client.post("/tokenize", json=fields)).json()["tokens"]
+        assert prefix == ids[: len(prefix)]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("chat_template", "x"),
-        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("chat_template_kwargs", {"messages": []}),
         ("continue_final_message", True),
         ("add_special_tokens", True),
         ("add_special_tokens", "no"),
@@ -133,7 +146,7 @@ async def test_what_would_render_a_chat_otherwise_is_refused(field: str, value: 
     async with holding() as (router, replicas):
         messages = [{"role": "system", "content": "Be brief, and kind to sailors."}]
         answer = await hold(router, prompt=None, messages=messages, **{field: value})
-        assert (answer.status_code, error_of(answer)["param"]) == (400, field)
+        assert (answer.status_code, error_of(answer)["param"].partition(".")[0]) == (400, field)
         assert replicas.pins == {}
 
 

@@ -17,7 +17,13 @@ from tests.fakes.http import MODEL, RouterUnderTest, error_of
 
 SECRET = "a secret prompt"
 LIMITS = Limits(
-    max_json_depth=6, max_messages=2, max_prompts=2, max_stop_strings=2, max_stop_chars=3, max_salt_chars=4
+    max_json_depth=6,
+    max_messages=2,
+    max_prompts=2,
+    max_stop_strings=2,
+    max_stop_chars=3,
+    max_salt_chars=4,
+    max_template_bytes=9,
 )
 BEYOND: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 3}, "messages"),
@@ -31,6 +37,11 @@ BEYOND: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/completions", {"prompt": "x", "stop": "xxxx"}, "stop"),
     ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 3}, "stop_token_ids"),
     ("/v1/completions", {"prompt": "x", "cache_salt": "xxxxx"}, "cache_salt"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"abc": "x"}},
+        "chat_template_kwargs",
+    ),
     ("/v1/completions", {"prompt": "x", "metadata": [[[[[[[]]]]]]]}, None),
 ]
 

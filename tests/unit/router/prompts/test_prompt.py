@@ -201,7 +201,8 @@ def test_the_templates_own_words_reach_the_client(llama: PromptEncoder) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["chat_template", "tokenize", "return_dict", "bos_token", "conversation", "messages"]
+    "key",
+    ["chat_template", "tokenize", "return_dict", "bos_token", "conversation", "conversations", "messages"],
 )
 def test_template_variables_cannot_replace_the_template_or_its_surroundings(
     llama: PromptEncoder, key: str
