@@ -103,6 +103,9 @@ class RouterConfig:
     max_deaths: int = 2
     limits: Limits = field(default_factory=Limits)  # of one HTTP request
     tenants: TenantSettings = field(default_factory=TenantSettings)  # keys, and who shares cached prefixes
+    # Thoughts come as `reasoning_content`, where the chat template is of a model that thinks. False: in the
+    # content, between their tags, for clients that look for them there.
+    separate_reasoning: bool = True
     log_requests: bool = False  # lines per request, with its id and outcome; costs more than routing it
     traces: str | None = None  # an OpenTelemetry exporter by name, "otlp" or "console"; None = no traces
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header

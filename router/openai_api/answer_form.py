@@ -5,7 +5,7 @@ Knows bodies, templates and structures; knows neither generations nor HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,11 +13,15 @@ from cache.structure import Structure, StructureKind
 from router.errors import UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
+from router.openai_api.pieces import Reader
 from router.openai_api.schema import ChatBody, CompletionBody
 from router.openai_api.structure_check import CheckStatistics, StructureChecker
-from router.openai_api.tool_calls import CLOSE, OPEN, Reader, ToolFormat, format_of, reader_for, renders_tools
+from router.openai_api.thoughts import THOUGHT_TAGS, ThoughtReader, ends_in_thought, thinks
+from router.openai_api.tool_calls import CLOSE, OPEN, ToolFormat, format_of, reader_for, renders_tools
 from router.openai_api.tools import Calling
 from router.prompts.prompt import PromptEncoder
+
+_TAG_TOKENS = 16  # at a prompt's end, among which the tag of a thought is, with white space behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,7 @@ class AnswerForm:
     structure: Structure | None = None  # None = anything
     calls: ToolFormat | None = None  # how calls in it are written; None = none are looked for
     is_parallel: bool = True  # False: only the first call counts
-
-    def reader(self) -> Reader:
-        """A new one, of one answer."""
-        return reader_for(self.calls, is_parallel=self.is_parallel)
+    has_thoughts: bool = False  # it may begin with a thought
 
 
 class FormKind(StrEnum):
@@ -49,7 +50,16 @@ class FormStatistics:
 class AnswerForms:
     """Finds bodies' forms, and whether they can be followed. Owner: the router's event loop."""
 
-    def __init__(self, encoder: PromptEncoder, checker: StructureChecker, limits: Limits) -> None:
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        checker: StructureChecker,
+        limits: Limits,
+        *,
+        separates_reasoning: bool = True,
+    ) -> None:
+        """separates_reasoning: thoughts are told apart from answers, where the model is one that thinks."""
+        self._separates_reasoning = separates_reasoning
         self._encoder = encoder
         self._checker = checker
         self._limits = limits
@@ -73,10 +83,21 @@ class AnswerForms:
         """
         written = self._format(body)
         answer = await self._own_structure(body, tenant)
-        if written is None:
-            return self._counted(AnswerForm(answer))
-        structure = await self._calls(body, answer, tenant)
-        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls))
+        structure = answer if written is None else await self._calls(body, answer, tenant)
+        # What is held from its first token on has no thought, and nothing in it may be taken for one.
+        is_free = answer is None and body.tool_choice.calling is not Calling.REQUIRED
+        has_thoughts = is_free and self._thinks(body)
+        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls, has_thoughts))
+
+    def readers(self, form: AnswerForm, prompt: Sequence[int]) -> Callable[[], Reader]:
+        """Makes a new reader for each answer to the prompt."""
+        is_open = form.has_thoughts and ends_in_thought(self._encoder.decode(prompt[-_TAG_TOKENS:]))
+
+        def reader() -> Reader:
+            answer = reader_for(form.calls, is_parallel=form.is_parallel)
+            return ThoughtReader(answer, is_open=is_open) if form.has_thoughts else answer
+
+        return reader
 
     def _counted(self, form: AnswerForm) -> AnswerForm:
         if form.structure is not None:
@@ -117,6 +138,12 @@ class AnswerForms:
         structure = calls_of(functions, CallRules(is_required, is_single, answer))
         await self._checker.check(structure, "tools", tenant)
         return structure
+
+    def _thinks(self, body: ChatBody) -> bool:
+        """Whether the answer may begin with a thought whose tags are in its text."""
+        if not self._separates_reasoning or any(map(self._encoder.leaves_out, THOUGHT_TAGS)):
+            return False
+        return thinks(self._encoder.chat_template(has_tools=bool(body.tools)))
 
     def _format(self, body: ChatBody) -> ToolFormat | None:
         """How to read calls in the answer; None: not at all.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from pydantic_core import to_json
 from cache.errors import ServingError
 from cache.messages import Delta, FinishReason
 from router.openai_api.logprobs import LogprobRecord, NoLogprobs, num_told
+from router.openai_api.pieces import Piece, PlainReader, Reader, ToolCall
 from router.openai_api.responses import (
     AssistantMessage,
     ChatCompletion,
@@ -37,7 +38,6 @@ from router.openai_api.responses import (
     usage_of,
 )
 from router.openai_api.streams import DONE, Indexed, event
-from router.openai_api.tool_calls import Piece, PlainReader, Reader, ToolCall
 
 # Some ten milliseconds of writing.
 OFFLOAD_LOGPROBS = 10_000
@@ -57,6 +57,7 @@ class Choice:
     completion_tokens: int = 0
     cached_tokens: int = 0
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     has_started: bool = False  # a chunk of it was sent
     finish_reason: FinishReason | None = None
     reader: Reader = field(default_factory=PlainReader)
@@ -68,6 +69,11 @@ class Choice:
     @property
     def content(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before the content."""
+        return "".join(self.thoughts)
 
     def take(self, delta: Delta) -> Piece:
         """Counts it; what of its text, and of what was held back before, is settled now."""
@@ -83,7 +89,7 @@ class Choice:
             return Piece(echo)
         self.completion_tokens += len(delta.token_ids)
         piece = self.reader.read(delta.text, is_last=delta.finish_reason is not None)
-        return Piece(echo + piece.text, piece.calls) if echo else piece
+        return replace(piece, text=echo + piece.text) if echo else piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +125,14 @@ class ChatCodec:
     def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
         if piece.calls:
             return self._chunk_with_calls(index, choice, piece, usage, has_usage)
-        role = b"" if choice.has_started else b'"role":"assistant",'
-        content = b"" if choice.has_started and not piece.text else b'"content":' + to_json(piece.text)
+        members = [] if choice.has_started else [b'"role":"assistant"']
+        if piece.text or not choice.has_started:
+            members.append(b'"content":' + to_json(None if piece.thought and not piece.text else piece.text))
+        if piece.thought:
+            members.append(b'"reasoning_content":' + to_json(piece.thought))
         reason = choice.finish_reason and _chat_finish_reason(choice.finish_reason, bool(choice.calls))
-        return b'%b{"index":%d,"delta":{%b%b},"logprobs":%b,"finish_reason":%b}]%b}' % (
-            *(self._opening, index, role, content, _logprobs(choice)),
+        return b'%b{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":%b}]%b}' % (
+            *(self._opening, index, b",".join(members), _logprobs(choice)),
             *(_quoted(reason), _usage_member(usage, has_usage)),
         )
 
@@ -133,6 +142,8 @@ class ChatCodec:
         part: dict[str, object] = {} if choice.has_started else {"role": "assistant"}
         if piece.text or not choice.has_started:
             part["content"] = piece.text or None
+        if piece.thought:
+            part["reasoning_content"] = piece.thought
         first = len(choice.calls)
         part["tool_calls"] = [
             ToolCallDelta(index=first + offset, **_entry(call)) for offset, call in enumerate(piece.calls)
@@ -242,10 +253,13 @@ def _usage_member(usage: Usage | None, has_usage: bool) -> bytes:
 
 
 def _message(choice: Choice) -> AssistantMessage:
-    if not choice.calls:
-        return AssistantMessage(role="assistant", content=choice.content, refusal=None)
-    calls = [ToolCallEntry.model_validate(_entry(call)) for call in choice.calls]
-    return AssistantMessage(role="assistant", content=choice.content or None, refusal=None, tool_calls=calls)
+    parts: dict[str, Any] = {"content": choice.content}
+    if choice.reasoning:
+        parts["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        parts["content"] = choice.content or None
+        parts["tool_calls"] = [ToolCallEntry.model_validate(_entry(call)) for call in choice.calls]
+    return AssistantMessage(role="assistant", refusal=None, **parts)
 
 
 def _entry(call: ToolCall) -> dict[str, Any]:
@@ -298,6 +312,7 @@ async def whole_answer(
             size = num_told(item.delta)
             piece = await _soon(size, partial(choice.take, item.delta))
             choice.texts.append(piece.text)
+            choice.thoughts.append(piece.thought)
             choice.calls += piece.calls
             total += size
     return await _soon(total, lambda: codec.whole(choices, total_usage(choices)))
@@ -324,7 +339,7 @@ async def event_stream(
             choice = choices[item.index]
             size = num_told(item.delta)
             piece = await _soon(size, partial(choice.take, item.delta))
-            if not piece.text and not piece.calls and item.delta.finish_reason is None:
+            if piece.is_empty and item.delta.finish_reason is None:
                 continue  # tokens whose text is held back: nothing to show yet
             usage = total_usage(choices) if continuous_usage else None
             content = await _soon(

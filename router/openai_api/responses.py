@@ -60,6 +60,7 @@ class ToolCallDelta(ToolCallEntry):
 class AssistantMessage(_Out):
     role: Literal["assistant"]
     content: str | None  # null where there is nothing but calls
+    reasoning_content: str = ""  # absent unless there is some
     refusal: None
     tool_calls: list[ToolCallEntry] = []  # absent unless there are some
 
@@ -107,6 +108,7 @@ class ChatCompletion(_Out):
 class ChatDelta(_Out):
     role: Literal["assistant"] = "assistant"
     content: str | None = ""
+    reasoning_content: str = ""
     tool_calls: list[ToolCallDelta] = []
 
 

@@ -102,7 +102,7 @@ class Service:
         self._hash_offload_tokens = _QUICK_OFFLOAD_TOKENS if hasher.is_quick else _HASH_OFFLOAD_TOKENS
         limits = config.limits
         checker = StructureChecker(limits.max_compile_seconds, limits.max_pending_structures)
-        self.forms = AnswerForms(encoder, checker, limits)
+        self.forms = AnswerForms(encoder, checker, limits, separates_reasoning=config.separate_reasoning)
         self._routing = routing
         self._dispatcher = dispatcher
         self.about = About(config, encoder, routing, version, int(wall_clock()))
@@ -133,6 +133,7 @@ class Service:
         prompt = await self._timed(self._encoder.encode_chat(chat, salt=salt, tenant=tenant))
         text = ChatText(body.messages, asked.session or body.prompt_cache_key)
         job = await self._job(body, form, prompt, text, salt, asked, self._unique(asked), "messages")
+        new_reader = self.forms.readers(form, prompt)
         codec = ChatCodec(Head(f"chatcmpl-{job.request_id}", int(self._wall_clock()), body.model))
         return self._answer(
             Endpoint.CHAT,
@@ -142,7 +143,7 @@ class Service:
             asked,
             lambda _index: Choice(
                 prompt_tokens=len(prompt),
-                reader=form.reader(),
+                reader=new_reader(),
                 logprobs=ChatLogprobRecord(self._encoder.token_bytes) if body.logprobs else NoLogprobs(),
             ),
         )

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+
+from router.openai_api.pieces import Piece, PlainReader, Reader, ToolCall, certain, new_call_id
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -42,41 +41,6 @@ def format_of(template: str | None) -> ToolFormat | None:
 # (`<tool_call>\n<function=...>`, `<tool_call>name\n<arg_key>`). So an object's members have to follow it, as
 # text of the template or as what it makes of a call, before any other tag does.
 _JSON_CALL = re.compile(OPEN + r"""[^<]*?(?:\\?["'](?:name|arguments)\\?["']\s*:|\|\s*tojson)""")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call, as the model wrote it."""
-
-    id: str
-    name: str
-    arguments: str  # JSON of an object
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a delta turned out to be."""
-
-    text: str
-    calls: tuple[ToolCall, ...] = ()
-
-
-class Reader(Protocol):
-    """Reads one choice's text as it comes."""
-
-    def read(self, text: str, is_last: bool) -> Piece:
-        """What is certain by now. After `is_last` nothing is held back any more."""
-
-
-class PlainReader:
-    """Text is text."""
-
-    def read(self, text: str, is_last: bool) -> Piece:
-        return Piece(text)
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 class HermesReader:
@@ -120,7 +84,8 @@ class HermesReader:
             self._searched = 0
             return True
         if not is_last:
-            end = _certain(self._buffer)
+            # White space before a call is the call's.
+            end = len(self._buffer[: certain(self._buffer, OPEN)].rstrip())
             texts.append(self._buffer[:end])
             self._buffer = self._buffer[end:]
         else:
@@ -149,13 +114,6 @@ class HermesReader:
         self._buffer = self._buffer[after:]
         self._is_inside = False
         return bool(self._buffer)
-
-
-def _certain(text: str) -> int:
-    """Characters of `text` that belong to no call: neither a tag's beginning nor white space before it."""
-    tag = text.rfind("<")
-    end = tag if tag >= 0 and OPEN.startswith(text[tag:]) else len(text)
-    return len(text[:end].rstrip())
 
 
 def _parse(body: str, new_id: Callable[[], str]) -> ToolCall | None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
+from router.openai_api.pieces import Piece
 from router.openai_api.structure_check import judge
-from router.openai_api.tool_calls import HermesReader, Piece
+from router.openai_api.tool_calls import HermesReader
 from router.openai_api.tools import Tool
 from tests.fakes.structures import at_random, begun, schema, text_of, tiny_tokenizer, walk
 

@@ -13,6 +13,7 @@ from cache.messages import Delta, FinishReason, Logprobs
 from router.openai_api import logprobs
 from router.openai_api.codec import ChatCodec, Choice, CompletionCodec, Head
 from router.openai_api.logprobs import ChatLogprobRecord, CompletionLogprobRecord
+from router.openai_api.pieces import Piece, ToolCall
 from router.openai_api.responses import (
     AssistantMessage,
     ChatChoice,
@@ -33,7 +34,6 @@ from router.openai_api.responses import (
     Usage,
     usage_of,
 )
-from router.openai_api.tool_calls import Piece, ToolCall
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 heads = st.builds(Head, id=texts, created=st.integers(0, 1 << 40), model=texts)
@@ -47,6 +47,7 @@ earlier_calls = st.just([]) | st.just([ToolCall("call_1", "f", "{}")])
     heads,
     st.integers(0, 127),
     texts,
+    texts,
     reasons,
     st.booleans(),
     earlier_calls,
@@ -57,6 +58,7 @@ def test_a_chat_chunk_is_its_models(
     head: Head,
     index: int,
     text: str,
+    thought: str,
     reason: FinishReason | None,
     has_started: bool,
     calls: list[ToolCall],
@@ -64,9 +66,13 @@ def test_a_chat_chunk_is_its_models(
     has_usage: bool,
 ) -> None:
     choice = Choice(1, has_started=has_started, finish_reason=reason, calls=calls)
-    delta = {} if has_started else {"role": "assistant", "content": text}
+    delta: dict[str, object] = {} if has_started else {"role": "assistant", "content": text}
     if text:
         delta["content"] = text
+    if thought:
+        delta["reasoning_content"] = thought
+        if not has_started:
+            delta["content"] = text or None
     told = "tool_calls" if calls and reason is FinishReason.STOP else reason
     entry = ChatChunkChoice(
         index=index, delta=ChatDelta.model_validate(delta), logprobs=None, finish_reason=told
@@ -76,7 +82,8 @@ def test_a_chat_chunk_is_its_models(
     )
     if has_usage:
         expected = expected.model_copy(update={"usage": usage})
-    assert ChatCodec(head).chunk(index, choice, Piece(text), usage, has_usage) == expected.encoded()
+    piece = Piece(text, thought=thought)
+    assert ChatCodec(head).chunk(index, choice, piece, usage, has_usage) == expected.encoded()
 
 
 @given(heads, st.integers(0, 127), texts, reasons, st.none() | usages, st.booleans())
@@ -93,16 +100,18 @@ def test_a_completion_chunk_is_its_models(
     assert CompletionCodec(head).chunk(index, choice, Piece(text), usage, has_usage) == expected.encoded()
 
 
-@given(heads, texts, st.sampled_from(FinishReason), earlier_calls, usages)
+@given(heads, texts, texts, st.sampled_from(FinishReason), earlier_calls, usages)
 def test_a_whole_chat_is_its_models(
-    head: Head, text: str, reason: FinishReason, calls: list[ToolCall], usage: Usage
+    head: Head, text: str, thought: str, reason: FinishReason, calls: list[ToolCall], usage: Usage
 ) -> None:
-    choice = Choice(1, texts=[text], finish_reason=reason, calls=calls)
-    message = AssistantMessage(role="assistant", content=text, refusal=None)
+    choice = Choice(1, texts=[text], thoughts=[thought], finish_reason=reason, calls=calls)
+    message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+    if thought:
+        message["reasoning_content"] = thought
     if calls:
         function = FunctionCall(name="f", arguments="{}")
         entry = ToolCallEntry(id="call_1", type="function", function=function)
-        message = AssistantMessage(role="assistant", content=text or None, refusal=None, tool_calls=[entry])
+        message |= {"content": text or None, "tool_calls": [entry]}
     told: ChatFinishReason = "tool_calls" if calls and reason is FinishReason.STOP else reason
     expected = ChatCompletion(
         id=head.id,
@@ -110,7 +119,13 @@ def test_a_whole_chat_is_its_models(
         created=head.created,
         model=head.model,
         choices=[
-            ChatChoice(index=index, message=message, logprobs=None, finish_reason=told) for index in (0, 1)
+            ChatChoice(
+                index=index,
+                message=AssistantMessage.model_validate(message),
+                logprobs=None,
+                finish_reason=told,
+            )
+            for index in (0, 1)
         ],
         usage=usage,
     )
@@ -133,14 +148,16 @@ def test_a_whole_completion_is_its_models(head: Head, text: str, reason: FinishR
     assert CompletionCodec(head).whole([choice, choice], usage) == expected.encoded()
 
 
-@given(heads, st.booleans(), texts, reasons, st.booleans())
+@given(heads, st.booleans(), texts, texts, reasons, st.booleans())
 def test_a_chunk_with_calls_is_its_models(
-    head: Head, has_started: bool, text: str, reason: FinishReason | None, has_usage: bool
+    head: Head, has_started: bool, text: str, thought: str, reason: FinishReason | None, has_usage: bool
 ) -> None:
     choice = Choice(1, has_started=has_started, finish_reason=reason)
     delta: dict[str, object] = {} if has_started else {"role": "assistant"}
     if text or not has_started:
         delta["content"] = text or None
+    if thought:
+        delta["reasoning_content"] = thought
     function = FunctionCall(name=text, arguments="{}")
     delta["tool_calls"] = [ToolCallDelta(id="call_1", type="function", function=function, index=0)]
     entry = ChatChunkChoice(
@@ -154,7 +171,7 @@ def test_a_chunk_with_calls_is_its_models(
     )
     if has_usage:
         expected = expected.model_copy(update={"usage": None})
-    piece = Piece(text, [ToolCall("call_1", text, "{}")])
+    piece = Piece(text, (ToolCall("call_1", text, "{}"),), thought)
     assert ChatCodec(head).chunk(7, choice, piece, None, has_usage) == expected.encoded()
 
 

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.openai_api.pieces import Piece, ToolCall
 from router.openai_api.tool_calls import (
     CLOSE,
     OPEN,
     HermesReader,
-    Piece,
-    ToolCall,
     ToolFormat,
     format_of,
     renders_tools,
