@@ -44,6 +44,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit); each id once
     logprobs: int | None = None  # of the tokens drawn, and so many most probable ones; None = of none
     prompt_logprobs: int | None = None  # of the prompt's tokens; until they are sent, it is computed whole
+    skip_special_tokens: bool = True  # False: the text spells them, for whoever reads a format that they make
 
     @property
     def is_penalised(self) -> bool:

@@ -44,6 +44,21 @@ class TokenizerDecoder:
         return self._decode(list(token_ids))
 
 
+class SpellingDecoder:
+    """`TokenDecoder` over a transformers tokenizer: special tokens spelled, nothing cleaned up."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)  # as above
+        self._decode: Callable[[list[int]], str] = (
+            (lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            if backend is None
+            else (lambda ids: backend.decode(ids, skip_special_tokens=False))
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._decode(list(token_ids))
+
+
 @dataclass(frozen=True, slots=True)
 class Assembly:
     """A loaded runner and what belongs to it."""
@@ -65,6 +80,7 @@ class Assembly:
             self.config,
             BlockHasher(self.fingerprint),
             decoder=self.decoder,
+            spelling_decoder=SpellingDecoder(self.tokenizer),
             structures=self.structures,
             sink=sink,
             clock=clock,

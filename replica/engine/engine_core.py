@@ -67,12 +67,14 @@ class EngineCore:
         hasher: BlockHasher,
         *,
         decoder: TokenDecoder | None = None,
+        spelling_decoder: TokenDecoder | None = None,
         structures: Structures | None = None,
         sink: TierEventSink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """decoder: None for an engine whose text nobody reads; then stop strings never match.
 
+        spelling_decoder: for requests whose texts are to spell special tokens; None: `decoder` does.
         structures: None for one whose tokens stand for nothing; then no structure is followed.
         """
         info = runner.info
@@ -129,7 +131,8 @@ class EngineCore:
             self._scheduler,
             self.pins,
             max_model_len=self.max_model_len,
-            decoder=decoder if decoder is not None else NoText(),
+            decoder=decoder or NoText(),
+            spelling_decoder=spelling_decoder or decoder or NoText(),
             structures=self.structures,
             clock=clock,
         )

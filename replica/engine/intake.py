@@ -34,16 +34,18 @@ class Intake:
         *,
         max_model_len: int,
         decoder: TokenDecoder,
+        spelling_decoder: TokenDecoder,
         structures: Structures,
         clock: Callable[[], float],
     ) -> None:
-        """scheduler: asked for room, and nothing else."""
+        """scheduler: asked for room, and nothing else. spelling_decoder: has special tokens in its texts."""
         self._info = info
         self._cache = cache
         self._scheduler = scheduler
         self._pins = pins
         self._max_model_len = max_model_len
         self._decoder = decoder
+        self._spelling_decoder = spelling_decoder
         self._structures = structures
         self._clock = clock
 
@@ -119,7 +121,7 @@ class Intake:
                 looks_up=not is_scored,
             ),
             detokenizer=Detokenizer(
-                self._decoder,
+                self._decoder if ended_by.skip_special_tokens else self._spelling_decoder,
                 ended_by,
                 self._info.eos_token_ids,
                 max_tokens=max_output,

@@ -93,6 +93,7 @@ def sim_core(
     *,
     clock: VirtualClock | None = None,
     decoder: TokenDecoder | None = None,
+    spelling_decoder: TokenDecoder | None = None,
     sink: TierEventSink | None = None,
     runner: SimRunner | None = None,
     sim: SimConfig | None = None,
@@ -110,7 +111,15 @@ def sim_core(
         host_cache_gib=config.host_cache_gib,
     )
     hasher = BlockHasher(fingerprint(config.block_size))
-    return EngineCore(runner, config, hasher, decoder=decoder, sink=sink, clock=clock)
+    return EngineCore(
+        runner,
+        config,
+        hasher,
+        decoder=decoder,
+        spelling_decoder=spelling_decoder,
+        sink=sink,
+        clock=clock,
+    )
 
 
 def make_pin(

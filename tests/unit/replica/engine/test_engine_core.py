@@ -6,6 +6,7 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -77,6 +78,31 @@ def test_the_text_goes_on_from_the_prompts_in_every_attempt() -> None:
     sent = len(deltas[0].text)
     attempt = replace(request, token_ids=array("i", [*prompt, tokens[0]]), sent_chars=sent, attempt=1)
     assert "".join(d.text for d in stream(sim_core(decoder=Pieces()), attempt)) == text[sent:]
+
+
+def test_special_tokens_are_spelled_where_a_request_asks_for_them() -> None:
+    """Its stop strings are looked for in that text; tokens and the reason to end are the same without one."""
+
+    class Letters:
+        def __init__(self, special: str) -> None:
+            self._special = special
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return "".join(self._special if token_id % 2 else "a" for token_id in token_ids)
+
+    core = partial(sim_core, decoder=Letters(""), spelling_decoder=Letters("<s>"))
+    requests = [
+        make_request("r", [3, 1, 4], max_tokens=20, temperature=1.0, skip_special_tokens=skips, stop=stop)
+        for skips, stop in ((True, ()), (False, ()), (True, ("<s>",)), (False, ("<s>",)))
+    ]
+    answers = [stream(core(), request) for request in requests]
+    skipped, spelled, uncut, cut = ("".join(d.text for d in deltas) for deltas in answers)
+    tokens = [[t for d in deltas for t in d.token_ids] for deltas in answers]
+    assert spelled == Letters("<s>").decode(tokens[0]) != Letters("").decode(tokens[0]) == skipped == uncut
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert cut == spelled.split("<s>")[0]
+    attempt = replace(requests[1], token_ids=array("i", [3, 1, 4, *tokens[1][:5]]), sent_chars=4, attempt=1)
+    assert "".join(d.text for d in stream(core(), attempt)) == spelled[4:]
 
 
 def test_who_has_waited_at_its_router_goes_before_who_came_there_later() -> None:
