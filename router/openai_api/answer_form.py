@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
+from functools import partial
 
 from cache.structure import Structure, StructureKind
 from router.errors import UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
+from router.openai_api.channels import ChannelReader, has_channels
 from router.openai_api.pieces import Reader
 from router.openai_api.schema import ChatBody, CompletionBody
 from router.openai_api.structure_check import CheckStatistics, StructureChecker
@@ -24,12 +26,25 @@ from router.prompts.prompt import PromptEncoder
 _TAG_TOKENS = 16  # at a prompt's end, among which the tag of a thought is, with white space behind it
 
 
+class Layout(Enum):
+    """How thoughts and what is for the user are told apart in an answer."""
+
+    PLAIN = "all of it is for the user"
+    THOUGHT = "it may begin with a thought"
+    CHANNELS = "it is messages in channels, calls too"
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     structure: Structure | None = None  # None = anything
-    calls: ToolFormat | None = None  # how calls in it are written; None = none are looked for
+    calls: ToolFormat | None = None  # how calls in its text are written; None = none are looked for
     is_parallel: bool = True  # False: only the first call counts
-    has_thoughts: bool = False  # it may begin with a thought
+    layout: Layout = Layout.PLAIN
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        """Whether its text is to be without them; else its reader needs them."""
+        return self.layout is not Layout.CHANNELS
 
 
 class FormKind(StrEnum):
@@ -83,21 +98,23 @@ class AnswerForms:
         """
         written = self._format(body)
         answer = await self._own_structure(body, tenant)
-        structure = answer if written is None else await self._calls(body, answer, tenant)
         # What is held from its first token on has no thought, and nothing in it may be taken for one.
         is_free = answer is None and body.tool_choice.calling is not Calling.REQUIRED
-        has_thoughts = is_free and self._thinks(body)
-        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls, has_thoughts))
+        layout = self._layout(body) if is_free else Layout.PLAIN
+        if written is not None and layout is Layout.CHANNELS:
+            _refuse_held_calls(body)
+        structure = answer if written is None else await self._calls(body, answer, tenant)
+        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls, layout))
 
     def readers(self, form: AnswerForm, prompt: Sequence[int]) -> Callable[[], Reader]:
         """Makes a new reader for each answer to the prompt."""
-        is_open = form.has_thoughts and ends_in_thought(self._encoder.decode(prompt[-_TAG_TOKENS:]))
-
-        def reader() -> Reader:
-            answer = reader_for(form.calls, is_parallel=form.is_parallel)
-            return ThoughtReader(answer, is_open=is_open) if form.has_thoughts else answer
-
-        return reader
+        if form.layout is Layout.CHANNELS:
+            return partial(ChannelReader, finds_calls=form.calls is not None, is_parallel=form.is_parallel)
+        plain = partial(reader_for, form.calls, is_parallel=form.is_parallel)
+        if form.layout is Layout.PLAIN:
+            return plain
+        is_open = ends_in_thought(self._encoder.decode(prompt[-_TAG_TOKENS:]))
+        return lambda: ThoughtReader(plain(), is_open=is_open)
 
     def _counted(self, form: AnswerForm) -> AnswerForm:
         if form.structure is not None:
@@ -139,11 +156,13 @@ class AnswerForms:
         await self._checker.check(structure, "tools", tenant)
         return structure
 
-    def _thinks(self, body: ChatBody) -> bool:
-        """Whether the answer may begin with a thought whose tags are in its text."""
-        if not self._separates_reasoning or any(map(self._encoder.leaves_out, THOUGHT_TAGS)):
-            return False
-        return thinks(self._encoder.chat_template(has_tools=bool(body.tools)))
+    def _layout(self, body: ChatBody) -> Layout:
+        """Of an answer in which the model writes what it likes."""
+        template = self._encoder.chat_template(has_tools=bool(body.tools))
+        if has_channels(template):
+            return Layout.CHANNELS
+        has_tags = not any(map(self._encoder.leaves_out, THOUGHT_TAGS))  # in its text
+        return Layout.THOUGHT if self._separates_reasoning and has_tags and thinks(template) else Layout.PLAIN
 
     def _format(self, body: ChatBody) -> ToolFormat | None:
         """How to read calls in the answer; None: not at all.
@@ -160,7 +179,8 @@ class AnswerForms:
             )
         if body.tool_choice.calling is Calling.NONE:
             return None
-        found = format_of(template)
+        # Where answers are messages in channels, forced calls alone are text: as grammars have them.
+        found = ToolFormat.HERMES if has_channels(template) else format_of(template)
         # Tokens that are marked special are in no text: without its tags no call can be told from it.
         if found is None or any(self._encoder.leaves_out(tag) for tag in (OPEN, CLOSE)):
             raise UnsupportedParameter(
@@ -168,3 +188,18 @@ class AnswerForms:
                 "'tools' is not supported: this server cannot read the calls that this model writes.",
             )
         return found
+
+
+def _refuse_held_calls(body: ChatBody) -> None:
+    """Raises UnsupportedParameter for what would hold calls in messages of their own to anything.
+
+    A grammar is over text, and the tokens that begin such a call are in none.
+    """
+    choice = body.tool_choice
+    only = "is not supported with this model unless 'tool_choice' is \"required\" or names a function."
+    if choice.names is not None:
+        raise UnsupportedParameter("tool_choice", f"'tool_choice' with functions that are allowed {only}")
+    for index, tool in choice.allows(body.tools):
+        if tool.is_strict:
+            at = f"tools[{index}].function.strict"
+            raise UnsupportedParameter(at, f"'{at}' {only}")

@@ -70,8 +70,11 @@ class ChatMessage(BaseModel):
             message["tool_call_id"] = self.tool_call_id
         if self.name is not None:
             message["name"] = self.name
-        if self.reasoning is not None:  # templates have either name of it
+        if self.reasoning is not None:  # templates have one of these names for it
             message["reasoning"] = message["reasoning_content"] = self.reasoning
+            # gpt-oss's has a single place before a call, and raises where content is there too. Left out it
+            # would be filled in by transformers.
+            message["thinking"] = "" if self.tool_calls and self.content else self.reasoning
         return message
 
 

@@ -299,6 +299,7 @@ class Service:
                 logit_bias=body.logit_bias,
                 logprobs=body.num_logprobs,
                 prompt_logprobs=body.num_prompt_logprobs,
+                skip_special_tokens=form.skips_special_tokens,
             ),
             n=body.n,
             # Drawn here if not given, so that any replica can continue the stream.

@@ -129,6 +129,15 @@ def _parse(body: str, new_id: Callable[[], str]) -> ToolCall | None:
     return ToolCall(new_id(), name, text)
 
 
+def is_json_object(text: str) -> bool:
+    """Whether it is one, with nothing else around it but white space."""
+    try:
+        _members(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _members(body: str) -> dict[str, tuple[object, str]]:
     """An object's members, as values and as they are written. The last of equal names counts.
 

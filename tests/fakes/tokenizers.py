@@ -32,8 +32,27 @@ THINKING = HERMES.removesuffix("{% endif %}") + (
     "{% endif %}"
 )
 EFFORT = CHATML + "{% if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}\n{% endif %}"
+# gpt-oss, as far as its shape goes: messages in channels, and a single place before a call.
+HARMONY = (
+    "{% if tools %}<|start|>developer<|message|># Tools {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' and message.tool_calls %}"
+    "{% if message.content and message.thinking %}{{ raise_exception('Cannot pass both') }}{% endif %}"
+    "{% set before = message.content or message.thinking %}"
+    "{% if before %}<|start|>assistant<|channel|>analysis<|message|>{{ before }}<|end|>{% endif %}"
+    "{% set call = message.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
+    "{{ call.arguments | tojson }}<|call|>"
+    "{% else %}<|start|>{{ message.role }}"
+    "{% if message.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ message.content }}<|end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+HARMONY_TOKENS = tuple(
+    AddedToken(f"<|{name}|>", special=True, normalized=False)
+    for name in ("start", "channel", "message", "constrain", "end", "call", "return")
+)
 
-# As a model of that template writes it.
+# As a model of Hermes' template writes it.
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Zürich"}}\n</tool_call>'
 CHATML_TOKENS = tuple(
     AddedToken(text, special=True, normalized=False)

@@ -426,7 +426,8 @@ def test_an_assistants_reasoning_reaches_the_template_and_is_a_string(name: str)
         return _chat(messages=[{"role": role, "content": "x", **message}]).messages[0].for_template()
 
     plain = {"role": "assistant", "content": "x"}
-    assert told("assistant", **{name: "so"}) == {**plain, "reasoning": "so", "reasoning_content": "so"}
+    names = ("reasoning", "reasoning_content", "thinking")
+    assert told("assistant", **{name: "so"}) == {**plain, **dict.fromkeys(names, "so")}
     assert told("assistant", **{name: None}) == plain
     assert told("user", **{name: "so"}) == {"role": "user", "content": "x"}
     with pytest.raises(InvalidField) as caught:
