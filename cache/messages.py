@@ -219,6 +219,7 @@ class ReplicaInfo:
     machine_engines: float = 1.0  # such as this one that the machine computes at once, none slowing another
     scheduling_order: SchedulingOrder = SchedulingOrder.FIRST_COME  # whose prompt is computed next
     num_host_blocks: int = 0  # that it can keep in host memory, beside `num_blocks` in its pool
+    vocab_size: int | None = None  # ids its model has, from 0; None = not told: another version
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -104,6 +104,7 @@ def _info(assembly: Assembly, publisher: Publisher, max_model_len: int) -> Repli
         machine_engines=engines_at_once(info.device, _num_threads(config)),
         scheduling_order=SchedulingOrder(config.scheduling_order),
         num_host_blocks=info.num_host_blocks,
+        vocab_size=info.vocab_size,
     )
 
 

@@ -44,6 +44,15 @@ class About:
         """Prompt and output tokens that fit every known replica; None while there is none."""
         return min((info.max_model_len for info in self.routing.replicas.values()), default=None)
 
+    def vocab_size(self) -> int:
+        """Token ids that the tokenizer and every known replica's model have, from 0.
+
+        A tokenizer may have tokens that its model has no embedding for, as Gemma 3's of 1B does.
+        """
+        infos = self.routing.replicas.values()
+        told = [info.vocab_size for info in infos if info.vocab_size is not None]
+        return min([self.encoder.vocab_size, *told])
+
     def models(self) -> ModelList:
         return ModelList(object="list", data=[self._card()])
 

@@ -113,6 +113,7 @@ class Prefixes:
     keeper: PrefixKeeper
     hashes: Callable[[array[int], str], Awaitable[PackedHashes]]  # of token ids under a salt
     replica_limits: Callable[[], tuple[int, int | None]]  # how many there are, and what prompts fit them all
+    vocab_size: Callable[[], int]  # token ids that all of them have
 
     async def create(self, body: PrefixBody, request_id: str, visit: Visit) -> PrefixObject:
         """Raises ApiError, a RoutingError or a RequestRefused; then nothing is held."""
@@ -181,7 +182,7 @@ class Prefixes:
                     add_special_tokens=body.add_special_tokens is not False,
                 )
             case TokenPrompt(token_ids=token_ids):
-                return await self.encoder.encode_ids(token_ids, tenant=tenant)
+                return await self.encoder.encode_ids(token_ids, tenant=tenant, vocab_size=self.vocab_size())
         messages = [message.for_template() for message in body.messages]
         is_users = messages[-1]["role"] == "user"  # then the assistant speaks next
         longer = messages if is_users else [*messages, _MORE]
@@ -207,6 +208,7 @@ class Prefixes:
                 f"'{param}' has {len(token_ids)} tokens that longer prompts would share; whole blocks of "
                 f"{size} are held.",
             )
+        self.encoder.check_known(whole, self.vocab_size(), param=param)
         _, limit = self.replica_limits()
         if limit is not None and len(whole) + 1 > limit:
             raise PromptTooLong(len(whole), 1, limit, param=param)

@@ -116,6 +116,7 @@ class Service:
             prefixes,
             hashes=self._hash,
             replica_limits=lambda: (len(routing.replicas), self.max_model_len()),
+            vocab_size=self.about.vocab_size,
         )
 
     # --- generating ---------------------------------------------------------------------------
@@ -222,7 +223,7 @@ class Service:
     # --- what needs the tokenizer or the fleet ------------------------------------------------
 
     def _check(self, body: RequestBody, policy: str | None) -> None:
-        config, vocab_size = self.config, self._encoder.vocab_size
+        config, vocab_size = self.config, self.about.vocab_size()
         if body.model != config.model_name:
             raise UnknownModel(body.model, [config.model_name])
         if policy is not None and policy not in POLICY_NAMES:
@@ -245,7 +246,9 @@ class Service:
         self, prompt: Prompt, param: str, salt: str, tenant: str, add_special_tokens: bool
     ) -> array[int]:
         if isinstance(prompt, TokenPrompt):
-            return await self._encoder.encode_ids(prompt.token_ids, param=param, tenant=tenant)
+            return await self._encoder.encode_ids(
+                prompt.token_ids, param=param, tenant=tenant, vocab_size=self.about.vocab_size()
+            )
         return await self._timed(
             self._encoder.encode_text(
                 prompt.text, param=param, salt=salt, tenant=tenant, add_special_tokens=add_special_tokens
@@ -273,6 +276,7 @@ class Service:
         request_id: RequestId,
         param: str,
     ) -> Job:
+        self._encoder.check_known(prompt, self.about.vocab_size(), param=param)
         started_at, visit = self.clock(), asked.visit
         max_tokens = self._max_tokens(len(prompt), body.token_limit, param)
         if body.min_tokens > max_tokens:

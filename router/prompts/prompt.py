@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
+import numpy as np
 
 from cache import heap
 from cache.errors import ConfigError
@@ -100,7 +101,7 @@ class PromptEncoder:
         self._name = name
         self._template: ChatTemplate = tokenizer.chat_template
         self.template_digest = template_digest(self._template)
-        self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids may have holes: the largest counts
+        self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1  # ids may have holes
         self._spell = token_bytes_of(tokenizer)
         self._token_bytes: dict[int, bytes] = {}  # as far as asked for; never more than the vocabulary
         self._special_ids = _left_out_of(tokenizer)
@@ -205,15 +206,35 @@ class PromptEncoder:
             ids = self._tokenizer(text, verbose=False, add_special_tokens=add_special_tokens)["input_ids"]
         return self._packed(ids, param)
 
-    def ids(self, token_ids: Sequence[object], *, param: str = "prompt") -> array[int]:
-        """Token ids given as such, checked against the vocabulary. Raises InvalidField."""
+    def ids(
+        self, token_ids: Sequence[object], *, param: str = "prompt", vocab_size: int | None = None
+    ) -> array[int]:
+        """Token ids given as such, checked against the vocabulary. Raises InvalidField.
+
+        vocab_size: ids that the model has; None = as many as the tokenizer.
+        """
+        end = self.vocab_size if vocab_size is None else vocab_size
         for index, token_id in enumerate(token_ids):
-            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+            if type(token_id) is not int or not 0 <= token_id < end:
                 raise InvalidField(
-                    f"{param}[{index}]",
-                    f"'{param}[{index}]' must be a token id from 0 to {self.vocab_size - 1}.",
+                    f"{param}[{index}]", f"'{param}[{index}]' must be a token id from 0 to {end - 1}."
                 )
         return self._packed(token_ids, param)
+
+    def check_known(self, token_ids: array[int], vocab_size: int, *, param: str) -> None:
+        """Raises InvalidField where a prompt has a token that the model, of so many ids, does not know.
+
+        O(1) unless the tokenizer has such tokens.
+        """
+        if vocab_size >= self.vocab_size:
+            return
+        largest = int(np.frombuffer(token_ids, dtype=np.int32).max())
+        if largest >= vocab_size:
+            raise InvalidField(
+                param,
+                f"{param!r} has a token that the model does not know, id {largest}: its ids are from 0 to "
+                f"{vocab_size - 1}.",
+            )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids below `vocab_size`, special tokens included, nothing cleaned up."""
@@ -278,10 +299,17 @@ class PromptEncoder:
         )
 
     async def encode_ids(
-        self, token_ids: Sequence[object], *, param: str = "prompt", tenant: str = ""
+        self,
+        token_ids: Sequence[object],
+        *,
+        param: str = "prompt",
+        tenant: str = "",
+        vocab_size: int | None = None,
     ) -> array[int]:
         """`ids`, on a thread if they are many. tenant: as in `encode_chat`."""
-        return await self.soon(len(token_ids) // 8, tenant, lambda: self.ids(token_ids, param=param))
+        return await self.soon(
+            len(token_ids) // 8, tenant, lambda: self.ids(token_ids, param=param, vocab_size=vocab_size)
+        )
 
     async def soon(self, size: int, tenant: str, job: Callable[[], T]) -> T:
         """What a job returns or raises, on a thread if it is long. tenant: as in `encode_chat`.

@@ -23,6 +23,7 @@ from replica.config import ReplicaConfig, SimConfig
 from replica.errors import EngineStopped, InvalidRequest
 from replica.server import ReplicaServer, _given_by
 from tests.fakes.engine import make_request
+from tests.fakes.structures import tiny_tokenizer
 
 CONFIG = ReplicaConfig(
     runner="simulated",
@@ -65,6 +66,7 @@ def test_tells_what_it_is_in_json(server: ReplicaServer) -> None:
     assert (info.num_blocks, info.max_model_len, info.device) == (100, 1600, "simulated")
     assert (info.fingerprint.model_id, info.fingerprint.block_size) == ("tiny", 16)
     assert info.fingerprint.template_digest
+    assert info.vocab_size == len(tiny_tokenizer())  # type: ignore[arg-type]  # as the simulated model has
     described = json.loads(json.dumps(server.describe()))
     assert described.items() >= metadata["warmpath"].items()
     assert (described["model_name"], described["runner"], described["replica_id"]) == (

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from cache.types import ReplicaId
 from router.limits import Limits
 from router.openai_api import structure_check
 from router.prompts.prompt import NUM_THREADS, OFFLOAD_CHARS
-from tests.fakes.http import MODEL, RouterUnderTest, error_of
+from tests.fakes.http import MODEL, RouterUnderTest, a_replica_info, error_of
 
 SECRET = "a secret prompt"
 LIMITS = Limits(
@@ -208,3 +210,48 @@ async def test_prompts_behind_too_much_tokenization_come_back_later(path: str, b
             assert len(router.calls.requests) == 1
         finally:
             gate.set()
+
+
+# --- tokens that the model does not know ----------------------------------------------------------
+
+
+@pytest.fixture
+async def smaller_model() -> AsyncIterator[RouterUnderTest]:
+    """Its tokenizer has 256 tokens and its model 120, of which "x" is none; not all replicas tell."""
+    async with RouterUnderTest() as router:
+        earlier = router.parts.routing.replicas
+        newer = {ReplicaId("newer"): a_replica_info(vocab_size=ord("x"))}
+        router.parts.routing.update_replicas({**earlier, **newer})
+        yield router
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [1, 120, 2]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": [[1], [119, 120]]}, "prompt[1][1]"),
+        ("/v1/completions", {"prompt": "hexagon"}, "prompt"),
+        ("/v1/completions", {"prompt": ["good", "hexagon"]}, "prompt[1]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hexagon"}]}, "messages"),
+        ("/v1/completions", {"prompt": "good", "logit_bias": {"120": 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": "good", "stop_token_ids": [120]}, "stop_token_ids"),
+        ("/v1/prefixes", {"prompt": [120, 1, 2, 3]}, "prompt[0]"),
+        ("/v1/prefixes", {"prompt": "hexagon"}, "prompt"),
+        ("/v1/prefixes", {"messages": [{"role": "system", "content": "hexagon"}]}, "messages"),
+    ],
+)
+async def test_a_token_that_the_model_does_not_know_is_the_requests_fault(
+    smaller_model: RouterUnderTest, path: str, body: dict[str, Any], param: str
+) -> None:
+    """Every replica was tried, each refused it, and the client was told to try again (503)."""
+    answer = await smaller_model.client.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+    assert "119" in error_of(answer)["message"]
+    assert not smaller_model.calls.requests
+
+
+async def test_tokens_that_the_model_knows_are_served(smaller_model: RouterUnderTest) -> None:
+    answer = await smaller_model.complete([0, 119], logit_bias={"119": 1})
+    assert answer.status_code == 200, answer.text
+    assert (await smaller_model.chat("welcome")).status_code == 200
