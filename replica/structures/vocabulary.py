@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import uuid
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class StructureVocabulary:
     """Immutable; any thread."""
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        """tokenizer: of transformers. vocab_size: logits in a row, which may be more than there are tokens.
+        """tokenizer: of transformers. vocab_size: logits in a row, more or less than there are tokens.
 
         Takes about a second for 150,000 tokens. Raises TokenizerUnsuited.
         """
@@ -44,7 +45,7 @@ class StructureVocabulary:
         ends = sorted(named) or getattr(tokenizer, "eos_token_id", None)
         try:
             self.tokens = LLTokenizer(
-                _special_tokens_unspelled(backend.to_str()), n_vocab=vocab_size, eos_token=ends
+                _drawable(backend.to_str(), vocab_size), n_vocab=vocab_size, eos_token=ends
             )
         except ValueError as error:
             raise TokenizerUnsuited(str(error)) from error
@@ -70,15 +71,38 @@ class StructureVocabulary:
                 raise TokenizerUnsuited(f"token {token_id} decodes otherwise than its bytes say")
 
 
-def _special_tokens_unspelled(written: str) -> str:
-    """The tokenizer, as JSON, with names for its special tokens that nobody can write.
-
-    What a structure forces is tokenized. A text that spells a special token would become that token, which
-    is in no text and may end it. What merges lead to keeps its name: the model would lack it.
-    """
+def _drawable(written: str, vocab_size: int) -> str:
+    """The tokenizer, as JSON, with which what a structure forces is its text, of tokens that can be drawn."""
     content = json.loads(written)
     model = content["model"]
     merged = {"".join(pair) for pair in model.get("merges", ())}
+    _drop_beyond(content, merged, vocab_size)
+    _unspell_special(content, merged)
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _drop_beyond(content: dict[str, Any], merged: Set[str], vocab_size: int) -> None:
+    """Take out added tokens that have no logits.
+
+    merged: what merges lead to, which stays: the model would lack it.
+    """
+    kept = [token for token in content["added_tokens"] if token["id"] < vocab_size]
+    dropped = {token["content"] for token in content["added_tokens"] if token["id"] >= vocab_size}
+    content["added_tokens"] = kept
+    vocab = content["model"]["vocab"]
+    if isinstance(vocab, dict):
+        content["model"]["vocab"] = {
+            name: token_id for name, token_id in vocab.items() if name not in dropped - merged
+        }
+
+
+def _unspell_special(content: dict[str, Any], merged: Set[str]) -> None:
+    """Give special tokens names that nobody can write.
+
+    A text that spells a special token would become that token, which is in no text and may end it.
+    merged: as for `_drop_beyond`.
+    """
+    model = content["model"]
     secret = uuid.uuid4().hex
     renamed = {
         token["content"]: f"{secret}:{token['id']}"
@@ -95,4 +119,3 @@ def _special_tokens_unspelled(written: str) -> str:
         model["vocab"] = [(renamed.get(name, name), score) for name, score in vocab]
     if (unknown := model.get("unk_token")) is not None:
         model["unk_token"] = renamed.get(unknown, unknown)
-    return json.dumps(content, ensure_ascii=False)

@@ -9,7 +9,9 @@ import pytest
 from tokenizers import AddedToken, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from replica.structures.compiler import compile_structure
 from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
+from tests.fakes.structures import at_random, regex, walk
 from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, a_tokenizer
 
 _SPACES = decoders.Replace("▁", " ")
@@ -114,3 +116,26 @@ def test_a_special_token_that_merges_lead_to_keeps_its_place() -> None:
     tokenizer = a_tokenizer("bytes", (*CHATML_TOKENS, AddedToken("hell", special=True, normalized=False)))
     vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
     assert vocabulary.tokens.tokenize_str("he") == tokenizer.encode("he")
+
+
+@pytest.mark.parametrize("shape", ["bytes", "tiny", "llama legacy", "metaspace first", "unigram never"])
+@pytest.mark.parametrize("num_lacking", [1, 2])
+def test_added_tokens_without_logits_are_never_asked_for(shape: str, num_lacking: int) -> None:
+    """They left the model without structures: Gemma 3's of 1B has such a one, `<image_soft_token>`.
+
+    A text that spells one consists of others: a mask of what is not there would forbid every token.
+    """
+    tokenizer = _with_pieces(shape, CHATML_TOKENS)
+    tokenizer.backend_tokenizer.add_tokens([AddedToken("<or>", special=False, normalized=False)])
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<im>", special=True, normalized=False)])
+    num_logits = len(tokenizer) - num_lacking
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=num_logits, eos_token_ids=frozenset({0}))
+    assert vocabulary.num_words == -(-num_logits // 32)
+    known = compile_structure(vocabulary, regex("(<or>|<im>)hell")).begun(0)
+    taken, _ = walk(known, at_random(0))
+    assert taken
+    assert max(taken) < num_logits
+    text = vocabulary.tokens.decode_bytes(taken).decode().strip()
+    assert text in ("<or>hell", "<im>hell")
+    is_whole = tokenizer.convert_tokens_to_ids("<or>") in vocabulary.tokens.tokenize_str("<or>")
+    assert is_whole is (num_lacking == 1)
