@@ -94,7 +94,9 @@ def assemble(config: ReplicaConfig) -> Assembly:
     """
     model = resolve(config.model, config.revision)
     tokenizer = load_tokenizer(model)
-    runner = _simulated(config, tokenizer) if config.runner == "simulated" else _loaded(config, model)
+    runner = (
+        _simulated(config, tokenizer) if config.runner == "simulated" else _loaded(config, model, tokenizer)
+    )
     fingerprint = replica_fingerprint(
         config, model, kv_dtype=runner.info.kv_dtype, chat_template=getattr(tokenizer, "chat_template", None)
     )
@@ -143,17 +145,18 @@ def _simulated(config: ReplicaConfig, tokenizer: Any) -> SimRunner:
     )
 
 
-def _loaded(config: ReplicaConfig, model: ResolvedModel) -> Runner:
+def _loaded(config: ReplicaConfig, model: ResolvedModel, tokenizer: Any) -> Runner:
     from replica.runners.model_runner import ModelRunner
     from replica.runners.parallel_runner import ParallelRunner
 
     began_s = time.monotonic()
+    tokenizer_eos: int | None = getattr(tokenizer, "eos_token_id", None)
     runner: Runner
     if config.tensor_parallel > 1:
         # A part of the model that has gone is a dead engine, whatever its thread is waiting for.
-        runner = ParallelRunner.load(config, model, on_lost=end_process)
+        runner = ParallelRunner.load(config, model, on_lost=end_process, tokenizer_eos=tokenizer_eos)
     else:
-        runner = ModelRunner.load(config, model)
+        runner = ModelRunner.load(config, model, tokenizer_eos=tokenizer_eos)
     logger.info(
         "model loaded", extra={"model": model.model_id, "took_s": round(time.monotonic() - began_s, 1)}
     )

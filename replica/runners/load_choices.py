@@ -238,11 +238,16 @@ def step_bytes(model: Any, num_tokens: int, num_rows: int, max_model_len: int) -
     return int(taken * STEP_HEADROOM)
 
 
-def eos_token_ids(model: Any) -> frozenset[int]:
-    """Ids that end a generation: the generation config's where it names some, else the config's."""
+def eos_token_ids(model: Any, tokenizers: int | None) -> frozenset[int]:
+    """Ids that end a generation: the generation config's where it names some, else the config's.
+
+    tokenizers: the tokenizer's own, which ends one, too. A model that was trained to end its turns otherwise
+    than its base often says so nowhere else.
+    """
+    own = frozenset() if tokenizers is None else frozenset([tokenizers])
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         value = getattr(config, "eos_token_id", None)
         ids = frozenset([value] if isinstance(value, int) else value or ())  # [] names none, as null does
         if ids:
-            return ids
-    return frozenset()
+            return ids | own
+    return own

@@ -86,10 +86,16 @@ class ModelRunner:
 
     @classmethod
     def load(
-        cls, config: ReplicaConfig, resolved: ResolvedModel, *, clock: Callable[[], float] = time.perf_counter
+        cls,
+        config: ReplicaConfig,
+        resolved: ResolvedModel,
+        *,
+        tokenizer_eos: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> ModelRunner:
         """Load the model, check that it can be served exactly, and allocate its pages. Shows progress.
 
+        tokenizer_eos: the id that its tokenizer ends a text with, which ends an answer as the model's own do.
         Raises ConfigError (ModelRefused, NotEnoughMemory): unsupported family, memory short, device absent.
         """
         if config.torch_threads is not None:
@@ -108,7 +114,14 @@ class ModelRunner:
         fetch_weights(resolved)
         load_choices.check_memory_for_weights(config, resolved, device, dtype)
         model = load_model(resolved, device, dtype)
-        return cls.over(model, config, resolved.source, max_model_len=max_model_len, clock=clock)
+        return cls.over(
+            model,
+            config,
+            resolved.source,
+            max_model_len=max_model_len,
+            tokenizer_eos=tokenizer_eos,
+            clock=clock,
+        )
 
     @classmethod
     def over(
@@ -118,6 +131,7 @@ class ModelRunner:
         source: str,
         *,
         max_model_len: int,
+        tokenizer_eos: int | None = None,
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> ModelRunner:
@@ -150,7 +164,14 @@ class ModelRunner:
         if recorder is None and device.type == "cuda" and config.cuda_graphs:
             recorder = CudaRecorder(device)
         runner = cls.with_pages(
-            model, layers, config, source, max_model_len=max_model_len, recorder=recorder, clock=clock
+            model,
+            layers,
+            config,
+            source,
+            max_model_len=max_model_len,
+            tokenizer_eos=tokenizer_eos,
+            recorder=recorder,
+            clock=clock,
         )
         runner.check_against(reference, source)
         return runner
@@ -164,6 +185,7 @@ class ModelRunner:
         source: str,
         *,
         max_model_len: int,
+        tokenizer_eos: int | None = None,
         recorder: Recorder | None = None,
         agree: Callable[[int], int] = lambda num_blocks: num_blocks,
         announce: Announce | None = None,
@@ -200,7 +222,7 @@ class ModelRunner:
             num_host_blocks=num_host_blocks,
             vocab_size=int(model.config.get_text_config().vocab_size),
             max_model_len=max_model_len,
-            eos_token_ids=load_choices.eos_token_ids(model),
+            eos_token_ids=load_choices.eos_token_ids(model, tokenizer_eos),
             num_layers=len(layers) if _takes_parts_by_layers(backend, layers) else 1,
         )
         runner = cls(

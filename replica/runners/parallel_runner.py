@@ -53,10 +53,12 @@ class ParallelRunner:
         resolved: ResolvedModel,
         *,
         on_lost: Callable[[], None],
+        tokenizer_eos: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> ParallelRunner:
         """Load every rank's part, check that together they answer as the whole does, and allocate pages.
 
+        tokenizer_eos: as `ModelRunner.load`.
         on_lost: called on a thread of its own when a follower ends before it is told to, once that is logged.
         Raises ConfigError (ModelRefused, NotEnoughMemory) as `ModelRunner.load`, and RankLost.
         """
@@ -89,6 +91,7 @@ class ParallelRunner:
                 loading.config,
                 resolved.source,
                 max_model_len=loading.max_model_len,
+                tokenizer_eos=tokenizer_eos,
                 agree=lambda num_blocks: _agree(followers, num_blocks, resolved.source),
                 announce=lambda sequences: followers.tell(orders.planned(sequences, config.block_size)),
                 clock=clock,

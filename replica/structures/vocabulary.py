@@ -39,13 +39,16 @@ class StructureVocabulary:
         backend.no_truncation()
         # A model that names no end has its tokenizer's: drawn, it ends the structure and so the answer. Some
         # name one that is no token, such as -1.
-        named = [
-            each for each in eos_token_ids if 0 <= each < vocab_size and backend.id_to_token(each) is not None
-        ]
-        ends = sorted(named) or getattr(tokenizer, "eos_token_id", None)
+        own = getattr(tokenizer, "eos_token_id", None)
+        named, own_named = (
+            [each for each in ids if 0 <= each < vocab_size and backend.id_to_token(each) is not None]
+            for ids in (sorted(eos_token_ids), () if own is None else (own,))
+        )
         try:
             self.tokens = LLTokenizer(
-                _drawable(backend.to_str(), vocab_size), n_vocab=vocab_size, eos_token=ends
+                _drawable(backend.to_str(), vocab_size),
+                n_vocab=vocab_size,
+                eos_token=named or own_named or None,
             )
         except ValueError as error:
             raise TokenizerUnsuited(str(error)) from error

@@ -135,3 +135,29 @@ def test_who_has_a_part_of_a_card_is_told_that_it_is_a_part(
     told = r"needs 4\.0 MiB of memory on cuda:0 \(device_share is 0\.5\) for its weights, 3\.0 MiB are free"
     with pytest.raises(NotEnoughMemory, match=told):
         load_choices.check_memory_for_weights(ReplicaConfig(device_share=0.5), stored, CUDA, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "tokenizers", "expected"),
+    [
+        ([5, 9], 7, None, {5, 9}),
+        (None, 7, None, {7}),
+        (None, None, None, set()),
+        ([5, 9], 7, 2, {2, 5, 9}),
+        (5, 7, 2, {2, 5}),
+        (None, 7, 2, {2, 7}),
+        ([], None, 2, {2}),
+        (None, None, 0, {0}),
+        (2, 7, 2, {2}),
+    ],
+)
+def test_a_tokenizers_end_ends_an_answer_beside_the_models(
+    generation: object, config: object, tokenizers: int | None, expected: set[int]
+) -> None:
+    """Answers of a base model's fine-tune that ends its turns with a token of its own ran on to the limit."""
+    text_config = SimpleNamespace(eos_token_id=config)
+    model = SimpleNamespace(
+        generation_config=SimpleNamespace(eos_token_id=generation),
+        config=SimpleNamespace(get_text_config=lambda: text_config),
+    )
+    assert load_choices.eos_token_ids(model, tokenizers) == expected

@@ -77,6 +77,15 @@ def test_an_end_that_is_no_token_is_left_out(named: set[int], ends: list[int]) -
     assert vocabulary.tokens.eos_tokens == ends
 
 
+def test_a_tokenizers_end_without_logits_is_left_out() -> None:
+    """As of a tokenizer that was given one and whose model was not."""
+    tokenizer = a_tokenizer("bytes")
+    tokenizer.eos_token = "<|im_end|>"
+    num_logits = tokenizer.eos_token_id
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=num_logits, eos_token_ids=frozenset({num_logits}))
+    assert num_logits not in vocabulary.tokens.eos_tokens
+
+
 def _with_pieces(shape: str, added: tuple[AddedToken, ...]) -> PreTrainedTokenizerFast:
     tokenizer = a_tokenizer(shape, added)
     if shape.startswith("unigram"):  # as if trained with bytes for what it has no piece for
