@@ -19,6 +19,7 @@ from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
 from replica.engine.watchdog import end_process
 from replica.models.model_source import ResolvedModel, load_tokenizer, resolve
+from replica.output.byte_fallback import ByteFallbackDecoder, byte_tokens
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import Runner, RunnerInfo
@@ -34,11 +35,15 @@ class TokenizerDecoder:
     def __init__(self, tokenizer: Any) -> None:
         # The Rust tokenizer itself where there is one: its wrapper costs ten times the decoding.
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._decode: Callable[[list[int]], str] = (
-            (lambda ids: tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-            if backend is None
-            else (lambda ids: backend.decode(ids, skip_special_tokens=True))
-        )
+        self._decode: Callable[[list[int]], str]
+        if backend is None:
+            self._decode = lambda ids: tokenizer.decode(
+                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        elif byte_token_ids := byte_tokens(backend):
+            self._decode = ByteFallbackDecoder(backend, byte_token_ids).decode
+        else:
+            self._decode = lambda ids: backend.decode(ids, skip_special_tokens=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._decode(list(token_ids))
