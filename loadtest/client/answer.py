@@ -45,7 +45,9 @@ class Answer:
     sent_s: float  # when the request was sent
     took_s: float  # from there to the end of the answer
     ttft_s: float | None  # from there to the first piece of text
-    gaps_s: tuple[float, ...]  # between one piece of text and the next; a piece may hold several tokens
+    gaps_s: tuple[
+        float, ...
+    ]  # between a choice's piece of text and its next; a piece may hold several tokens
     prompt_tokens: int | None
     cached_tokens: int | None  # of the prompt, the engine's count
     output_tokens: int | None
@@ -67,10 +69,13 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """(last piece - first piece) / (tokens - 1), seconds; None for answers of one token."""
-        if self.ttft_s is None or self.output_tokens is None or self.output_tokens < 2:
+        """(last piece - first piece) / (tokens - 1), seconds; None for answers of one token.
+
+        Of several choices their mean, by tokens.
+        """
+        if self.ttft_s is None or self.output_tokens is None or self.output_tokens <= len(self.texts):
             return None
-        return sum(self.gaps_s) / (self.output_tokens - 1)
+        return sum(self.gaps_s) / (self.output_tokens - len(self.texts))
 
 
 class AnswerReader:
@@ -82,7 +87,7 @@ class AnswerReader:
         self._finish_reasons: list[str | None] = [None] * num_choices
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._first_s: float | None = None
-        self._last_s: float | None = None  # the latest piece of text
+        self._last_s: list[float | None] = [None] * num_choices  # the latest piece of text of each
         self._gaps: list[float] = []
         self._usage = Usage()
         self._status: int | None = None
@@ -160,7 +165,7 @@ class AnswerReader:
 
     def _chunk(self, chunk: Chunk, now_s: float) -> None:
         self._usage = chunk.usage or self._usage
-        has_text = is_end = False
+        is_end = False
         for choice in chunk.choices or ():
             index = choice.index
             if not 0 <= index < len(self._texts):
@@ -169,21 +174,19 @@ class AnswerReader:
             text = choice.said
             if text:
                 self._texts[index].append(text)
-                has_text = True
+                self._piece(index, now_s)
             if choice.finish_reason is not None:
                 self._finish_reasons[index] = choice.finish_reason
                 is_end = True
-        if has_text:
-            self._piece(now_s)
-        elif is_end and self._first_s is None:  # all its tokens were such as have no text
-            self._first_s = self._last_s = now_s
-
-    def _piece(self, now_s: float) -> None:
-        if self._last_s is None:
+        if is_end and self._first_s is None:  # all its tokens were such as have no text
             self._first_s = now_s
-        else:
-            self._gaps.append(now_s - self._last_s)
-        self._last_s = now_s
+
+    def _piece(self, index: int, now_s: float) -> None:
+        if self._first_s is None:
+            self._first_s = now_s
+        last_s, self._last_s[index] = self._last_s[index], now_s
+        if last_s is not None:
+            self._gaps.append(now_s - last_s)
 
     def _fail(self, failure: Failure, problem: str) -> None:
         self._failure, self._problem = failure, problem

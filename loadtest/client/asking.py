@@ -19,6 +19,9 @@ from loadtest.client.question import Question
 
 TIMEOUT_S = 300.0  # between two pieces of an answer
 CONNECT_TIMEOUT_S = 30.0
+# Idle connections are kept for less than servers keep them: uvicorn's 5 s are httpx's own as well, and a
+# question that meets a connection on its way to be closed would be the server's failure.
+KEEP_IDLE_S = 2.0
 
 
 class Asker:
@@ -26,7 +29,8 @@ class Asker:
 
     def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
         self._endpoint = endpoint
-        self._client = httpx.Client(timeout=_timeouts(timeout_s))
+        limits = httpx.Limits(keepalive_expiry=KEEP_IDLE_S)
+        self._client = httpx.Client(timeout=_timeouts(timeout_s), limits=limits)
 
     def close(self) -> None:
         self._client.close()
@@ -49,7 +53,9 @@ class AsyncAsker:
     def __init__(self, endpoint: Endpoint, timeout_s: float = TIMEOUT_S) -> None:
         self._endpoint = endpoint
         # No limit: a client that queues for its own connections measures itself.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_IDLE_S
+        )
         self._client = httpx.AsyncClient(timeout=_timeouts(timeout_s), limits=limits)
 
     async def __aenter__(self) -> Self:

@@ -46,6 +46,7 @@ class ToolCall:
 class Delta:
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer name of it
     tool_calls: tuple[ToolCall, ...] | None = None
 
 
@@ -62,7 +63,8 @@ class Choice:
         if self.delta is None:
             return self.text or ""
         calls = [call.function.arguments for call in self.delta.tool_calls or () if call.function is not None]
-        parts = (self.delta.content, self.delta.reasoning_content, *calls)
+        thought = self.delta.reasoning_content or self.delta.reasoning  # one of them, where both are sent
+        parts = (self.delta.content, thought, *calls)
         return "".join(part for part in parts if part)
 
 

@@ -40,6 +40,23 @@ def test_times_are_those_of_pieces_with_text() -> None:
     assert answer.cached_tokens is None  # not told: not the same as none
 
 
+def test_gaps_are_those_of_each_choice() -> None:
+    """Several choices come in one step: between two of them nobody waits."""
+    steps = [(at, chat(text, None, index)) for at, text in ((2, "a"), (5, "b")) for index in range(3)]
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 6}}
+    answer = read(*steps, (5, usage), num_choices=3)
+    assert (answer.ttft_s, answer.gaps_s, answer.tpot_s) == (2.0, (3.0, 3.0, 3.0), 3.0)
+
+
+@pytest.mark.parametrize(
+    "fields", [("reasoning_content",), ("reasoning",), ("reasoning_content", "reasoning")]
+)
+def test_a_thought_is_said_once_by_whatever_name_it_comes(fields: tuple[str, ...]) -> None:
+    thought = {"choices": [{"index": 0, "delta": dict.fromkeys(fields, "hm")}]}
+    answer = read((1, thought), (2, chat("a", "stop")), (2, "[DONE]"))
+    assert (answer.text, answer.ttft_s, answer.gaps_s) == ("hma", 1.0, (1.0,))
+
+
 def test_tokens_without_text_have_a_first_one_too() -> None:
     answer = read((1, chat()), (3, chat("", "length")), (3, "[DONE]"))
     assert (answer.is_ok, answer.ttft_s, answer.text) == (True, 3.0, "")

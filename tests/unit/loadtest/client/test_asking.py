@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.client.asking import Asker, AsyncAsker
+from loadtest.client.endpoint import Endpoint
 
 # In a process of its own: here everything is loaded already.
 SCRIPT = """
@@ -31,3 +38,15 @@ asyncio.run(main())
 def test_libraries_are_loaded_before_the_first_question() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert ended.stdout == "404 []\n", ended.stderr
+
+
+@pytest.mark.parametrize(("kind", "client"), [(Asker, "Client"), (AsyncAsker, "AsyncClient")])
+def test_no_connection_is_kept_for_as_long_as_servers_keep_them(
+    kind: type[Any], client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pauses of about uvicorn's five seconds ended in questions that were cut, over a network with delay."""
+    asked: list[httpx.Limits] = []
+    monkeypatch.setattr(httpx, client, lambda *, limits, timeout: asked.append(limits))
+    kind(Endpoint("http://server", "tiny"))
+    assert asked[0].keepalive_expiry is not None
+    assert asked[0].keepalive_expiry <= 2.5
