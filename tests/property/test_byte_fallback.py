@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, models
 
 from cache.messages import FinishReason, SamplingParams
-from replica.assembly import TokenizerDecoder
 from replica.output.byte_fallback import byte_tokens
 from replica.output.detokenizer import Detokenizer
+from tests.fakes.decoders import BYTES, LlamaDecoder
 from tests.fakes.engine import TokenizersDecoder
 
-BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-PIECES = ("▁", "a", "b", "▁the", "é", ".", "日", "\ufffd")
-
-
-def llama_tokenizer() -> Tokenizer:
-    """A text's first space is dropped, and bytes stand for what has no piece, such as 你 and all emoji."""
-    vocab = {name: token_id for token_id, name in enumerate(("<unk>", *BYTES, *PIECES))}
-    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.add_tokens(["<call>"])
-    return tokenizer
-
-
-TOKENIZER = llama_tokenizer()
-DECODER = TokenizerDecoder(SimpleNamespace(backend_tokenizer=TOKENIZER))  # as the engine has it
+DECODER = LlamaDecoder()
+TOKENIZER = DECODER.tokenizer
 SPECIAL = TOKENIZER.token_to_id("</s>")
 TEXTS = st.text(st.sampled_from("ab .é日你好世界😀👩\u200d👧\ufffd"), max_size=30)
 BYTE_IDS = st.integers(1, 256)
-
-
-def encode(text: str) -> list[int]:
-    ids: list[int] = TOKENIZER.encode(text.replace(" ", "▁")).ids
-    return ids
+encode = DECODER.encode
 
 
 def shown(

@@ -1,36 +1,81 @@
-"""The detokenizer's laws, over random token streams of a real byte-level tokenizer."""
+"""The detokenizer's laws, over random token streams of tokenizers of each kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cache.messages import FinishReason, SamplingParams
-from replica.output.detokenizer import Detokenizer
+from replica.output.detokenizer import Detokenizer, TokenDecoder
+from tests.fakes.decoders import LlamaDecoder, SentencePieceDecoder
 from tests.fakes.engine import TokenizersDecoder
 
-DECODER = TokenizersDecoder()
-VOCAB_SIZE = DECODER.tokenizer.get_vocab_size()
-SPECIAL = [0, 1, 2]
-# Ids of single bytes that no UTF-8 character starts or ends with cleanly: where decoders go wrong.
-LONE_BYTES = [i for i in range(VOCAB_SIZE) if DECODER.decode([i]) == "\ufffd"]
+ALPHABET = "ab .,\n|é€日本語你🙂👩\u200d👧\ufffdÀ"
 
-TEXTS = st.text(alphabet=st.sampled_from("ab .,\n|é€日本語🙂👩\u200d👧\ufffdÀ"), max_size=40).map(
-    DECODER.encode
+
+class Coder(TokenDecoder, Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Kind:
+    """A tokenizer's decoder and the tokens to try it with."""
+
+    name: str
+    decoder: Coder
+    vocab_size: int
+    special: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def lone_bytes(self) -> list[int]:
+        """Ids of bytes that are no character by themselves: where decoders go wrong."""
+        return [i for i in range(self.vocab_size) if self.decoder.decode([i]) == "\ufffd"]
+
+    def texts(self) -> st.SearchStrategy[list[int]]:
+        return st.text(alphabet=st.sampled_from(ALPHABET), max_size=40).map(self.decoder.encode)
+
+    def streams(self) -> st.SearchStrategy[list[int]]:
+        lone = self.lone_bytes()
+        ordinary = [i for i in range(self.vocab_size) if i not in lone][:40]
+        texts = self.texts()
+        return st.one_of(
+            st.lists(st.integers(0, self.vocab_size - 1), max_size=60),
+            st.lists(st.sampled_from(lone), max_size=60),
+            st.lists(st.sampled_from([*lone, *self.special, *ordinary]), max_size=60),
+            st.lists(st.sampled_from(self.special), max_size=60),
+            texts,
+            st.tuples(texts, texts).map(lambda pair: [t for both in zip(*pair, strict=False) for t in both]),
+            st.lists(st.one_of(texts, st.lists(st.sampled_from(lone), max_size=3)), max_size=6).map(
+                lambda parts: [t for part in parts for t in part][:90]
+            ),
+        )
+
+
+DECODER, LLAMA_DECODER = TokenizersDecoder(), LlamaDecoder()
+BYTE_LEVEL = Kind("byte-level", DECODER, DECODER.tokenizer.get_vocab_size(), (0, 1, 2))
+LLAMA = Kind(
+    "byte fallback",
+    LLAMA_DECODER,
+    LLAMA_DECODER.tokenizer.get_vocab_size(),
+    tuple(LLAMA_DECODER.tokenizer.token_to_id(name) for name in ("<s>", "</s>")),
 )
-TOKENS = st.one_of(
-    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=60),
-    st.lists(st.sampled_from(LONE_BYTES), max_size=60),
-    st.lists(st.sampled_from(LONE_BYTES + SPECIAL + list(range(3, 40))), max_size=60),
-    st.lists(st.sampled_from(SPECIAL), max_size=60),
-    TEXTS,
-    st.tuples(TEXTS, TEXTS).map(lambda pair: [t for both in zip(*pair, strict=False) for t in both]),
-)
+SENTENCEPIECE = Kind("bytes each", SentencePieceDecoder(), 258, (256, 257))
+KINDS = (BYTE_LEVEL, LLAMA, SENTENCEPIECE)
+LONE_BYTES = BYTE_LEVEL.lone_bytes()
+
+Stream = tuple[Kind, list[int]]
+STREAMS = st.one_of(*(st.tuples(st.just(kind), kind.streams()) for kind in KINDS))
 
 
 def run(
+    decoder: TokenDecoder,
     tokens: Sequence[int],
     *,
     takes: Sequence[bool] = (),
@@ -41,7 +86,7 @@ def run(
     """All text given out, the reason to stop, and how many tokens were taken."""
     params = SamplingParams(max_tokens=max(1, len(tokens)), ignore_eos=True, **sampling)  # type: ignore[arg-type]
     detokenizer = Detokenizer(
-        DECODER,
+        decoder,
         params,
         frozenset({2}),
         max_tokens=params.max_tokens,
@@ -59,89 +104,119 @@ def run(
     return text + detokenizer.take(), reason, used
 
 
-@given(TOKENS, st.lists(st.booleans(), max_size=60))
-@example(LONE_BYTES[:1] * 40, [])
-@example(DECODER.encode("👩\u200d👧🙂"), [])
-@example([*LONE_BYTES[:1] * 9, *DECODER.encode("🙂")[:1], 0, *DECODER.encode("🙂")[1:]], [])
-@settings(max_examples=400)
-def test_deltas_joined_are_the_full_decode(tokens: list[int], takes: list[bool]) -> None:
+@given(STREAMS, st.lists(st.booleans(), max_size=60))
+@example((BYTE_LEVEL, LONE_BYTES[:1] * 40), [])
+@example((BYTE_LEVEL, DECODER.encode("👩\u200d👧🙂")), [])
+@example(
+    (BYTE_LEVEL, [*LONE_BYTES[:1] * 9, *DECODER.encode("🙂")[:1], 0, *DECODER.encode("🙂")[1:]]),
+    [],
+)
+@example((LLAMA, LLAMA_DECODER.encode("a你本語 b")), [False, False, True])
+@settings(max_examples=600)
+def test_deltas_joined_are_the_full_decode(stream: Stream, takes: list[bool]) -> None:
     """Whenever text is taken, and whatever bytes the tokens cut in two."""
-    assert run(tokens, takes=takes)[0] == DECODER.decode(tokens)
+    kind, tokens = stream
+    assert run(kind.decoder, tokens, takes=takes)[0] == kind.decoder.decode(tokens)
 
 
-@given(TOKENS, TOKENS)
-@settings(max_examples=200)
-def test_a_prompt_changes_nothing_where_each_token_stands_for_its_bytes(
-    prompt: list[int], tokens: list[int]
-) -> None:
+@given(st.one_of(*(st.tuples(st.just(kind), kind.streams(), kind.streams()) for kind in KINDS)))
+@settings(max_examples=300)
+def test_a_prompt_changes_nothing_but_the_first_space(pair: tuple[Kind, list[int], list[int]]) -> None:
     """What the output is decoded behind ends with a character, so that no byte of it is completed there."""
-    assert run(tokens, prompt=prompt)[0] == DECODER.decode(tokens)
+    kind, prompt, tokens = pair
+    alone = kind.decoder.decode(tokens)
+    expected = (alone, " " + alone) if kind is LLAMA else (alone,)
+    assert run(kind.decoder, tokens, prompt=prompt)[0] in expected
 
 
-@given(TOKENS)
-@settings(max_examples=200)
-def test_no_text_is_taken_back(tokens: list[int]) -> None:
-    """At every moment the text given out so far is the beginning of what the whole decodes to."""
-    full = DECODER.decode(tokens)
+@given(st.one_of(*(st.tuples(st.just(kind), kind.texts(), kind.streams()) for kind in KINDS)))
+@example((LLAMA, LLAMA_DECODER.encode("你"), LLAMA_DECODER.encode("🙂 你a")))
+@settings(max_examples=400)
+def test_a_text_is_what_is_added_to_the_prompts(pair: tuple[Kind, list[int], list[int]]) -> None:
+    """Also where the prompt ends in a character's bytes and the output begins with such."""
+    kind, prompt, tokens = pair
+    before = kind.decoder.decode(prompt)
+    assume(before and not before.endswith("\ufffd"))
+    whole = kind.decoder.decode([*prompt, *tokens])
+    assert before + run(kind.decoder, tokens, prompt=prompt)[0] == whole
+
+
+@given(STREAMS)
+@settings(max_examples=300)
+def test_no_text_is_taken_back_nor_held_without_need(stream: Stream) -> None:
+    """At every moment it is the beginning of the whole's; what lacks is a character that is not whole."""
+    kind, tokens = stream
+    full = kind.decoder.decode(tokens)
     detokenizer = Detokenizer(
-        DECODER, SamplingParams(max_tokens=1000), frozenset(), max_tokens=max(1, len(tokens))
+        kind.decoder, SamplingParams(max_tokens=1000), frozenset(), max_tokens=max(1, len(tokens))
     )
     shown = ""
-    for token_id in tokens:
+    for count, token_id in enumerate(tokens, start=1):
         detokenizer.push(token_id)
         shown += detokenizer.take()
         assert full.startswith(shown)
+        assert kind.decoder.decode(tokens[:count]).removeprefix(shown) in (
+            "",
+            *("\ufffd" * n for n in (1, 2, 3)),
+        )
 
 
-@given(TOKENS, st.lists(st.text(alphabet="ab .,|é€日🙂", min_size=1, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=400)
-def test_text_ends_where_the_first_stop_begins(tokens: list[int], stops: list[str]) -> None:
+@given(STREAMS, st.lists(st.text(alphabet="ab .,|é€日你🙂", min_size=1, max_size=3), min_size=1, max_size=3))
+@example((LLAMA, LLAMA_DECODER.encode("你本語 b")), ["本"])
+@settings(max_examples=600)
+def test_text_ends_where_the_first_stop_begins(stream: Stream, stops: list[str]) -> None:
     """A stop string ends the text right before it, wherever tokens and deltas cut it."""
-    text, reason, used = run(tokens, stop=tuple(stops))
-    full = DECODER.decode(tokens[:used])
+    kind, tokens = stream
+    text, reason, used = run(kind.decoder, tokens, stop=tuple(stops))
+    full = kind.decoder.decode(tokens[:used])
     found = [at for stop in stops if (at := full.find(stop)) >= 0]
     if found:
         assert (text, reason) == (full[: min(found)], FinishReason.STOP)
     else:
-        assert text == DECODER.decode(tokens)
+        assert text == kind.decoder.decode(tokens)
         assert used == len(tokens)
 
 
-@given(TOKENS, st.data(), st.sampled_from([(), ("a",), (" .", "b|"), ("€",)]), st.integers(0, 5))
-@settings(max_examples=300)
+@given(STREAMS, st.data(), st.sampled_from([(), ("a",), (" .", "b|"), ("€",)]), st.integers(0, 5))
+@settings(max_examples=400)
 def test_a_continued_stream_gives_the_rest(
-    tokens: list[int], data: st.DataObject, stops: tuple[str, ...], min_tokens: int
+    stream: Stream, data: st.DataObject, stops: tuple[str, ...], min_tokens: int
 ) -> None:
     """For every cut: text already sent and text after the cut are the uninterrupted text."""
-    whole, reason, used = run(tokens, stop=stops, min_tokens=min_tokens)
+    kind, tokens = stream
+    whole, reason, used = run(kind.decoder, tokens, stop=stops, min_tokens=min_tokens)
     sent_chars = data.draw(st.integers(0, len(whole)))
-    assert run(tokens, stop=stops, min_tokens=min_tokens, sent_chars=sent_chars) == (
+    assert run(kind.decoder, tokens, stop=stops, min_tokens=min_tokens, sent_chars=sent_chars) == (
         whole[sent_chars:],
         reason,
         used,
     )
 
 
-class CountingDecoder(TokenizersDecoder):
+class CountingDecoder:
     """Counts the tokens it decodes: the work done."""
 
-    num_decoded = 0
+    def __init__(self, decoder: TokenDecoder) -> None:
+        self._decoder = decoder
+        self.num_decoded = self.longest = 0
 
     def decode(self, token_ids: Sequence[int]) -> str:
         self.num_decoded += len(token_ids)
-        return super().decode(token_ids)
+        self.longest = max(self.longest, len(token_ids))
+        return self._decoder.decode(token_ids)
 
 
-@given(st.sampled_from([LONE_BYTES[:1], SPECIAL, [*LONE_BYTES[3:6], 0], DECODER.encode("日本語 text, ")]))
-@settings(max_examples=10)
-def test_work_grows_with_the_output_not_with_its_square(pattern: list[int]) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=repr)
+def test_work_grows_with_the_output_not_with_its_square(kind: Kind) -> None:
     """A model stuck in a loop, even of broken bytes, must not bring the engine to a halt."""
-    work = []
-    for length in (300, 1200):
-        decoder = CountingDecoder()
-        detokenizer = Detokenizer(decoder, SamplingParams(max_tokens=9999), frozenset(), max_tokens=9999)
-        for index in range(length):
-            detokenizer.push(pattern[index % len(pattern)])
-            detokenizer.take()
-        work.append(decoder.num_decoded)
-    assert work[1] < 6 * work[0]
+    lone, special, text = kind.lone_bytes(), list(kind.special), kind.decoder.encode("日本語 text, 你你")
+    for loop in (lone[:1], lone[-1:], [*lone[3:6], *special], special, text):
+        short, long = (work(kind, loop * (times // len(loop))) for times in (300, 1200))
+        assert long.num_decoded < 6 * short.num_decoded
+        assert long.longest == short.longest < 40
+
+
+def work(kind: Kind, tokens: Sequence[int]) -> CountingDecoder:
+    decoder = CountingDecoder(kind.decoder)
+    run(decoder, tokens)
+    return decoder
