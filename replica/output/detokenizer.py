@@ -14,8 +14,8 @@ from cache.messages import FinishReason, SamplingParams
 
 REPLACEMENT = "\ufffd"
 
-# A character cut short leaves at most three bytes behind: one U+FFFD from a byte-level decoder, up
-# to three from a byte-fallback one. So no more than this many at the end can still change.
+# A character cut short leaves at most three bytes behind: one U+FFFD for them together, or one for each
+# where SentencePiece decodes. So no more than this many at the end can still change.
 MAX_UNSETTLED = 3
 
 # How many tokens may pile up without a clean cut before one is searched for the expensive way.
@@ -29,7 +29,10 @@ class TokenDecoder(Protocol):
     """A tokenizer's way back. Pure; called from the engine thread only."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens together, special tokens left out, nothing cleaned up."""
+        """Text of the tokens together, special tokens left out, nothing cleaned up.
+
+        A character that is whole stays what it is, whatever tokens follow.
+        """
 
 
 class NoText:
@@ -183,10 +186,15 @@ class _Window:
         if has_grown and not text.endswith(REPLACEMENT):
             self._cut(len(self._tokens), text)
         elif len(self._tokens) - self._read > LONG_WINDOW_TOKENS:
-            if not has_grown and not self._decoder.decode(self._tokens[self._read :]):
-                del self._tokens[self._read :]  # special tokens all: invisible, so never needed
-            else:
+            self._drop_invisible()
+            if len(self._tokens) - self._read > LONG_WINDOW_TOKENS:
                 self._cut_inside(text)
+
+    def _drop_invisible(self) -> None:
+        """Leave of the new tokens those that are seen: special ones change no text, and may come for ever."""
+        # Twice: the first space of a text is not seen behind some decoders, and the second is.
+        new = [each for each in self._tokens[self._read :] if self._decoder.decode([each, each])]
+        self._tokens[self._read :] = array("i", new)
 
     def _cut(self, at: int, text: str) -> None:
         """Drop the context; tokens [read, at) become the new one. `text`: of the whole window."""
@@ -204,8 +212,10 @@ class _Window:
     def _cut_inside(self, text: str) -> None:
         """Invalid bytes never end a character cleanly: find a place where both sides decode alike.
 
-        Were a character torn at `at`, its first half would show at least one U+FFFD and its second
-        half another, so the two sides together would be longer than the whole: equality proves a border.
+        Were a character torn at `at`, its first half would show at least one U+FFFD and its second half
+        another, so the two sides together would be longer than the whole: equality proves a border. Not so
+        where each byte of half a character shows one. But nothing is dropped at `at` before the next cut, and
+        that comes where a character ends, or after more tokens that are seen than a character has bytes.
         """
         for at in range(len(self._tokens) - 1, self._read, -1):
             right = self._decoder.decode(self._tokens[at:])

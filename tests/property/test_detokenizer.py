@@ -112,6 +112,8 @@ def run(
     [],
 )
 @example((LLAMA, LLAMA_DECODER.encode("a你本語 b")), [False, False, True])
+@example((LLAMA, [*LLAMA_DECODER.encode(" "), *LLAMA.special * 5, *LLAMA_DECODER.encode(" a")]), [])
+@example((SENTENCEPIECE, [*b"\x80" * 7, *b"\xf0\x9f", *[256] * 8, *b"\x99\x82"]), [])
 @settings(max_examples=600)
 def test_deltas_joined_are_the_full_decode(stream: Stream, takes: list[bool]) -> None:
     """Whenever text is taken, and whatever bytes the tokens cut in two."""
@@ -210,8 +212,16 @@ class CountingDecoder:
 def test_work_grows_with_the_output_not_with_its_square(kind: Kind) -> None:
     """A model stuck in a loop, even of broken bytes, must not bring the engine to a halt."""
     lone, special, text = kind.lone_bytes(), list(kind.special), kind.decoder.encode("日本語 text, 你你")
-    for loop in (lone[:1], lone[-1:], [*lone[3:6], *special], special, text):
-        short, long = (work(kind, loop * (times // len(loop))) for times in (300, 1200))
+    for begin, loop in [
+        ([], lone[:1]),
+        ([], lone[-1:]),
+        ([], [*lone[3:6], *special]),
+        ([], special),
+        (lone[:1], special),
+        (kind.decoder.encode(" "), special),
+        ([], text),
+    ]:
+        short, long = (work(kind, [*begin, *loop * (times // len(loop))]) for times in (300, 1200))
         assert long.num_decoded < 6 * short.num_decoded
         assert long.longest == short.longest < 40
 
