@@ -30,35 +30,22 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerDecoder:
-    """`TokenDecoder` over a transformers tokenizer: special tokens left out, nothing cleaned up."""
+    """`TokenDecoder` over a transformers tokenizer: nothing cleaned up."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, spells_special: bool = False) -> None:
+        """spells_special: special tokens are in the text by their names; else they are left out."""
+        skips = not spells_special
         # The Rust tokenizer itself where there is one: its wrapper costs ten times the decoding.
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._decode: Callable[[list[int]], str]
         if backend is None:
             self._decode = lambda ids: tokenizer.decode(
-                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False
             )
         elif byte_token_ids := byte_tokens(backend):
-            self._decode = ByteFallbackDecoder(backend, byte_token_ids).decode
+            self._decode = ByteFallbackDecoder(backend, byte_token_ids, skip_special_tokens=skips).decode
         else:
-            self._decode = lambda ids: backend.decode(ids, skip_special_tokens=True)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._decode(list(token_ids))
-
-
-class SpellingDecoder:
-    """`TokenDecoder` over a transformers tokenizer: special tokens spelled, nothing cleaned up."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)  # as above
-        self._decode: Callable[[list[int]], str] = (
-            (lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-            if backend is None
-            else (lambda ids: backend.decode(ids, skip_special_tokens=False))
-        )
+            self._decode = lambda ids: backend.decode(ids, skip_special_tokens=skips)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._decode(list(token_ids))
@@ -85,7 +72,7 @@ class Assembly:
             self.config,
             BlockHasher(self.fingerprint),
             decoder=self.decoder,
-            spelling_decoder=SpellingDecoder(self.tokenizer),
+            spelling_decoder=TokenizerDecoder(self.tokenizer, spells_special=True),
             structures=self.structures,
             sink=sink,
             clock=clock,

@@ -23,16 +23,20 @@ class ByteFallbackDecoder:
     Valid runs, and what is no byte, are left to it.
     """
 
-    def __init__(self, backend: Any, byte_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, backend: Any, byte_token_ids: frozenset[int], *, skip_special_tokens: bool = True
+    ) -> None:
         """backend: a `tokenizers.Tokenizer`. byte_token_ids: what `byte_tokens` says of it."""
         self._backend = backend
         self._byte_token_ids = byte_token_ids
-        self._special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+        self._skip_special_tokens = skip_special_tokens
+        added = backend.get_added_tokens_decoder().values() if skip_special_tokens else ()
+        self._left_out = {token.content for token in added if token.special}
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str
         if self._byte_token_ids.isdisjoint(token_ids):
-            text = self._backend.decode(list(token_ids), skip_special_tokens=True)
+            text = self._backend.decode(list(token_ids), skip_special_tokens=self._skip_special_tokens)
         else:
             text = self._backend.decoder.decode(list(_mended(self._visible(token_ids))))
         return text
@@ -41,7 +45,7 @@ class ByteFallbackDecoder:
         """The tokens' names: of those that are in texts, as the library itself leaves the others out."""
         for token_id in token_ids:
             name = self._backend.id_to_token(token_id)
-            if name is not None and name not in self._special:
+            if name is not None and name not in self._left_out:
                 yield name
 
 

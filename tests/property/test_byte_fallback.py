@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, example, given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from cache.messages import FinishReason, SamplingParams
+from replica.assembly import TokenizerDecoder
 from replica.output.byte_fallback import byte_tokens
 from replica.output.detokenizer import Detokenizer
 from tests.fakes.decoders import BYTES, LlamaDecoder
@@ -91,3 +93,10 @@ def test_only_tokens_that_stand_for_bytes_are_taken_for_such() -> None:
     assert byte_tokens(TokenizersDecoder().tokenizer) == frozenset()
     spelled = Tokenizer(models.WordLevel({name: index for index, name in enumerate(BYTES)}, BYTES[0]))
     assert byte_tokens(spelled) == frozenset()
+
+
+@pytest.mark.parametrize(("spells_special", "text"), [(False, "你\ufffda"), (True, "你<s>\ufffd</s>a")])
+def test_the_engine_decodes_so_and_spelled_special_tokens_part_bytes(spells_special: bool, text: str) -> None:
+    decoder = TokenizerDecoder(SimpleNamespace(backend_tokenizer=TOKENIZER), spells_special=spells_special)
+    names = ["<0xE4>", "<0xBD>", "<0xA0>", "<s>", "<0xE4>", "</s>", "a"]
+    assert decoder.decode([TOKENIZER.token_to_id(name) for name in names]) == text

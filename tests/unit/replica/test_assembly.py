@@ -11,7 +11,7 @@ import pytest
 import replica.assembly
 from cache.errors import StructureRefused
 from cache.structure import Structure, StructureKind
-from replica.assembly import SpellingDecoder, TokenizerDecoder, assemble
+from replica.assembly import TokenizerDecoder, assemble
 from replica.config import ReplicaConfig, SimConfig
 from replica.models.model_source import load_tokenizer, resolve
 from replica.scheduling.runner import Runner
@@ -68,7 +68,7 @@ def test_decoding_leaves_specials_out_and_cleans_nothing_up(model_cache: None) -
     text = "A , b . do n't  🙂\n"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert decoder.decode([*ids, tokenizer.eos_token_id]) == text
-    spelling = SpellingDecoder(tokenizer)
+    spelling = TokenizerDecoder(tokenizer, spells_special=True)
     assert spelling.decode([*ids, tokenizer.eos_token_id]) == text + tokenizer.eos_token
 
     class Slow:
@@ -81,4 +81,4 @@ def test_decoding_leaves_specials_out_and_cleans_nothing_up(model_cache: None) -
             return "slow" if skip_special_tokens else "<s>slow"
 
     assert TokenizerDecoder(Slow()).decode([1]) == "slow"
-    assert SpellingDecoder(Slow()).decode([1]) == "<s>slow"
+    assert TokenizerDecoder(Slow(), spells_special=True).decode([1]) == "<s>slow"
