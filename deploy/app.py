@@ -20,6 +20,7 @@ from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING, check_sett
 from deploy.config import AppConfig, router_config
 from deploy.cpus import REPLICA_CPUS, ROUTER_CPUS
 from deploy.router_settings import ROUTER_VARIABLE, laid_over
+from deploy.tokenizer import checked_template
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
@@ -28,7 +29,7 @@ from replica.models.model_source import ResolvedModel, check_weights, resolve, s
 from replica.server import ReplicaServer
 from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress
-from router.prompts.prompt import chat_template_of, hide_torch
+from router.prompts.prompt import hide_torch
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -48,6 +49,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         # Before a rolling update has stopped a replica for one that cannot start.
         check_weights(model)
         check_config(model, config.replica.max_model_len)
+    chat_template = checked_template(model)
     # Pinned: who starts later would load what a branch, or the folder, has become by then, beside others that
     # run on.
     pinned = replace(config.replica, revision=model.revision)
@@ -64,7 +66,7 @@ def build(args: dict[str, Any]) -> serve.Application:
             replica,
             model,
             kv_dtype="simulated" if replica.runner == "simulated" else replica.dtype,
-            chat_template=chat_template_of(tokenizer, tokenizer_revision),
+            chat_template=chat_template,
         ),
     )
     actor_options = {"num_gpus": replica.tensor_parallel} if replica.device == "cuda" else {}

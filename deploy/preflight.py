@@ -21,6 +21,7 @@ from deploy.cpus import cpus_each, machine_cpus
 from deploy.errors import MachineLacks
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
+from deploy.tokenizer import checked_template
 from replica.memory import free_host_bytes
 from replica.models.config_rules import check_config
 from replica.models.model_source import NotEnoughMemory, check_weights, resolve, weight_bytes
@@ -42,6 +43,7 @@ def check_models(file: ServeFile) -> str:
     config = file.app.replica
     model = resolve(config.model, config.revision)
     if config.runner == "simulated":  # of the model it has the tokenizer alone
+        checked_template(model)
         return "simulated"
     check_weights(model)
     check_config(model, config.max_model_len)
@@ -49,6 +51,7 @@ def check_models(file: ServeFile) -> str:
     if limit is not None and config.max_model_len is not None and config.max_model_len > limit:
         accepted = f"must be at most {limit}, the positions that {model.source} knows"
         raise ConfigError("args.replica.max_model_len", config.max_model_len, accepted)
+    checked_template(model)
     return model.model_id
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jinja2
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -22,6 +23,7 @@ from cache.types import RequestId, pack_tokens
 from replica.assembly import Assembly, assemble
 from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
+from replica.models.model_source import ModelRefused
 from replica.output import sample_table
 
 SNIPPET_CHARS = 48
@@ -143,7 +145,10 @@ def verdict(first: Answer, second: Answer) -> str:
 def _request(
     assembly: Assembly, question: sample_table.Question, number: int, max_tokens: int
 ) -> GenerateRequest:
-    token_ids = pack_tokens(_tokenize(assembly.tokenizer, sample_table.prompt(question)))
+    try:
+        token_ids = pack_tokens(_tokenize(assembly.tokenizer, sample_table.prompt(question)))
+    except jinja2.TemplateError as error:
+        raise ModelRefused(assembly.model.source, f"its chat template cannot be used: {error}") from error
     return GenerateRequest(
         request_id=RequestId(f"ask-{number}"),
         token_ids=token_ids,

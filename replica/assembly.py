@@ -18,7 +18,8 @@ from cache.host_tier import TierEventSink
 from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
 from replica.engine.watchdog import end_process
-from replica.models.model_source import ResolvedModel, load_tokenizer, resolve
+from replica.models.model_source import ResolvedModel, resolve
+from replica.models.tokenizer_source import load_tokenizer
 from replica.output.byte_fallback import ByteFallbackDecoder, byte_tokens
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner

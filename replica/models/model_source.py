@@ -127,7 +127,7 @@ def _tiny_folder() -> Path:
 
 def stored_dtype(resolved: ResolvedModel) -> str:
     """The float type the checkpoint was saved as; "bfloat16" where its config does not say."""
-    config = _read_json(resolved.source, resolved.folder / "config.json")
+    config = read_json(resolved.source, resolved.folder / "config.json")
     found = config.get("dtype") or config.get("torch_dtype")
     return found if found in ELEMENT_BYTES else "bfloat16"
 
@@ -151,7 +151,7 @@ def _shards(resolved: ResolvedModel) -> list[str]:
     index = resolved.folder / WEIGHTS_INDEX
     if not index.exists():
         return []
-    weight_map = _read_json(resolved.source, index).get("weight_map")
+    weight_map = read_json(resolved.source, index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ModelRefused(resolved.source, f"{WEIGHTS_INDEX} has no weight_map from parameters to files")
@@ -191,23 +191,6 @@ def _stored_tensors(resolved: ResolvedModel) -> Iterator[dict[str, Any]]:
             yield tensor
 
 
-def load_tokenizer(resolved: ResolvedModel) -> Any:
-    """The model's own tokenizer (a transformers `PreTrainedTokenizerBase`). Raises ModelRefused."""
-    with heap.without_collections():
-        from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(resolved.folder, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises a bare one for a file that a later version wrote
-        raise ModelRefused(resolved.source, f"its tokenizer cannot be loaded: {_reason(error)}") from error
-    # Without tokenizer files some families get an empty one, which would read every prompt as nothing.
-    if set(tokenizer.encode("any text", add_special_tokens=False)) <= set(tokenizer.all_special_ids):
-        raise ModelRefused(
-            resolved.source, "its tokenizer knows no words: are the tokenizer's files missing?"
-        )
-    return tokenizer
-
-
 def load_config(resolved: ResolvedModel) -> Any:
     """The model's transformers config. Raises ModelRefused for unknown families and remote code."""
     from transformers import AutoConfig
@@ -215,7 +198,7 @@ def load_config(resolved: ResolvedModel) -> Any:
     try:
         return AutoConfig.from_pretrained(resolved.folder, trust_remote_code=False)
     except Exception as error:  # families check their fields, each with errors of its own
-        raw = _read_json(resolved.source, resolved.folder / "config.json")
+        raw = read_json(resolved.source, resolved.folder / "config.json")
         family = raw.get("model_type", "unnamed")
         if "auto_map" in raw:
             raise ModelRefused(
@@ -224,7 +207,7 @@ def load_config(resolved: ResolvedModel) -> Any:
             ) from error
         raise ModelRefused(
             resolved.source,
-            f"this version of transformers cannot read a {family!r} config: {_reason(error)}",
+            f"this version of transformers cannot read a {family!r} config: {described(error)}",
         ) from error
 
 
@@ -254,7 +237,7 @@ def load_model(resolved: ResolvedModel, device: torch.device, dtype: torch.dtype
             ignore_mismatched_sizes=True,  # refused below, by name; transformers only points at its log
         )
     except Exception as error:  # families check what they are built with, each with errors of its own
-        raise ModelRefused(resolved.source, f"cannot be loaded: {_reason(error)}") from error
+        raise ModelRefused(resolved.source, f"cannot be loaded: {described(error)}") from error
     misfits = sorted(
         f"{name}: {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"]
     )
@@ -317,7 +300,7 @@ def _check_metadata(model: str, folder: Path, names: Iterable[str]) -> dict[str,
     ModelRefused."""
     listed = set(names)
     _check_listing(model, listed)
-    config = _read_json(model, folder / "config.json")
+    config = read_json(model, folder / "config.json")
     if named := config.get("transformers_weights"):
         raise ModelRefused(
             model,
@@ -362,7 +345,7 @@ def _check_generation_config(model: str, folder: Path) -> None:
     path = folder / GENERATION_CONFIG
     if not path.exists():
         return
-    ends = _read_json(model, path).get("eos_token_id")
+    ends = read_json(model, path).get("eos_token_id")
     ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
         raise ModelRefused(
@@ -433,10 +416,11 @@ def fetch_weights(resolved: ResolvedModel) -> None:
 # -- files ------------------------------------------------------------------------------------------
 
 
-def _read_json(model: str, path: Path) -> dict[str, Any]:
+def read_json(model: str, path: Path) -> dict[str, Any]:
+    """The object in one of a model's files. Raises ModelRefused, naming the file."""
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(model, f"{path.name} cannot be read: {_first_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelRefused(model, f"{path.name} is not a JSON object")
@@ -462,7 +446,7 @@ def _safetensors_header(model: str, path: Path) -> dict[str, Any]:
     return header
 
 
-def _reason(error: Exception) -> str:
+def described(error: Exception) -> str:
     """What kind of error it is, and its first line; the second, too, where the first only leads to it."""
     first, *others = str(error).strip().split("\n")
     told = " ".join([first, others[0].strip()]) if first.endswith(":") and others else first

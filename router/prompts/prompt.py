@@ -36,6 +36,7 @@ from router.errors import InvalidField, NoChatTemplate, PromptsBusy
 from router.prompts.chat import Chat
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
 from router.prompts.segments import WholeOnly, segment_rule
+from router.prompts.template_check import template_fault
 from router.prompts.token_bytes import token_bytes_of
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
@@ -65,15 +66,6 @@ def hide_torch() -> None:
             import transformers.utils  # noqa: F401
     finally:
         del sys.modules["torch"]
-
-
-def chat_template_of(source: str, revision: str | None = None) -> ChatTemplate:
-    """The chat template of the tokenizer in a folder or hub repository; None if it has none.
-
-    Raises ConfigError when there is no tokenizer to load.
-    """
-    template: ChatTemplate = _load(source, revision).chat_template
-    return template
 
 
 class PromptEncoder:
@@ -339,7 +331,7 @@ class PromptEncoder:
 
     def _apply_template(self, chat: Chat, *, tokenize: bool) -> Any:
         """The chat's text, or its token ids."""
-        if not self._template:
+        if not self.chat_template(has_tools=bool(chat.tools)):
             raise NoChatTemplate(self._name)
         self._check_template_kwargs(chat.template_kwargs)
         with _only_what_renders():
@@ -417,15 +409,19 @@ def _only_unicode(param: str) -> Iterator[None]:
 
 
 def _load(source: str, revision: str | None) -> Any:
-    if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
+    folder = Path(source) if Path(source).is_dir() else None
+    if folder is None and source.startswith(("/", ".", "~")):
         raise ConfigError("tokenizer", source, "no such folder")  # rather than asking the hub for it
     with heap.without_collections():
         from transformers import AutoTokenizer  # seconds; only where a tokenizer is really loaded
 
     try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises a bare one for a file that it cannot read
         detail = str(error).strip().splitlines()
         raise ConfigError(
             "tokenizer", source, f"no tokenizer can be loaded from it ({detail[0] if detail else error!r})"
         ) from error
+    if (fault := template_fault(tokenizer, folder)) is not None:
+        raise ConfigError("tokenizer", source, fault)
+    return tokenizer

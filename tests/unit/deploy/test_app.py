@@ -111,6 +111,24 @@ def test_damaged_weights_are_refused_before_a_replica_is_stopped_for_others(
     assert built(folder, runner="simulated")[1].model == str(folder)
 
 
+@pytest.mark.parametrize("runner", ["model", "simulated"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json cannot be read"),
+        ("chat_template.jinja", "{{ messages", r"line 1 of chat_template\.jinja is no chat template"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_before_a_replica_is_stopped_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str, file: str, content: str, said: str
+) -> None:
+    monkeypatch.setattr(app.ray, "cluster_resources", dict)
+    folder = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (folder / file).write_text(content)
+    with pytest.raises(ModelRefused, match=said):
+        built(folder, runner)
+
+
 def test_a_family_that_is_not_served_is_refused_before_a_replica_is_stopped_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,40 @@ def test_damaged_weights_are_refused(
     assert main([command, str(path)]) == 0
 
 
+@pytest.mark.parametrize("command", ["check", "render"])
+@pytest.mark.parametrize("runner", ["model", "simulated"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (
+            "tokenizer.json",
+            '{"version": ',
+            "tokenizer.json cannot be read: Expecting value: line 1 column 13",
+        ),
+        (
+            "chat_template.jinja",
+            "{% for each in messages %}\n{{ each }",
+            "line 2 of chat_template.jinja is no chat template: unexpected '}'",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_or_template_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    runner: str,
+    file: str,
+    content: str,
+    said: str,
+) -> None:
+    """Replicas died of the one, in Ray's log; of the other each chat was refused as its client's mistake."""
+    model = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (model / file).write_text(content)
+    path = broken(tmp_path, lambda c: args(c, "replica").update(model=str(model), runner=runner))
+    assert main([command, str(path)]) == 2
+    assert f"ModelRefused in {path}: model = '{model}': {said}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", ["-1", "0.5", "many"])
 def test_a_number_of_gpus_that_no_cluster_has(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -13,7 +13,8 @@ from cache.errors import StructureRefused
 from cache.structure import Structure, StructureKind
 from replica.assembly import TokenizerDecoder, assemble
 from replica.config import ReplicaConfig, SimConfig
-from replica.models.model_source import load_tokenizer, resolve
+from replica.models.model_source import resolve
+from replica.models.tokenizer_source import load_tokenizer
 from replica.scheduling.runner import Runner
 from replica.structures.vocabulary import TokenizerUnsuited
 

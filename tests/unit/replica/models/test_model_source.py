@@ -14,12 +14,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from replica.models import model_source, tiny_model
+from replica.models import model_source
 from replica.models.model_source import (
     ModelRefused,
     check_weights,
     load_model,
-    load_tokenizer,
     resolve,
     stored_dtype,
     weight_bytes,
@@ -377,37 +376,6 @@ def test_an_index_that_maps_nothing_is_refused(folder: Path, index: dict[str, An
 )
 def test_the_stored_type(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
     assert stored_dtype(resolve(str(write_model(tmp_path / "m", config)))) == expected
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("qwen3", "knows no words"),  # transformers makes an empty one up
-        ("gemma2", "knows no words"),
-        ("llama", "its tokenizer cannot be loaded"),
-    ],
-)
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, family: str, reason: str) -> None:
-    folder = write_model(tmp_path / "m", {"model_type": family})
-    with pytest.raises(ModelRefused, match=reason):
-        load_tokenizer(resolve(str(folder)))
-
-
-def test_a_tokenizer_that_a_later_version_wrote_is_refused(folder: Path) -> None:
-    """The library raises a bare Exception for it."""
-    written = json.loads((tiny_model.SOURCE / "tokenizer.json").read_text())
-    written["model"]["type"] = "Later"
-    (folder / "tokenizer.json").write_text(json.dumps(written))
-    (folder / "tokenizer_config.json").write_bytes((tiny_model.SOURCE / "tokenizer_config.json").read_bytes())
-    with pytest.raises(ModelRefused, match="its tokenizer cannot be loaded: Exception: data did not match"):
-        load_tokenizer(resolve(str(folder)))
-
-
-def test_the_tokenizer_beside_a_model_is_loaded(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((tiny_model.SOURCE / name).read_bytes())
-    tokenizer = load_tokenizer(resolve(str(folder)))
-    assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
 
 
 def test_resolving_imports_neither_torch_nor_transformers(folder: Path) -> None:

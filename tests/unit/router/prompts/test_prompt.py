@@ -26,7 +26,6 @@ from router.prompts.prompt import (
     NUM_THREADS,
     OFFLOAD_CHARS,
     PromptEncoder,
-    chat_template_of,
 )
 from router.prompts.segment_cache import PartlyTokenized
 from tests.fakes.http import ByteTokenizer
@@ -167,11 +166,20 @@ def test_text_parts_count_as_their_concatenation(tiny: PromptEncoder) -> None:
 
 
 def test_the_template_has_a_digest(tiny: PromptEncoder, tmp_path: Path) -> None:
-    assert tiny.template_digest == template_digest(chat_template_of(TINY))
+    assert tiny.template_digest == template_digest(AutoTokenizer.from_pretrained(TINY).chat_template)
     assert tiny.template_digest
-    bare = plain_bytes(tmp_path)
-    assert chat_template_of(bare) is None
-    assert PromptEncoder.load(bare).template_digest == ""
+    assert PromptEncoder.load(plain_bytes(tmp_path)).template_digest == ""
+
+
+def test_of_templates_of_which_none_is_the_default_chats_without_tools_have_none(tmp_path: Path) -> None:
+    """They were told that the template cannot render their messages."""
+    folder = Path(llama_like(tmp_path, template=LLAMA_TEMPLATE))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "chat_template.jinja").rename(folder / "additional_chat_templates" / "tool_use.jinja")
+    encoder = PromptEncoder.load(str(folder))
+    with pytest.raises(NoChatTemplate):
+        encoder.chat(Chat(CHATS[0]))
+    assert encoder.chat(Chat(CHATS[0], [{"type": "function", "function": {"name": "f"}}]))
 
 
 # --- what clients get wrong -----------------------------------------------------------------------
