@@ -17,9 +17,11 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 def token_bytes_of(tokenizer: Any) -> Callable[[int], bytes]:
     """A pure function of token ids below the vocabulary's size; b"" for a hole in it.
 
-    tokenizer: a transformers tokenizer. What is special or was added stands for its own name.
+    tokenizer: a transformers tokenizer. What is special stands for its own name. Other tokens that were added
+    do not: decoders read them as any token, and Gemma's runs of spaces are among them, spelled as words are.
     """
-    added = {token_id: str(token).encode() for token_id, token in tokenizer.added_tokens_decoder.items()}
+    added = tokenizer.added_tokens_decoder.items()
+    special = {token_id: str(token).encode() for token_id, token in added if token.special}
     decoders = list(_decoders(tokenizer))
     kinds = {decoder["type"] for decoder in decoders}
     if "ByteLevel" in kinds:
@@ -35,11 +37,11 @@ def token_bytes_of(tokenizer: Any) -> Callable[[int], bytes]:
             return token.encode()
 
     else:
-        return lambda token_id: added.get(token_id) or _decoded(tokenizer, token_id)
+        return lambda token_id: special.get(token_id) or _decoded(tokenizer, token_id)
 
     def of(token_id: int) -> bytes:
-        if token_id in added:
-            return added[token_id]
+        if token_id in special:
+            return special[token_id]
         token = tokenizer.convert_ids_to_tokens(token_id)
         return spell(token) if token else b""
 
