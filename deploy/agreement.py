@@ -14,6 +14,7 @@ from cache.errors import ConfigError
 from deploy.scaling_options import POLICY, targets_of, whole
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
+from router.sampling import OF_PROBABILITIES
 
 # `max_ongoing_requests` where a file says nothing; Serve's own is 5.
 ROUTER_MAX_ONGOING = 10_000
@@ -46,6 +47,7 @@ def check_settings(router: RouterConfig, replica: ReplicaConfig) -> None:
     _check_heartbeat(router, replica)
     _check_waits(router, replica)
     _check_host_memory(replica)
+    _check_sampling(router, replica)
 
 
 def _check_heartbeat(router: RouterConfig, replica: ReplicaConfig) -> None:
@@ -67,6 +69,16 @@ def _check_waits(router: RouterConfig, replica: ReplicaConfig) -> None:
             "replicas refuse whom Routers let wait there"
         )
         raise ConfigError("args.router.max_wait_s", router.max_wait_s, needed)
+
+
+def _check_sampling(router: RouterConfig, replica: ReplicaConfig) -> None:
+    """Each request that does not name it would be refused."""
+    if replica.runner != "simulated":
+        return
+    for name, value in router.sampling_defaults.items():
+        if name not in OF_PROBABILITIES:
+            needed = "must be left out where args.replica.runner is simulated: there are no logits"
+            raise ConfigError(f"args.router.default_sampling.{name}", value, needed)
 
 
 def _check_places(replica: ReplicaConfig, options: Mapping[str, Any], where: str) -> None:

@@ -25,6 +25,7 @@ from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
 from replica.models.config_rules import check_config
+from replica.models.generation_config import sampling_defaults
 from replica.models.model_source import ResolvedModel, check_weights, resolve, stored_dtype
 from replica.server import ReplicaServer
 from router.config import RouterConfig
@@ -62,6 +63,8 @@ def build(args: dict[str, Any]) -> serve.Application:
         model_name=config.model_name,
         tokenizer=tokenizer,
         tokenizer_revision=tokenizer_revision,
+        # A simulation has no logits for some of it, and would refuse whoever does not name those.
+        model_sampling={} if replica.runner == "simulated" else sampling_defaults(model),
         fingerprint=replica_fingerprint(
             replica,
             model,

@@ -22,7 +22,9 @@ from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.tenants.settings import TenantSettings
 
-ROUTER_KEYS_FROM_DEPLOY = frozenset({"model_name", "tokenizer", "tokenizer_revision", "fingerprint"})
+ROUTER_KEYS_FROM_DEPLOY = frozenset(
+    {"model_name", "tokenizer", "tokenizer_revision", "fingerprint", "model_sampling"}
+)
 """`RouterConfig` fields that follow from the replicas' settings: not to be set twice."""
 
 
@@ -46,10 +48,10 @@ class AppConfig:
         check_exporter(config.router_sketch().traces, "args.router.traces")  # and its ranges, now
         return config
 
-    def router_sketch(self) -> RouterConfig:
-        """The Router's config but for what follows from the model. Raises ConfigError."""
+    def router_sketch(self, **derived: Any) -> RouterConfig:
+        """The Router's config but for what follows from the model and is not given. Raises ConfigError."""
         nothing = Fingerprint("", "", "", "", self.replica.block_size, self.replica.hash_algorithm)
-        return router_config(self, model_name="", tokenizer="", fingerprint=nothing)
+        return router_config(self, **{"model_name": "", "tokenizer": "", "fingerprint": nothing, **derived})
 
     @property
     def tenants(self) -> TenantSettings:

@@ -24,6 +24,7 @@ from deploy.serve_file import ServeFile
 from deploy.tokenizer import checked_template
 from replica.memory import free_host_bytes
 from replica.models.config_rules import check_config
+from replica.models.generation_config import sampling_defaults
 from replica.models.model_source import NotEnoughMemory, check_weights, resolve, weight_bytes
 from router.tenants.tenancy import check_settings
 
@@ -38,7 +39,8 @@ FOR_CARDS = ("triton", "flash_attn")  # attention backends that compute on nothi
 def check_models(file: ServeFile) -> str:
     """Finds the model and refuses what cannot be loaded. Returns its id.
 
-    Raises ModelRefused, and ConfigError for sequences longer than it has positions for.
+    Raises ModelRefused, and ConfigError for sequences longer than it has positions for, or for defaults of
+    sampling that it sets and that cannot be had.
     """
     config = file.app.replica
     model = resolve(config.model, config.revision)
@@ -52,6 +54,7 @@ def check_models(file: ServeFile) -> str:
         accepted = f"must be at most {limit}, the positions that {model.source} knows"
         raise ConfigError("args.replica.max_model_len", config.max_model_len, accepted)
     checked_template(model)
+    file.app.router_sketch(model_sampling=sampling_defaults(model))
     return model.model_id
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cache.errors import HIDDEN, ConfigError
 from cache.fingerprint import Fingerprint
 from cache.header_text import fits_header
 from router.limits import Limits
 from router.policies import check_policy
+from router.sampling import MODEL, check_default_sampling
 from router.secret_file import check_path, read_secret
 from router.tenants.settings import TenantSettings
 
@@ -106,6 +108,11 @@ class RouterConfig:
     # Thoughts come as `reasoning_content`, where the chat template is of a model that thinks. False: in the
     # content, between their tags, for clients that look for them there.
     separate_reasoning: bool = True
+    # What holds for fields of sampling that a request does not name. "model": what its generation_config.json
+    # says, which is what its makers tested, and what vLLM does; "openai": that API's defaults, whatever the
+    # model; or values by field, and OpenAI's defaults for the others.
+    default_sampling: str | Mapping[str, int | float] = MODEL
+    model_sampling: Mapping[str, Any] = field(default_factory=dict)  # what the model says
     log_requests: bool = False  # lines per request, with its id and outcome; costs more than routing it
     traces: str | None = None  # an OpenTelemetry exporter by name, "otlp" or "console"; None = no traces
     expose_routing: bool = False  # x-warmpath-* response headers, and the x-warmpath-policy request header
@@ -123,6 +130,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_policy(self.policy, self.policy_options)
+        check_default_sampling(self.default_sampling, self.model_sampling)
         if self.shadow_policy is not None:
             try:
                 check_policy(self.shadow_policy, self.shadow_policy_options)
@@ -168,6 +176,13 @@ class RouterConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(name, value, f"must be between {low} and {high}")
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, int | float]:
+        """Values of fields that a request does not name; OpenAI's own hold for what is not in it."""
+        if isinstance(self.default_sampling, str):
+            return self.model_sampling if self.default_sampling == MODEL else {}
+        return self.default_sampling
 
 
 def check_secret(name: str, value: str | None) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -35,7 +36,7 @@ from router.openai_api.keys import KeyMiddleware, visit_of
 from router.openai_api.middleware import HeaderLimitMiddleware, RequestIdMiddleware, id_of
 from router.openai_api.prefix_routes import PrefixRoutes
 from router.openai_api.replies import error_response, json_body, json_response
-from router.openai_api.schema import ChatBody, CompletionBody, parse_chat, parse_completion
+from router.openai_api.schema import ChatBody, CompletionBody, RequestBody, parse_chat, parse_completion
 from router.openai_api.service import Service
 from router.openai_api.streams import BrokenStream, SseResponse, event, unless_gone
 from router.openai_api.tokenization import (
@@ -106,11 +107,12 @@ class _Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._handling = Handling(service)
+        self._absent = service.config.sampling_defaults
 
     def register(self, api: FastAPI) -> None:
         for path, handler, schema in (
-            ("/v1/chat/completions", self.chat_completions, ChatBody.model_json_schema()),
-            ("/v1/completions", self.completions, CompletionBody.model_json_schema()),
+            ("/v1/chat/completions", self.chat_completions, self._schema(ChatBody)),
+            ("/v1/completions", self.completions, self._schema(CompletionBody)),
             ("/tokenize", self.tokenize, TokenizeBody.model_json_schema()),
             ("/detokenize", self.detokenize, DetokenizeBody.model_json_schema()),
         ):
@@ -141,16 +143,27 @@ class _Routes:
         if (dashboard := self._service.dashboard()) is not None:
             DashboardRoutes.of(dashboard, self._service.config.debug_token).register(api)
 
+    def _schema(self, kind: type[RequestBody]) -> dict[str, Any]:
+        """With the defaults that hold here."""
+        schema = kind.model_json_schema()
+        for name, value in self._absent.items():
+            schema["properties"][name]["default"] = value
+        return schema
+
     async def chat_completions(self, request: Request) -> Response:
         async def start(body: Received) -> Answer:
-            checked = await self._handling.checked(request, body, parse_chat)
+            checked = await self._handling.checked(
+                request, body, lambda fields, limits: parse_chat(fields, limits, self._absent)
+            )
             return await self._service.chat(checked, self._asked(request, body.arrived_at))
 
         return await self._answer(request, Endpoint.CHAT, start)
 
     async def completions(self, request: Request) -> Response:
         async def start(body: Received) -> Answer:
-            checked = await self._handling.checked(request, body, parse_completion)
+            checked = await self._handling.checked(
+                request, body, lambda fields, limits: parse_completion(fields, limits, self._absent)
+            )
             return await self._service.complete(checked, self._asked(request, body.arrived_at))
 
         return await self._answer(request, Endpoint.COMPLETIONS, start)

@@ -17,6 +17,7 @@ from typing import Any
 
 from cache.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.errors import InvalidField, UnsupportedParameter
+from router.sampling import ACCEPTED
 
 
 class Endpoint(StrEnum):
@@ -145,13 +146,7 @@ FIELDS: tuple[Field, ...] = (
         CHAT,
     ),
     _used("min_tokens", "an integer between 0 and max_tokens"),
-    _used("temperature", "a number between 0 and 2"),
-    _used("top_p", "a number above 0 and up to 1"),
-    _used("top_k", "an integer of at least 1, or 0 or -1 for all tokens"),
-    _used("min_p", "a number between 0 and 1"),
-    _used("presence_penalty", "a number between -2 and 2"),
-    _used("frequency_penalty", "a number between -2 and 2"),
-    _used("repetition_penalty", "a number between 0.01 and 100"),
+    *(_used(name, accepts) for name, accepts in ACCEPTED.items()),
     _used("logit_bias", "an object of token ids of this model with a number between -100 and 100 each"),
     _used("logprobs", "true or false", CHAT),
     _used("top_logprobs", "an integer between 0 and 20, and only with logprobs: true", CHAT),

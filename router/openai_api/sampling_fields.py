@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from router.errors import InvalidField
 from router.openai_api.checked import limits_of
 from router.openai_api.prompts import INT32_MAX, is_int
+from router.sampling import MinP, Penalty, RepetitionPenalty
 
 MAX_BIAS = 100  # the API's: enough to forbid a token, or to have nothing else
 MAX_LOGPROBS = 20  # the API's, for chats; the limit may be less
@@ -64,7 +65,6 @@ _BIAS_SCHEMA = {
     "type": "object",
     "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
 }
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Logprobs = Annotated[int, BeforeValidator(_to_logprobs), Field(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -73,10 +73,10 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    min_p: MinP = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: Annotated[
         tuple[tuple[int, float], ...], BeforeValidator(_to_biases), WithJsonSchema(_BIAS_SCHEMA)
     ] = ()

@@ -54,6 +54,7 @@ from router.openai_api.tools import (
     to_tool_choice,
     to_tools,
 )
+from router.sampling import Temperature, TopK, TopP
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's own default for /v1/completions
 
@@ -140,9 +141,9 @@ class RequestBody(SamplingFields):
     model: Annotated[str, Field(min_length=1)]
     max_tokens: Tokens | None = None
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
     n: Annotated[int, BeforeValidator(_to_answers), Field(ge=1)] = 1  # answers to each prompt
     best_of: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
@@ -287,24 +288,38 @@ class CompletionBody(RequestBody):
 
 
 _DEFAULTS = Limits()
+_NOTHING: Mapping[str, float] = {}
 
 
-def parse_chat(body: Mapping[str, Any], limits: Limits = _DEFAULTS) -> ChatBody:
-    """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    return _parse(ChatBody, Endpoint.CHAT, body, limits)
+def parse_chat(
+    body: Mapping[str, Any], limits: Limits = _DEFAULTS, absent: Mapping[str, float] = _NOTHING
+) -> ChatBody:
+    """absent: values of fields that it does not name; null counts as absent.
+
+    Raises InvalidField or UnsupportedParameter, naming the field.
+    """
+    return _parse(ChatBody, Endpoint.CHAT, body, limits, absent)
 
 
-def parse_completion(body: Mapping[str, Any], limits: Limits = _DEFAULTS) -> CompletionBody:
-    """Raises InvalidField or UnsupportedParameter, naming the field; null counts as absent."""
-    return _parse(CompletionBody, Endpoint.COMPLETIONS, body, limits)
+def parse_completion(
+    body: Mapping[str, Any], limits: Limits = _DEFAULTS, absent: Mapping[str, float] = _NOTHING
+) -> CompletionBody:
+    """As `parse_chat`."""
+    return _parse(CompletionBody, Endpoint.COMPLETIONS, body, limits, absent)
 
 
 _Body = TypeVar("_Body", bound=RequestBody)
 
 
-def _parse(kind: type[_Body], endpoint: Endpoint, body: Mapping[str, Any], limits: Limits) -> _Body:
+def _parse(
+    kind: type[_Body],
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+    limits: Limits,
+    absent: Mapping[str, float],
+) -> _Body:
     refuse_unsupported(endpoint, body)
-    given = {name: value for name, value in body.items() if value is not None}
+    given = {**absent, **{name: value for name, value in body.items() if value is not None}}
     try:
         return kind.model_validate(given, context=limits)
     except ValidationError as error:

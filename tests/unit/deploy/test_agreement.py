@@ -62,6 +62,18 @@ def test_a_wait_that_replicas_refuse(content: dict[str, Any], wait_s: float | No
     ServeFile.checked(Path("deploy.yaml"), content)
 
 
+def test_defaults_that_a_simulation_has_no_logits_for(content: dict[str, Any]) -> None:
+    """Whoever does not name the field would get 400."""
+    arguments = content["applications"][0]["args"]
+    arguments["router"]["default_sampling"] = {"temperature": 0.5, "min_p": 0.1}
+    ServeFile.checked(Path("deploy.yaml"), content)
+    arguments["replica"]["runner"] = "simulated"
+    error = refusal(content)
+    assert (error.field, error.value) == ("args.router.default_sampling.min_p", 0.1)
+    del arguments["router"]["default_sampling"]["min_p"]
+    ServeFile.checked(Path("deploy.yaml"), content)
+
+
 @pytest.mark.parametrize("deployment", ["Router", "Replica"])
 def test_fewer_calls_than_one_replica_takes(content: dict[str, Any], deployment: str) -> None:
     """Serve would hold the others back, or refuse them, before anybody of ours hears of them."""

@@ -139,6 +139,16 @@ def test_a_family_that_is_not_served_is_refused_before_a_replica_is_stopped_for_
         built(folder)
 
 
+@pytest.mark.parametrize(("runner", "expected"), [("model", {"temperature": 0.6}), ("simulated", {})])
+def test_routers_are_told_how_the_model_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str, expected: dict[str, float]
+) -> None:
+    monkeypatch.setattr(app.ray, "cluster_resources", dict)
+    folder = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert built(folder, runner)[0].sampling_defaults == expected
+
+
 def built(model: Path, runner: str = "model") -> tuple[RouterConfig, ReplicaConfig]:
     """What Router and replicas are told."""
     application = app.build({"replica": {"model": str(model), "device": "cpu", "runner": runner}})

@@ -265,6 +265,27 @@ def test_a_damaged_tokenizer_or_template_is_refused(
     assert f"ModelRefused in {path}: model = '{model}': {said}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "render"])
+def test_sampling_that_a_model_sets_and_that_cannot_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    model = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (model / "generation_config.json").write_text('{"top_k": -2}')
+    path = broken(tmp_path, lambda c: args(c, "replica").update(model=str(model)))
+    assert main([command, str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigError in {path}: args.router.default_sampling = 'model': the model's generation_config.json "
+        "has top_k = -2: must be an integer of at least 1, or 0 or -1 for all tokens; mend it, or set openai"
+        ", or a mapping of fields to values\n"
+    )
+    own = {"model": str(model)}
+    path = broken(
+        tmp_path,
+        lambda c: (args(c, "replica").update(own), args(c, "router").update(default_sampling="openai")),
+    )
+    assert main([command, str(path)]) == 0
+
+
 @pytest.mark.parametrize("number", ["-1", "0.5", "many"])
 def test_a_number_of_gpus_that_no_cluster_has(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
