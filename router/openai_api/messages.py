@@ -55,7 +55,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     role: str
-    content: str  # "" where a message is nothing but calls or thoughts
+    content: str | None  # None where a message is nothing but calls and says so; "" of thoughts alone
     tool_calls: tuple[PastCall, ...] = ()  # of an assistant
     tool_call_id: str | None = None  # of a tool's answer
     name: str | None = None  # of who speaks, among several of one role; many templates do not look at it
@@ -110,16 +110,20 @@ def _to_message(value: object, at: str) -> ChatMessage:
     speaker = value.get("name")
     if speaker is not None and not isinstance(speaker, str):
         raise InvalidField(f"{at}.name", f"'{at}.name' must be a string.")
-    content = value.get("content")
-    is_empty = content is None and role in _MAY_BE_EMPTY
     return ChatMessage.model_construct(
         role=_ROLES[role],
-        content="" if is_empty else _to_text(content, f"{at}.content"),
+        content=_to_content(value.get("content"), role, f"{at}.content", has_calls=bool(calls)),
         tool_calls=calls,
         tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
         name=speaker,
         reasoning=_to_reasoning(value, role, at),
     )
+
+
+def _to_content(value: object, role: str, at: str, *, has_calls: bool) -> str | None:
+    if value is None and role in _MAY_BE_EMPTY:
+        return None if has_calls else ""  # what templates are handed for it: router/prompts/empty_content.py
+    return _to_text(value, at)
 
 
 def _to_reasoning(message: dict[str, Any], role: str, at: str) -> str | None:

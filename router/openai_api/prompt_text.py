@@ -22,12 +22,12 @@ class ChatText:
 
     @property
     def text(self) -> str:
-        return "\n".join([message.content for message in self.messages])
+        return "\n".join([message.content or "" for message in self.messages])
 
     @property
     def first_user_text(self) -> str:
         """What the user said first; everything there is if no message is the user's."""
-        return next((message.content for message in self.messages if message.role == "user"), self.text)
+        return next((message.content or "" for message in self.messages if message.role == "user"), self.text)
 
 
 @dataclass(frozen=True, slots=True)

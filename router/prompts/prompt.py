@@ -1,7 +1,8 @@
 """From what a client sent to the token ids the engine will see: chat, text or ids.
 
 One path for all: what comes out is exactly what transformers' `apply_chat_template(messages,
-add_generation_prompt=True)` and `tokenizer(text)` give, so the router's block hashes are the engine's.
+add_generation_prompt=True)` and `tokenizer(text)` give, so the router's block hashes are the engine's; but
+for messages that only call tools (`empty_content.py`), since some templates would lose the calls.
 A chat's template writes its own special tokens, a text gets the tokenizer's default ones; never both.
 What was tokenized before is not tokenized again: segments between special tokens are looked up first
 (`segment_cache.py`), unless the tokenizer is one whose segments do not make the whole (`segments.py`).
@@ -13,38 +14,33 @@ Knows tokenizers and templates; knows neither HTTP, blocks nor replicas.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jinja2
 import numpy as np
 
 from cache import heap
 from cache.errors import ConfigError
 from cache.fair_threads import FairThreads
-from cache.fingerprint import ChatTemplate, template_digest
 from cache.types import pack_tokens
-from router.errors import InvalidField, NoChatTemplate, PromptsBusy
+from router.errors import InvalidField, PromptsBusy
 from router.prompts.chat import Chat
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
 from router.prompts.segments import WholeOnly, segment_rule
 from router.prompts.template_check import template_fault
+from router.prompts.templates import ChatTemplates, only_what_renders
 from router.prompts.token_bytes import token_bytes_of
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
 RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
 NUM_THREADS = 2  # tokenizers release the GIL while they encode
-
-# What transformers hands on to every template under these names, beside its method's parameters.
-_TEMPLATES_OWN = ("messages", "conversations", "self", "kwargs")
 
 T = TypeVar("T")
 
@@ -90,18 +86,14 @@ class PromptEncoder:
         max_wait_s: that a prompt waits for a thread; None = no bound.
         """
         self._tokenizer = tokenizer
-        self._name = name
-        self._template: ChatTemplate = tokenizer.chat_template
-        self.template_digest = template_digest(self._template)
+        self._templates = ChatTemplates(tokenizer, name)
+        self.template_digest = self._templates.digest
         self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1  # ids may have holes
         self._spell = token_bytes_of(tokenizer)
         self._token_bytes: dict[int, bytes] = {}  # as far as asked for; never more than the vocabulary
         self._special_ids = _left_out_of(tokenizer)
         added = tokenizer.added_tokens_decoder.items()
         self._special_texts = frozenset(str(token) for id_, token in added if id_ in self._special_ids)
-        self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
-            tokenizer.special_tokens_map
-        )
         # Serve lets in thousands of requests: minutes of work. Bounded by time and not by their number, since
         # many short ones that come together are done in a moment.
         self._threads = FairThreads(NUM_THREADS, "prompt")
@@ -138,14 +130,11 @@ class PromptEncoder:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._template)
+        return bool(self._templates)
 
     def chat_template(self, *, has_tools: bool) -> str | None:
         """The template that renders a chat: of several, the one for tools if there are some."""
-        if self._template is None or isinstance(self._template, str):
-            return self._template
-        default = self._template.get("default")
-        return self._template.get("tool_use", default) if has_tools else default
+        return self._templates.of(has_tools=has_tools)
 
     def names_variable(self, name: str, *, has_tools: bool) -> bool:
         """Whether the template that renders a chat looks at a variable of this name."""
@@ -172,7 +161,7 @@ class PromptEncoder:
 
         Raises NoChatTemplate, or InvalidField when the template refuses the messages.
         """
-        rendered: str = self._apply_template(chat, tokenize=False)
+        rendered: str = self._templates.apply(chat, tokenize=False)
         return rendered
 
     def chat(self, chat: Chat, *, salt: str = "") -> array[int]:
@@ -182,7 +171,7 @@ class PromptEncoder:
         Raises what `render` raises.
         """
         if self._cache is None:
-            return self._packed(self._apply_template(chat, tokenize=True), "messages")
+            return self._packed(self._templates.apply(chat, tokenize=True), "messages")
         return self._finish_chat(self._cache.begin(self.render(chat), salt))
 
     def text(
@@ -329,25 +318,9 @@ class PromptEncoder:
             raise PromptsBusy(self._threads.num_pending)
         return await done
 
-    def _apply_template(self, chat: Chat, *, tokenize: bool) -> Any:
-        """The chat's text, or its token ids."""
-        if not self.chat_template(has_tools=bool(chat.tools)):
-            raise NoChatTemplate(self._name)
-        self._check_template_kwargs(chat.template_kwargs)
-        with _only_what_renders():
-            return self._tokenizer.apply_chat_template(
-                chat.flattened(),
-                tools=list(chat.tools) if chat.tools else None,
-                add_generation_prompt=chat.assistant_is_next,
-                tokenize=tokenize,
-                return_dict=False,
-                tokenizer_kwargs={"verbose": False},
-                **chat.template_kwargs,
-            )
-
     def _finish_chat(self, begun: PartlyTokenized) -> array[int]:
         assert self._cache is not None
-        with _only_what_renders():  # lone surrogates go through a template, but not through a tokenizer
+        with only_what_renders():  # lone surrogates go through a template, but not through a tokenizer
             ids = self._cache.finish(begun, add_special_tokens=False)
         return self._not_empty(ids, "messages")
 
@@ -365,14 +338,6 @@ class PromptEncoder:
             raise InvalidField(param, f"{param!r} must hold at least one token.")
         return ids
 
-    def _check_template_kwargs(self, template_kwargs: Mapping[str, Any]) -> None:
-        """Only the template's own variables: not another template, nor how to tokenize."""
-        for key in template_kwargs:
-            if key in self._reserved or key in _TEMPLATES_OWN:
-                raise InvalidField(
-                    f"chat_template_kwargs.{key}", f"'chat_template_kwargs.{key}' cannot be set."
-                )
-
 
 def _left_out_of(tokenizer: Any) -> frozenset[int]:
     """The tokens that a decoder leaves out of texts.
@@ -384,20 +349,6 @@ def _left_out_of(tokenizer: Any) -> frozenset[int]:
         return frozenset(tokenizer.all_special_ids)
     added = tokenizer.added_tokens_decoder.items()
     return frozenset(token_id for token_id, token in added if token.special)
-
-
-@contextmanager
-def _only_what_renders() -> Iterator[None]:
-    """The template is code over the client's messages: what it chokes on is theirs to change."""
-    try:
-        yield
-    except jinja2.TemplateError as error:  # the template's own words, such as "roles must alternate"
-        raise InvalidField("messages", f"The chat template refuses these messages: {error}") from error
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        # The error's text may quote the messages, and error messages never do.
-        raise InvalidField(
-            "messages", f"The chat template cannot render these messages ({type(error).__name__})."
-        ) from error
 
 
 @contextmanager

@@ -100,6 +100,35 @@ async def test_the_prompt_is_that_of_apply_chat_template() -> None:
         assert '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}' in rendered
 
 
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}], ids=str)
+async def test_an_earlier_call_reaches_templates_that_write_calls_of_null_contents(
+    content: dict[str, Any],
+) -> None:
+    """As DeepSeek V3's does: the model was told of the answer to a call, and not of the call."""
+    shape = (
+        "{% for message in messages %}[{{ message.role }}]"
+        "{% if message.role == 'assistant' and message.content is none %}"
+        "{% for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}"
+        "{% else %}{{ message.content }}{% endif %}{% endfor %}"
+    )
+    function = {"name": "weather", "arguments": '{"place": "Ulm"}'}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            **content,
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ]
+    async with a_router("ok", template=shape) as router:
+        answer = await router.client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages})
+        assert answer.status_code == 200
+        assert prompt_of(router) == (
+            '[user]Weather?[assistant]{"name": "weather", "arguments": {"place": "Ulm"}}[tool]sunny'
+        )
+
+
 @pytest.mark.parametrize(
     "texts", [[CALL], ["a\n", CALL], [*CALL], [CALL, "\n", CALL], ["no call <tool_call>x</tool_call>"], [""]]
 )
