@@ -29,6 +29,7 @@ _CHAT: dict[str, Any] = {
             ],
         },
         {"role": "tool", "tool_call_id": "c", "content": "result"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"role": "user", "content": "And now?"},
     ],
     "max_tokens": 4,

@@ -6,6 +6,7 @@ Knows the API's shape of messages and what chat templates read; knows neither te
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo
@@ -25,6 +26,7 @@ _ROLES = {
 _TOOL_ROLE = "tool"
 # Who only called or thought, and what came of a call: null is no text.
 _MAY_BE_EMPTY = ("assistant", _TOOL_ROLE)
+_PART_TYPES = ("text", "refusal")  # the second of an assistant, who would not answer
 
 
 class CalledFunction(BaseModel):
@@ -112,7 +114,7 @@ def _to_message(value: object, at: str) -> ChatMessage:
         raise InvalidField(f"{at}.name", f"'{at}.name' must be a string.")
     return ChatMessage.model_construct(
         role=_ROLES[role],
-        content=_to_content(value.get("content"), role, f"{at}.content", has_calls=bool(calls)),
+        content=_to_content(value, role, at, has_calls=bool(calls)),
         tool_calls=calls,
         tool_call_id=_to_call_id(value.get("tool_call_id"), role, f"{at}.tool_call_id"),
         name=speaker,
@@ -120,10 +122,16 @@ def _to_message(value: object, at: str) -> ChatMessage:
     )
 
 
-def _to_content(value: object, role: str, at: str, *, has_calls: bool) -> str | None:
-    if value is None and role in _MAY_BE_EMPTY:
+def _to_content(message: dict[str, Any], role: str, at: str, *, has_calls: bool) -> str | None:
+    content = message.get("content")
+    if role == "assistant":
+        refusal = message.get("refusal")  # said in place of a content
+        if refusal is not None and not isinstance(refusal, str):
+            raise InvalidField(f"{at}.refusal", f"'{at}.refusal' must be a string.")
+        content = refusal if refusal and not content else content
+    if content is None and role in _MAY_BE_EMPTY:
         return None if has_calls else ""  # what templates are handed for it: router/prompts/empty_content.py
-    return _to_text(value, at)
+    return _to_text(content, f"{at}.content", _PART_TYPES if role == "assistant" else _PART_TYPES[:1])
 
 
 def _to_reasoning(message: dict[str, Any], role: str, at: str) -> str | None:
@@ -213,7 +221,8 @@ def _whole(escape: re.Match[str]) -> str:
     return escape[0] if escape[1] is None else "?"
 
 
-def _to_text(value: object, at: str) -> str:
+def _to_text(value: object, at: str, kinds: Sequence[str]) -> str:
+    """kinds: of parts that it may have, which have their text under their type's name."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -221,15 +230,18 @@ def _to_text(value: object, at: str) -> str:
     texts = []
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
+        if isinstance(kind, str) and kind not in kinds:
+            accepted = " or ".join(f'"{each}"' for each in kinds)
             raise UnsupportedParameter(
                 f"{at}[{index}].type",
-                f"'{at}[{index}].type' must be \"text\": other content is not supported.",
+                f"'{at}[{index}].type' must be {accepted}: other content is not supported.",
             )
-        text = part.get("text") if kind == "text" and isinstance(part, dict) else None
+        text = part.get(kind) if isinstance(kind, str) and isinstance(part, dict) else None
         if not isinstance(text, str):
+            name = kind if isinstance(kind, str) else "text"
             raise InvalidField(
-                f"{at}[{index}]", f"'{at}[{index}]' must be an object with type \"text\" and a string 'text'."
+                f"{at}[{index}]",
+                f"'{at}[{index}]' must be an object with type \"{name}\" and a string '{name}'.",
             )
         texts.append(text)
     return "".join(texts)
@@ -237,7 +249,14 @@ def _to_text(value: object, at: str) -> str:
 
 _PARTS = {
     "type": "array",
-    "items": {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}},
+    "items": {
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {"enum": list(_PART_TYPES)},
+            **{name: {"type": "string"} for name in _PART_TYPES},
+        },
+    },
 }
 MESSAGES_SCHEMA = {
     "type": "array",
@@ -250,6 +269,7 @@ MESSAGES_SCHEMA = {
             "content": {"anyOf": [{"type": "string"}, _PARTS]},
             "name": {"type": "string"},
             "reasoning_content": {"type": "string"},
+            "refusal": {"type": "string"},
         },
     },
 }

@@ -152,6 +152,12 @@ SECRET = "a secret prompt"
         ([*MESSAGES, {"role": "user", "content": 5}], "messages[1].content"),
         ([{"role": "user", "content": [SECRET]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0]"),
+        (
+            [{"role": "user", "content": [{"type": "refusal", "refusal": SECRET}]}],
+            "messages[0].content[0].type",
+        ),
+        ([{"role": "assistant", "content": [{"type": "refusal", "text": SECRET}]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "refusal": [SECRET]}], "messages[0].refusal"),
         ([{"role": "user", "content": [{"text": SECRET}]}], "messages[0].content[0]"),
     ],
 )
@@ -180,6 +186,28 @@ def test_a_message_of_a_kind_not_implemented_is_named(message: Any, param: str) 
     with pytest.raises(UnsupportedParameter) as caught:
         _chat(messages=[message])
     assert caught.value.param == param
+
+
+REFUSAL = {"type": "refusal", "refusal": "I will not."}
+
+
+@pytest.mark.parametrize(
+    ("fields", "content"),
+    [
+        ({"content": [REFUSAL]}, "I will not."),
+        ({"content": [{"type": "text", "text": "No. "}, REFUSAL]}, "No. I will not."),
+        ({"content": None, "refusal": "I will not."}, "I will not."),
+        ({"refusal": "I will not."}, "I will not."),
+        ({"content": "", "refusal": "I will not."}, "I will not."),
+        ({"content": "Yes.", "refusal": None}, "Yes."),
+        ({"content": "Yes.", "refusal": "I will not."}, "Yes."),
+    ],
+)
+def test_what_an_assistant_refused_is_what_it_said(fields: dict[str, Any], content: str) -> None:
+    """Such a part got 400, and a message's `refusal` was dropped: the model saw that it had said nothing."""
+    (message,) = parse_chat({"model": "m", "messages": [{"role": "assistant", **fields}]}).messages
+    assert message.content == content
+    assert message.for_template() == {"role": "assistant", "content": content}
 
 
 def test_content_parts_are_joined_and_developer_is_system() -> None:
