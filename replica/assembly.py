@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cache.block_hash import BlockHasher
 from cache.fingerprint import ChatTemplate, Fingerprint, template_digest
 from cache.host_tier import TierEventSink
+from cache.tokenizer_decoder import TokenizerDecoder
 from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore
 from replica.engine.watchdog import end_process
 from replica.models.model_source import ResolvedModel, resolve
 from replica.models.tokenizer_source import load_tokenizer
-from replica.output.byte_fallback import ByteFallbackDecoder, byte_tokens
 from replica.output.detokenizer import TokenDecoder
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import Runner, RunnerInfo
@@ -28,28 +28,6 @@ from replica.structures.compiler import NoStructures, StructureCompiler, Structu
 from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
 
 logger = logging.getLogger(__name__)
-
-
-class TokenizerDecoder:
-    """`TokenDecoder` over a transformers tokenizer: nothing cleaned up."""
-
-    def __init__(self, tokenizer: Any, *, spells_special: bool = False) -> None:
-        """spells_special: special tokens are in the text by their names; else they are left out."""
-        skips = not spells_special
-        # The Rust tokenizer itself where there is one: its wrapper costs ten times the decoding.
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._decode: Callable[[list[int]], str]
-        if backend is None:
-            self._decode = lambda ids: tokenizer.decode(
-                ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False
-            )
-        elif byte_token_ids := byte_tokens(backend):
-            self._decode = ByteFallbackDecoder(backend, byte_token_ids, skip_special_tokens=skips).decode
-        else:
-            self._decode = lambda ids: backend.decode(ids, skip_special_tokens=skips)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._decode(list(token_ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ import numpy as np
 from cache import heap
 from cache.errors import ConfigError
 from cache.fair_threads import FairThreads
+from cache.tokenizer_decoder import TokenizerDecoder
 from cache.types import pack_tokens
 from router.errors import InvalidField, PromptsBusy
 from router.prompts.chat import Chat
@@ -90,6 +91,8 @@ class PromptEncoder:
         self.template_digest = self._templates.digest
         self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1  # ids may have holes
         self._spell = token_bytes_of(tokenizer)
+        self._decoder = TokenizerDecoder(tokenizer)
+        self._spelling_decoder = TokenizerDecoder(tokenizer, spells_special=True)
         self._token_bytes: dict[int, bytes] = {}  # as far as asked for; never more than the vocabulary
         self._special_ids = _left_out_of(tokenizer)
         added = tokenizer.added_tokens_decoder.items()
@@ -219,15 +222,11 @@ class PromptEncoder:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids below `vocab_size`, special tokens included, nothing cleaned up."""
-        text: str = self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False)
-        return text
+        return self._spelling_decoder.decode(token_ids)
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
         """`decode` without special tokens, as answers are written."""
-        text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        return self._decoder.decode(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, which need not be whole characters; b"" for an id of no token."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from tokenizers import Tokenizer, decoders, models
 
-from replica.assembly import TokenizerDecoder
+from cache.tokenizer_decoder import TokenizerDecoder
 
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _PIECES = ("▁", "a", "b", "▁the", "é", ".", "日", "\ufffd")

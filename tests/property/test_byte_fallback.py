@@ -10,9 +10,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from cache.byte_fallback import byte_tokens
 from cache.messages import FinishReason, SamplingParams
-from replica.assembly import TokenizerDecoder
-from replica.output.byte_fallback import byte_tokens
+from cache.tokenizer_decoder import TokenizerDecoder
 from replica.output.detokenizer import Detokenizer
 from tests.fakes.decoders import BYTES, LlamaDecoder
 from tests.fakes.engine import TokenizersDecoder

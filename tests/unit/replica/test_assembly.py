@@ -11,10 +11,8 @@ import pytest
 import replica.assembly
 from cache.errors import StructureRefused
 from cache.structure import Structure, StructureKind
-from replica.assembly import TokenizerDecoder, assemble
+from replica.assembly import assemble
 from replica.config import ReplicaConfig, SimConfig
-from replica.models.model_source import resolve
-from replica.models.tokenizer_source import load_tokenizer
 from replica.scheduling.runner import Runner
 from replica.structures.vocabulary import TokenizerUnsuited
 
@@ -61,25 +59,3 @@ def test_what_is_wrong_with_a_tokenizer_is_told_to_who_asks_for_structured_outpu
     structures = assemble(ReplicaConfig(runner="simulated")).structures
     with pytest.raises(StructureRefused, match=r"structured output: token 3 decodes otherwise"):
         structures.begin(Structure(StructureKind.REGEX, "a"))
-
-
-def test_decoding_leaves_specials_out_and_cleans_nothing_up(model_cache: None) -> None:
-    tokenizer = load_tokenizer(resolve("tiny"))
-    decoder = TokenizerDecoder(tokenizer)
-    text = "A , b . do n't  🙂\n"
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert decoder.decode([*ids, tokenizer.eos_token_id]) == text
-    spelling = TokenizerDecoder(tokenizer, spells_special=True)
-    assert spelling.decode([*ids, tokenizer.eos_token_id]) == text + tokenizer.eos_token
-
-    class Slow:
-        """A tokenizer without a Rust backend."""
-
-        def decode(
-            self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-        ) -> str:
-            assert not clean_up_tokenization_spaces
-            return "slow" if skip_special_tokens else "<s>slow"
-
-    assert TokenizerDecoder(Slow()).decode([1]) == "slow"
-    assert TokenizerDecoder(Slow(), spells_special=True).decode([1]) == "<s>slow"

@@ -165,6 +165,14 @@ def test_text_parts_count_as_their_concatenation(tiny: PromptEncoder) -> None:
     assert tiny.chat(Chat([{"role": "user", "content": parts}])) == tiny.chat(Chat(CHATS[0]))
 
 
+def test_ids_are_told_as_answers_are(llama: PromptEncoder) -> None:
+    """Of bytes that are no text the valid ones stay: the library has U+FFFD for each of a run."""
+    byte = {each: 3 + each for each in range(256)}
+    ids = [byte[0xE4], byte[0xBD], byte[0xA0], byte[0xE5], 2]
+    assert llama.decode(ids) == "你\ufffd</s>"
+    assert llama.decode_text(ids) == "你\ufffd"
+
+
 def test_the_template_has_a_digest(tiny: PromptEncoder, tmp_path: Path) -> None:
     assert tiny.template_digest == template_digest(AutoTokenizer.from_pretrained(TINY).chat_template)
     assert tiny.template_digest

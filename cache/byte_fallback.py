@@ -16,7 +16,7 @@ _BYTE_BY_NAME = {name: byte for byte, name in enumerate(_NAMES)}
 
 
 class ByteFallbackDecoder:
-    """`TokenDecoder` that reads a run of byte tokens as UTF-8: of an invalid one, too, what is valid.
+    """Reads a run of byte tokens as UTF-8: of an invalid one, too, what is valid.
 
     The library's own decoder takes a run for text only if all of it is, and makes U+FFFD of each byte
     otherwise: 你 would be there, be gone with the next character's first byte, and come back with its last.
@@ -34,10 +34,8 @@ class ByteFallbackDecoder:
         self._left_out = {token.content for token in added if token.special}
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text: str
-        if self._byte_token_ids.isdisjoint(token_ids):
-            text = self._backend.decode(list(token_ids), skip_special_tokens=self._skip_special_tokens)
-        else:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=self._skip_special_tokens)
+        if REPLACEMENT in text and not self._byte_token_ids.isdisjoint(token_ids):  # else all runs are valid
             text = self._backend.decoder.decode(list(_mended(self._visible(token_ids))))
         return text
 
