@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.client.answer import REPLICA_HEADER, Answer
-from loadtest.client.asking import Asker
+from loadtest.client.asking import TIMEOUT_HELP, Asker
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
 from loadtest.client.errors import ClientError, Unreachable
 from loadtest.client.question import Message, Question, chat
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--questions", _positive, 4, "questions per round"),
         ("--rounds", _positive, 3, "repetitions; the two policies take turns in going first"),
         ("--max-tokens", _positive, 8, "length of an answer, tokens"),
-        ("--timeout-s", _seconds, 120.0, "for one answer, seconds"),
+        ("--timeout-s", _seconds, 120.0, f"{TIMEOUT_HELP}, seconds"),
     ):
         parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
     parser.add_argument("--key", help=f"API key, if needed (default: ${KEY_VARIABLE})")

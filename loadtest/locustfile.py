@@ -22,6 +22,7 @@ from locust import events
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
+from loadtest.client.asking import TIMEOUT_HELP
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
 from loadtest.client.errors import ClientError
 from loadtest.placement import arguments as read
@@ -104,7 +105,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument  # a group's would not know secrets
     add("--api-key", default="", is_secret=True, help=f"API key (default: ${KEY_VARIABLE})")
     add("--model-name", default="", help="model to ask for (default: the first that the server lists)")
-    add("--timeout-s", type=read.positive_seconds, default=300.0, help="between two pieces of an answer")
+    add("--timeout-s", type=read.positive_seconds, default=300.0, help=TIMEOUT_HELP)
     add("--scale", type=read.load, default=1.0, help="of prompts' and answers' lengths: 0.1 for tiny models")
     add("--pauses", type=read.seconds, default=1.0, help="of pauses inside sessions: 0 for none")
     add("--seed", type=int, default=0, help="of everything drawn: equal seeds ask equal questions")

@@ -33,6 +33,7 @@ class Failure(StrEnum):
     NO_FINISH_REASON = "ended without a finish reason"
     TIMEOUT = "took too long"
     UNREACHABLE = "no connection"
+    NO_FILES = "client out of open files"  # its own fault: the server was not asked
 
 
 _BUSY_STATUSES = (429, 503)
@@ -94,6 +95,7 @@ class AnswerReader:
         self._replica: str | None = None
         self._is_done = False
         self._done_s = sent_s  # when that was read
+        self._heard_s = sent_s  # when the latest event was: comments are none
         self._error_body = bytearray()
         self._failure: Failure | None = None
         self._problem = ""
@@ -102,6 +104,11 @@ class AnswerReader:
     def is_over(self) -> bool:
         """`[DONE]` was read, or what came makes all that may follow worthless."""
         return self._is_done or self._failure is not None
+
+    def silent_s(self, now_s: float) -> float:
+        """Since the latest event of the answer, or since it was asked for. Comments, which keep connections
+        alive, are none."""
+        return now_s - self._heard_s
 
     def began(self, status: int, headers: Mapping[str, str]) -> None:
         """The answer's head. headers: names in lower case, or a mapping that does not mind."""
@@ -125,6 +132,7 @@ class AnswerReader:
             self._fail(Failure.NOT_STREAMED, str(error))
             return
         for event in events:
+            self._heard_s = now_s
             self._event(event, now_s)
 
     def finished(self, now_s: float) -> Answer:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from loadtest.client.asking import TIMEOUT_HELP
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
 from loadtest.commands.options import add_trace, trace_of
 from loadtest.commands.serving import StoppedWithReport, add_report, add_targets, targets_of
@@ -63,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-output", type=read.count, metavar="TOKENS", help="cut answers")
     add("--text", action="store_true", help="prompts as text, for servers that take no token ids")
     add("--own-length", action="store_true", help="let the model end answers (no `ignore_eos`)")
-    add("--timeout", type=read.positive_seconds, default=300.0, metavar="S", help="between two pieces")
+    add("--timeout", type=read.positive_seconds, default=300.0, metavar="S", help=TIMEOUT_HELP)
     add("--seed", type=read.whole, default=0, metavar="N", help="of the prompts' content (default: 0)")
     add_targets(parser)
     add_report(parser, "replay")
