@@ -21,6 +21,7 @@ from loadtest.comparison.report import check_plots, report
 from loadtest.comparison.results import Results, Run
 from loadtest.open_loop.calibration import tokens_per_word
 from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
+from loadtest.open_loop.open_files import check_files
 from loadtest.open_loop.prompts import PromptMaker, TextPrompts, TokenPrompts
 from loadtest.open_loop.schedule import Stretch, schedule, shortened
 from loadtest.placement import arguments as read
@@ -75,6 +76,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     check_folder(options.out)
     reference = trace_of(options)
     load, ceiling = _load(options, reference)
+    check_files(load.arrivals)
     endpoint = Endpoint.find(options.url, key=options.key, model=options.model)
     if options.text:
         load = _with_text(load, endpoint, reference)

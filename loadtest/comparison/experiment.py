@@ -20,6 +20,7 @@ from loadtest.comparison.rate_search import RateSearch
 from loadtest.comparison.results import Found, Results, Run
 from loadtest.open_loop.calibration import tokens_per_word
 from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
+from loadtest.open_loop.open_files import check_files
 from loadtest.open_loop.prompts import PromptMaker, TextPrompts, TokenPrompts
 from loadtest.open_loop.schedule import Arrival, schedule, shortened
 from loadtest.workloads.load import at_rate
@@ -184,14 +185,15 @@ class _Visit:
 
 
 def check_windows(plan: Plan) -> None:
-    """Before anything starts: what will be sent can be made. Raises WorkloadError.
+    """Before anything starts: what will be sent can be made, and sent. Raises WorkloadError, BadRequest.
 
     Of a search only the first rate: the others are not known before it.
     """
     cells = [_warming(plan), *plan.cells, *(search.cell(search.first_per_s) for search in plan.searches)]
     for repeat in range(plan.repeats):
         for cell in cells:
-            _window(plan, cell, plan.seed + repeat)
+            _, arrivals = _window(plan, cell, plan.seed + repeat)
+            check_files(arrivals)
 
 
 def _warming(plan: Plan) -> Cell:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from loadtest.client.asking import AsyncAsker
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.question import Question, completion
+from loadtest.open_loop.open_files import make_room
 from loadtest.open_loop.pacer import Pacer
 from loadtest.open_loop.prompts import PromptMaker
 from loadtest.open_loop.schedule import Arrival
@@ -75,6 +76,7 @@ def is_lost(tally: Tally, num_counted: int) -> bool:
 
 def send(endpoint: Endpoint, load: Load, look: Look) -> Sent:
     """Blocks until the last answer. Ctrl-C ends it early, and what was answered is kept."""
+    make_room(load.arrivals)
     tally = Tally(targets=load.targets, counted_from_s=load.counted_from_s, num_replicas=load.num_replicas)
     ended = _Ended()
     try:

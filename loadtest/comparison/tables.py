@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from loadtest.client.answer import Failure
 from loadtest.comparison.estimates import MEASURES, Measure, estimate, found_rate, found_ratio, ratio
 from loadtest.comparison.results import Results, Run, merged
 from loadtest.placement.intervals import Interval
@@ -49,6 +50,12 @@ def warnings(results: Results) -> list[str]:
             f"{_percent(FAILED_SHARE)} of the requests had none, at worst {_percent(_failed_share(worst))} "
             f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). Who leaves out the latest is "
             "no sooner for that: goodput counts them."
+        )
+    unsent = sum(run.tally.failures.get(Failure.NO_FILES, 0) for run in results.runs)
+    if unsent:
+        told.append(
+            f"The client ran out of open files: {unsent} requests were never sent, which is no fault of the "
+            "server. Raise the limit (`ulimit -n`)."
         )
     if any(run.tally.untold for run in results.runs):
         told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
