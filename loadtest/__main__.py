@@ -69,12 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as error:
         errors.print(str(error), soft_wrap=True, markup=False)
         return STOPPED
-    except (BadRequest, WorkloadError, BadDeployment) as error:
-        errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
-        return BAD_REQUEST
-    except (PlacementError, ComparisonError, ClientError, FleetFailed, TooBusy) as error:
-        errors.print(f"loadtest: {error}", soft_wrap=True, markup=False)
-        return 1
+    except (PlacementError, WorkloadError, ComparisonError, ClientError, FleetFailed, TooBusy) as error:
+        for told in (error, *getattr(error, "__notes__", ())):
+            errors.print(f"loadtest: {told}", soft_wrap=True, markup=False)
+        return BAD_REQUEST if isinstance(error, BadRequest | WorkloadError | BadDeployment) else 1
     except KeyboardInterrupt:
         errors.print("stopped")
         return STOPPED

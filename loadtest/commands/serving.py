@@ -28,7 +28,7 @@ from loadtest.comparison.progress import ComparisonProgress, expected_s
 from loadtest.comparison.report import check_plots, report
 from loadtest.open_loop.tally import Targets
 from loadtest.placement import arguments as read
-from loadtest.placement.errors import BadRequest, Stopped
+from loadtest.placement.errors import BadRequest, NotWritten, Stopped
 from loadtest.report_folder import check_folder
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generators import GENERATORS
@@ -211,10 +211,13 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
         experiment = Experiment(plan, _started, progress, conditions(command))
         try:
             results = experiment.run()
-        except (ComparisonError, ClientError, WorkloadError):
+        except (ComparisonError, ClientError, WorkloadError) as error:
             progress.__exit__(None, None, None)
             if experiment.results.runs:
-                report(experiment.results, options.out, console, with_plots=not options.no_plots)
+                try:
+                    report(experiment.results, options.out, console, with_plots=not options.no_plots)
+                except NotWritten as unwritten:
+                    error.add_note(str(unwritten))
             raise
     report(results, options.out, console, with_plots=not options.no_plots)
     if results.was_stopped:

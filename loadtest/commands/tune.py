@@ -23,6 +23,7 @@ from loadtest.placement.errors import BadRequest
 from loadtest.placement.experiment import IDEAL_CHOICE, conditions, run_grid
 from loadtest.placement.report import print_tables, write_report
 from loadtest.placement.tuning import pick, settings, table
+from loadtest.report_folder import reporting, write_whole
 from router.policies import POLICIES
 
 SUMMARY = "the same tuning budget for every policy"
@@ -67,9 +68,10 @@ def run(options: argparse.Namespace, console: Console) -> None:
     found = [pick(comparison, IDEAL_CHOICE, choices) for choices in tried.values()]
     tables = [table(found)]
     print_tables(tables, console)
-    write_report(output.report, tables, comparison, conditions(spec, time.monotonic() - began_s))
     path = output.report / "tuned_policies.txt"
-    path.write_text("".join(f"{tuned.best.label}\n" for tuned in found))
+    with reporting(output.report):
+        write_report(output.report, tables, comparison, conditions(spec, time.monotonic() - began_s))
+        write_whole(path, "".join(f"{tuned.best.label}\n" for tuned in found).encode())
     console.print(f"For --policy @FILE: {path}", soft_wrap=True)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.comparison.page import page
-from loadtest.comparison.results import Results, write, write_whole
+from loadtest.comparison.results import Results, write
 from loadtest.comparison.tables import tables, warnings
-from loadtest.placement.errors import BadRequest
+from loadtest.placement.errors import BadRequest, NotWritten
+from loadtest.report_folder import reporting, write_whole
 
 JSON, MARKDOWN, PAGE = "results.json", "report.md", "report.html"
 
@@ -39,20 +40,38 @@ def _seeds(results: Results) -> str:
 def report(results: Results, folder: Path, console: Console, *, with_plots: bool) -> None:
     """Write each file whole, and print the tables. Nothing is written where nothing ran.
 
-    Files first: a terminal may be gone by now.
+    Files first: a terminal may be gone by now. Raises NotWritten, and prints the tables all the same.
     """
     if not results.runs:
         console.print("Nothing ran, so there is no report.")
         return
+    failed: NotWritten | None = None
+    try:
+        with reporting(folder):
+            _write(results, folder, with_plots=with_plots)
+    except NotWritten as error:
+        failed = error
+    for told in warnings(results):
+        console.print(told, style="yellow", soft_wrap=True, markup=False)
+    for table in tables(results):
+        table.print_on(console)
+    console.print(f"Seeds: {_seeds(results)}", soft_wrap=True)
+    if failed is not None:
+        raise failed
+    console.print(f"Report: {folder / (PAGE if with_plots else MARKDOWN)}", soft_wrap=True, markup=False)
+
+
+def _write(results: Results, folder: Path, *, with_plots: bool) -> None:
+    """Raises OSError."""
+    for name in (
+        JSON,
+        MARKDOWN,
+        PAGE,
+    ):  # whatever becomes of these: an earlier run's would pass for this one's
+        (folder / name).unlink(missing_ok=True)
     write(folder / JSON, results)
     write_whole(folder / MARKDOWN, markdown(results).encode())
     if with_plots:
         from loadtest.comparison.figures import pictures
 
         write_whole(folder / PAGE, page(results, pictures(results)).encode())
-    for told in warnings(results):
-        console.print(told, style="yellow", soft_wrap=True, markup=False)
-    for table in tables(results):
-        table.print_on(console)
-    console.print(f"Seeds: {_seeds(results)}", soft_wrap=True)
-    console.print(f"Report: {folder / (PAGE if with_plots else MARKDOWN)}", soft_wrap=True, markup=False)

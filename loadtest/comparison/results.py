@@ -5,8 +5,6 @@ Knows no report. A file written by one version is read by the same version only.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ import msgspec
 
 from loadtest.comparison.errors import BrokenAnswers, ComparisonError
 from loadtest.open_loop.tally import Tally, Targets
+from loadtest.report_folder import write_whole
 
 VERSION = 1
 
@@ -120,20 +119,6 @@ def read(path: Path) -> Results:
         return msgspec.convert(content, Results, strict=False)
     except (OSError, msgspec.MsgspecError) as error:
         raise ComparisonError(f"{path} cannot be read: {error}") from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """A reader finds what was there before or all of this, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def merged(runs: Sequence[Run]) -> Tally:

@@ -4,6 +4,7 @@ PlacementError
 ├── BadRequest        something asked for on the command line does not exist or makes no sense
 ├── UnreadableResult  the file of a finished cell is damaged, or may not be read
 ├── NotKept           a finished cell cannot be written
+├── NotWritten        a report cannot be written; what it says has been printed
 ├── CellsFailed       cells raised: which, and why; no table is made of the others
 └── Stopped           Ctrl-C: finished cells are kept
 """
@@ -38,6 +39,14 @@ class NotKept(PlacementError):
         super().__init__(
             f"a finished cell cannot be written to {path} ({why}): make room there, or name another folder "
             "with --results; the cells before it are kept, and the same command goes on from there"
+        )
+
+
+class NotWritten(PlacementError):
+    def __init__(self, folder: Path, why: str) -> None:
+        self.folder = folder
+        super().__init__(
+            f"the report cannot be written to {folder} ({why}): what is printed above is all there is of it"
         )
 
 

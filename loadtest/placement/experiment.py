@@ -23,6 +23,7 @@ from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE
 from loadtest.placement.targets import Target, targets_table
+from loadtest.report_folder import reporting
 from loadtest.simulation.cell import IDEAL, Failure
 from loadtest.simulation.run import run_cell
 from loadtest.text_table import TextTable
@@ -55,7 +56,7 @@ def run_experiment(
 
     targets: what to measure against the project's targets, in the last table. Raises BadRequest before
     anything runs, if plots are wanted but cannot be drawn; CellsFailed, NotKept and Stopped as `Grid.run`,
-    and then neither prints nor writes a table.
+    and then neither prints nor writes a table; NotWritten when the tables have been printed.
     """
     plots = load_plots() if output.with_plots else None
     began_s = time.monotonic()
@@ -65,9 +66,10 @@ def run_experiment(
     if targets is not None:
         found.append(targets_table(list(targets(comparison))))
     print_tables(found, console)
-    write_report(output.report, found, comparison, conditions(spec, took_s))
-    if plots is not None:
-        _draw(plots, comparison, output.report)
+    with reporting(output.report):
+        write_report(output.report, found, comparison, conditions(spec, took_s))
+        if plots is not None:
+            _draw(plots, comparison, output.report)
     console.print(f"Tables, figures of every cell and plots: {output.report}", highlight=False, markup=False)
     return found
 

@@ -15,13 +15,15 @@ from loadtest.placement.experiment import Output, load_plots
 from loadtest.placement.plan import Fleet, Plan, PlanRequest, WholeTrace, curve_points, make_plan
 from loadtest.placement.report import of_recording, print_tables
 from loadtest.placement.stretch import Stretch
+from loadtest.report_folder import reporting, write_whole
 from loadtest.text_table import TextTable
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)  # of the hits that a cache without bound would have
 
 
 def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
-    """Raises PlacementError if no fleet keeps the promise, after the tables that show why."""
+    """Raises PlacementError if no fleet keeps the promise, after the tables that show why; NotWritten when
+    all has been printed."""
     plots = load_plots() if output.with_plots else None
     with Progress(SpinnerColumn(), TextColumn("simulating fleets"), TimeElapsedColumn(), console=console):
         plan = make_plan(request, output.num_workers)
@@ -29,17 +31,21 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
     is_reused = plan.curve.most > 0
     if not is_reused:
         console.print("Nothing is ever reused: hits depend on no cache's size.", soft_wrap=True)
+    if plan.best is not None:
+        _tell(request, plan, plan.best, console)
     folder = output.report
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps(document(request, plan), indent=1) + "\n")
-    if plots is not None and is_reused:
-        plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / "hit-rate.png")
+    with reporting(folder):
+        write_whole(folder / "plan.json", f"{json.dumps(document(request, plan), indent=1)}\n".encode())
+        if plots is not None and is_reused:
+            plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / "hit-rate.png")
     console.print(
         f"Figures{' and plot' if plots is not None and is_reused else ''}: {folder}", soft_wrap=True
     )
-    best = plan.best
-    if best is None:
+    if plan.best is None:
         raise PlacementError(_why_not(request, plan))
+
+
+def _tell(request: PlanRequest, plan: Plan, best: Fleet, console: Console) -> None:
     console.print(
         f"[bold]{best.num_replicas} replicas of {_millions(best.cache_tokens)} tokens[/] keep p99 at "
         f"{best.summary.p99_ttft_s:.3f} s, within {request.ttft_p99_s:g} s.",

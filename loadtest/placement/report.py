@@ -15,6 +15,7 @@ from loadtest.placement.comparison import Comparison, Measure, Versus, mean_ttft
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import LENGTH_LABELS, CellSummary
+from loadtest.report_folder import write_whole
 from loadtest.text_table import TextTable
 from loadtest.workloads.request import Workload
 
@@ -65,13 +66,12 @@ def print_tables(found: Sequence[TextTable], console: Console) -> None:
 def write_report(
     folder: Path, found: Sequence[TextTable], comparison: Comparison, conditions: Mapping[str, Any]
 ) -> None:
-    """report.md and results.json: the same tables, and every cell's summary."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """report.md and results.json: the same tables, and every cell's summary. Raises OSError."""
     head = "\n".join(f"- {name}: {value}" for name, value in conditions.items())
     body = "\n\n".join(table.markdown() for table in found)
-    (folder / "report.md").write_text(f"# Placement policies\n\n{head}\n\n{body}\n")
+    write_whole(folder / "report.md", f"# Placement policies\n\n{head}\n\n{body}\n".encode())
     document = {"conditions": dict(conditions), "cells": list(_cells(comparison))}
-    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(folder / "results.json", f"{json.dumps(document, indent=1)}\n".encode())
 
 
 def _cells(comparison: Comparison) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loadtest.__main__ import main
 from loadtest.client.answer import Answer, Failure
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import ClientError, Unreachable
@@ -60,6 +61,7 @@ class Servers:
         self.sent: list[tuple[str, Load]] = []
         self.interrupt_at: int | None = None
         self.fails = False
+        self.gone: str | None = None  # who answers nothing
         self.some_fail: Failure | None = None  # how the last answer of each run fails
         self.stands_still = False  # while it is first searched at a rate
         self._stood_still: set[tuple[str, float]] = set()
@@ -84,10 +86,11 @@ class Servers:
         if load.ends_when_lost and self.stands_still and moment not in self._stood_still:
             self._stood_still.add(moment)
             ttft_s = 5.0
+        fails = self.fails or self.gone == self.running
         stops = self.interrupt_at == len(self.sent)
         for arrival in load.arrivals[: len(load.arrivals) // 2 if stops else None]:
             tally.sent(arrival.due_s, 0.0)
-            tally.answered(arrival.due_s, 0.0, answer(ttft_s, Failure.STATUS if self.fails else None))
+            tally.answered(arrival.due_s, 0.0, answer(ttft_s, Failure.STATUS if fails else None))
         if self.some_fail is not None:
             last = load.arrivals[-1]
             tally.sent(last.due_s, 0.0)
@@ -199,6 +202,23 @@ def test_whatever_ends_it_early_the_report_has_what_ran(
     assert servers.running is None
     assert [run.contender for run in read(tmp_path / "out" / "results.json").runs] == ["a"]
     assert "- seeds: 7\n" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_what_ended_it_is_told_beside_a_report_that_cannot_be_written(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers.gone = "b"
+    folder = tmp_path / "out"
+
+    def run(options: argparse.Namespace, console: Console) -> None:
+        monkeypatch.setattr(serving, "check_folder", lambda path: path.touch())  # and nothing fits below it
+        _carried_out(servers, plan(), folder, monkeypatch)
+
+    monkeypatch.setattr("loadtest.commands.compare.run", run)
+    assert main(["compare"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("loadtest: b, warming: none of")
+    assert told[1].startswith(f"loadtest: the report cannot be written to {folder}")
 
 
 def _carried_out(servers: Servers, of: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.placement import plan_report
+from loadtest.placement.errors import NotWritten
 from loadtest.placement.experiment import Output
 from loadtest.placement.plan import Plan, PlanRequest, smallest_fleet
 from loadtest.placement.plan_report import document, run_plan, tables
@@ -95,3 +96,16 @@ def test_nothing_reused_is_said_and_not_drawn(
     assert "Nothing is ever reused" in said.getvalue()
     assert "least-recently-used" not in said.getvalue()
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["plan.json"]
+
+
+def test_a_plan_that_cannot_be_written_is_printed(
+    request_: PlanRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_report, "make_plan", lambda request, num_workers: planned(request))
+    (tmp_path / "report").touch()
+    said = StringIO()
+    with pytest.raises(NotWritten):
+        run_plan(
+            request_, Output(report=tmp_path / "report", with_plots=False), Console(file=said, width=200)
+        )
+    assert "replicas of 0.0102M tokens keep p99" in said.getvalue()
