@@ -12,6 +12,7 @@ from loadtest.commands.serving import (
     DEFAULT_REPEATS,
     add_repeats,
     add_report,
+    add_start_limit,
     carry_out,
     different,
     policy_names,
@@ -101,6 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,..",
         help=f"only these, the first beside each other one (default: {','.join(CONTENDERS)})",
     )
+    add_start_limit(parser)
     add_repeats(parser)
     parser.set_defaults(repeats=None)  # as many as its parts ask for
     add_report(parser, "fleet")

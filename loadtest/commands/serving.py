@@ -20,9 +20,9 @@ from loadtest.comparison.contender import (
     of_routers,
     read_contender,
 )
-from loadtest.comparison.deployment import Deployment, check
+from loadtest.comparison.deployment import START_LIMIT_S, Deployment, check
 from loadtest.comparison.errors import ComparisonError
-from loadtest.comparison.experiment import Experiment, check_windows
+from loadtest.comparison.experiment import Experiment, Start, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.progress import ComparisonProgress, expected_s
 from loadtest.comparison.report import check_plots, report
@@ -65,6 +65,17 @@ def add_contenders(parser: argparse.ArgumentParser) -> None:
         "--simulated",
         action="store_true",
         help="replicas whose steps take time and compute nothing: 16 and more on a laptop",
+    )
+    add_start_limit(parser)
+
+
+def add_start_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--start-limit",
+        type=read.positive_seconds,
+        default=START_LIMIT_S,
+        metavar="SECONDS",
+        help="for each server to be ready, weights read and all (default: %(default)g)",
     )
 
 
@@ -208,7 +219,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
         check(contender)
     console.print(f"About {expected_s(plan) / 60:.0f} minutes; Ctrl-C reports what ran until then.")
     with ComparisonProgress(console, plan) as progress:
-        experiment = Experiment(plan, _started, progress, conditions(command))
+        experiment = Experiment(plan, _started(options.start_limit), progress, conditions(command))
         try:
             results = experiment.run()
         except (ComparisonError, ClientError, WorkloadError) as error:
@@ -225,7 +236,10 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
     results.require_whole_answers()
 
 
-@contextmanager
-def _started(contender: Contender) -> Iterator[str]:
-    with Deployment(contender) as deployment:
-        yield deployment.url
+def _started(limit_s: float) -> Start:
+    @contextmanager
+    def start(contender: Contender) -> Iterator[str]:
+        with Deployment(contender, limit_s) as deployment:
+            yield deployment.url
+
+    return start

@@ -45,8 +45,8 @@ def check(contender: Contender) -> None:
 class Deployment:
     """A context manager: the server answers inside it."""
 
-    def __init__(self, contender: Contender) -> None:
-        self._contender = contender
+    def __init__(self, contender: Contender, start_limit_s: float = START_LIMIT_S) -> None:
+        self._contender, self._start_limit_s = contender, start_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -82,10 +82,12 @@ class Deployment:
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
-        deadline_s = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline_s and self._process.poll() is None:
+        deadline_s = time.monotonic() + self._start_limit_s
+        while self._process.poll() is None:
             if _num_ready(self.url) >= self._contender.num_replicas:
                 return
+            if time.monotonic() >= deadline_s:
+                raise DeploymentFailed(self._contender.label, self._log_tail(), self._start_limit_s)
             time.sleep(_POLL_S)
         raise DeploymentFailed(self._contender.label, self._log_tail())
 

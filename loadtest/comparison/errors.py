@@ -2,7 +2,7 @@
 
 ComparisonError
 ├── BadDeployment      a deploy.yaml or a policy that cannot be started: what `python -m deploy check` says
-├── DeploymentFailed   a server that did not start: the end of its log
+├── DeploymentFailed   a server that did not start, or not in time: the end of its log
 ├── NoAnswers          a run without one whole answer: what the server said instead
 └── BrokenAnswers      runs with answers that were not whole: how many, and what became of them
 """
@@ -19,9 +19,11 @@ class BadDeployment(ComparisonError):
 
 
 class DeploymentFailed(ComparisonError):
-    def __init__(self, label: str, log_tail: str) -> None:
+    def __init__(self, label: str, log_tail: str, limit_s: float | None = None) -> None:
+        """limit_s: it was still starting when these were over."""
         self.label = label
-        super().__init__(f"{label} did not start; the end of its log:\n{log_tail}")
+        what = "did not start" if limit_s is None else f"was not ready within {limit_s:g} s (--start-limit)"
+        super().__init__(f"{label} {what}; the end of its log:\n{log_tail}")
 
 
 class NoAnswers(ComparisonError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.comparison import deployment
 from loadtest.comparison.contender import Changes, of_policies
 from loadtest.comparison.deployment import Deployment
 from loadtest.comparison.errors import DeploymentFailed
@@ -38,3 +39,32 @@ def test_what_a_launcher_leaves_behind_is_stopped(tmp_path: Path, monkeypatch: p
     while is_running(left) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(left)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_who_is_not_ready_in_time_is_stopped_and_told_which_option_gives_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model's weights took longer than the four minutes there were, and nothing could be done."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\necho reading weights\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", os.fspath(launcher))
+
+    def still_reading(url: str) -> int:
+        assert is_running(int(wait_for(tmp_path / "pid")))
+        return 0
+
+    monkeypatch.setattr(deployment, "_num_ready", still_reading)
+    (contender,) = of_policies(ROOT / "deploy.yaml", ["round_robin"], Changes())
+    told = r"round_robin was not ready within 0\.5 s \(--start-limit\); .*\nreading weights"
+    with pytest.raises(DeploymentFailed, match=told), Deployment(contender, 0.5):
+        pass
+    assert not is_running(int(wait_for(tmp_path / "pid")))
+
+
+def wait_for(path: Path) -> str:
+    """What is in it, once a line is."""
+    while not path.exists() or not path.read_text().endswith("\n"):
+        time.sleep(0.01)
+    return path.read_text()
