@@ -11,7 +11,7 @@ from rich.console import Console
 from loadtest.client.asking import TIMEOUT_HELP
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
 from loadtest.commands.options import add_trace, trace_of
-from loadtest.commands.serving import StoppedWithReport, add_report, add_targets, targets_of
+from loadtest.commands.serving import StoppedEarly, add_report, add_targets, targets_of
 from loadtest.comparison.conditions import conditions
 from loadtest.comparison.errors import NoAnswers
 from loadtest.comparison.load import Load, send
@@ -93,6 +93,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
         kind="fixed",
         ceiling=ceiling,
         tally=sent.tally,
+        is_whole=sent.is_whole,
+        was_stopped=sent.was_interrupted,
     )
     if not sent.tally.answers and not sent.was_interrupted:
         raise NoAnswers(options.url, sent.tally.due, _problems(run))
@@ -106,7 +108,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     )
     report(results, options.out, console, with_plots=not options.no_plots)
     if sent.was_interrupted:
-        raise StoppedWithReport
+        raise StoppedEarly(results)
     results.require_whole_answers()
 
 

@@ -26,6 +26,7 @@ from loadtest.comparison.experiment import Experiment, Start, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.progress import ComparisonProgress, expected_s
 from loadtest.comparison.report import check_plots, report
+from loadtest.comparison.results import Results
 from loadtest.open_loop.tally import Targets
 from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest, NotWritten, Stopped
@@ -38,11 +39,12 @@ REPORTS = Path(".bench")
 DEFAULT_REPEATS = 3
 
 
-class StoppedWithReport(Stopped):
-    """Ctrl-C, after the report of what ran."""
+class StoppedEarly(Stopped):
+    """Ctrl-C, after the report of what ran, if anything has."""
 
-    def __init__(self) -> None:
-        Exception.__init__(self, "stopped: the report has what ran until then")
+    def __init__(self, results: Results) -> None:
+        told = "the report has what ran until then" if results.runs else "nothing had been answered yet"
+        Exception.__init__(self, f"stopped: {told}")
 
 
 def add_contenders(parser: argparse.ArgumentParser) -> None:
@@ -232,7 +234,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
             raise
     report(results, options.out, console, with_plots=not options.no_plots)
     if results.was_stopped:
-        raise StoppedWithReport
+        raise StoppedEarly(results)
     results.require_whole_answers()
 
 

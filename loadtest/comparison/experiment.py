@@ -129,8 +129,9 @@ class Experiment:
             ceiling=ceiling,
             tally=sent.tally,
             is_whole=sent.is_whole,
+            was_stopped=sent.was_interrupted,
         )
-        if sent.tally.answers or sent.was_interrupted:
+        if sent.tally.answers:
             self._runs.append(run)
         if sent.was_interrupted:
             raise KeyboardInterrupt

@@ -79,7 +79,7 @@ def _distributions(results: Results, workload: str, rate: float) -> Figure:
     for axes, (title, of) in zip(figure.subplots(1, 2), kinds, strict=True):
         for number, contender in enumerate(results.contenders):
             total = Histogram()
-            for run in results.fixed(contender, workload, rate):
+            for run in results.shown(contender, workload, rate):
                 total.merge(of(run))
             curve = total.curve()
             if curve:
@@ -96,7 +96,7 @@ def _over_time(results: Results, workload: str, rate: float) -> Figure:
     figure = Figure(figsize=(9, 3.2))
     hits, queue = figure.subplots(1, 2)
     for number, contender in enumerate(results.contenders):
-        for run in results.fixed(contender, workload, rate)[:1]:
+        for run in results.shown(contender, workload, rate)[:1]:
             bins = run.tally.bins
             spans = [bins[max(0, at - _SMOOTH_S + 1) : at + 1] for at in range(len(bins))]
             sums = [
@@ -118,7 +118,7 @@ def _per_replica(results: Results, workload: str, rate: float) -> Figure:
     axes = figure.subplots()
     width = 0.8 / len(results.contenders)
     for number, contender in enumerate(results.contenders):
-        runs = results.fixed(contender, workload, rate)
+        runs = results.shown(contender, workload, rate)
         ranked = [
             sorted((s.computed_tokens for n, s in run.tally.replicas.items() if n != UNKNOWN), reverse=True)
             for run in runs

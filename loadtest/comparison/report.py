@@ -43,7 +43,7 @@ def report(results: Results, folder: Path, console: Console, *, with_plots: bool
     Files first: a terminal may be gone by now. Raises NotWritten, and prints the tables all the same.
     """
     if not results.runs:
-        console.print("Nothing ran, so there is no report.")
+        console.print("Nothing was measured, so there is no report.")
         return
     failed: NotWritten | None = None
     try:

@@ -33,6 +33,7 @@ class Run:
     ceiling: float  # hit ratio of an infinite cache on the counted requests
     tally: Tally
     is_whole: bool = True  # False: stopped before its last request
+    was_stopped: bool = False  # by Ctrl-C, and not because its targets were lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,28 @@ class Results:
 
     @property
     def num_repeats(self) -> int:
-        return len({run.repeat for run in self.runs})
+        """Of which something is whole, if anything is."""
+        whole = {run.repeat for run in self.runs if run.is_whole} | {found.repeat for found in self.found}
+        return len(whole or {run.repeat for run in self.runs})
 
     def fixed(self, contender: str, workload: str, rate_per_s: float) -> list[Run]:
         """Whole runs at one rate, by repeat."""
+        return [run for run in self._at(contender, workload, rate_per_s) if run.is_whole]
+
+    def shown(self, contender: str, workload: str, rate_per_s: float) -> list[Run]:
+        """The same; where there is none, what was cut short."""
+        return self.fixed(contender, workload, rate_per_s) or self._at(contender, workload, rate_per_s)
+
+    @property
+    def cut_short(self) -> Run | None:
+        """What was on its way when it was stopped; None if nothing was, or nothing of it was answered."""
+        return next((run for run in self.runs if run.was_stopped), None)
+
+    def _at(self, contender: str, workload: str, rate_per_s: float) -> list[Run]:
         runs = [
             run
             for run in self.runs
             if run.kind == "fixed"
-            and run.is_whole
             and (run.contender, run.workload, run.rate_per_s) == (contender, workload, rate_per_s)
         ]
         return sorted(runs, key=lambda run: run.repeat)

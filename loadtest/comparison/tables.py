@@ -32,8 +32,12 @@ def warnings(results: Results) -> list[str]:
     """What makes the numbers less than they seem."""
     told = []
     if results.was_stopped:
-        told.append("Stopped before the end: only what ran is shown.")
-    late = [run for run in results.runs if run.is_whole and run.tally.late.quantile_s(0.99) > LATE_S]
+        told.append(f"Stopped before the end: only what ran is shown. {_cut_short(results)}".rstrip())
+    late = [
+        run
+        for run in results.runs
+        if (run.is_whole or run.kind == "fixed") and run.tally.late.quantile_s(0.99) > LATE_S
+    ]
     if late:
         worst = max(late, key=lambda run: run.tally.late.quantile_s(0.99))
         told.append(
@@ -59,7 +63,11 @@ def warnings(results: Results) -> list[str]:
         )
     if any(run.tally.untold for run in results.runs):
         told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
-    known = [run for run in results.runs if (run.tally.hit_ratio or 0.0) > run.ceiling + KNOWN_SHARE]
+    known = [
+        run
+        for run in results.runs
+        if run.is_whole and (run.tally.hit_ratio or 0.0) > run.ceiling + KNOWN_SHARE
+    ]
     if known:
         most = max(known, key=lambda run: (run.tally.hit_ratio or 0.0) - run.ceiling)
         told.append(
@@ -70,6 +78,20 @@ def warnings(results: Results) -> list[str]:
     if results.num_repeats == 1:
         told.append("One repeat: there are no intervals, and a difference may be chance.")
     return told
+
+
+def _cut_short(results: Results) -> str:
+    """What became of the run that was on its way."""
+    run = results.cut_short
+    if run is None:
+        return ""
+    is_shown = run in results.shown(run.contender, run.workload, run.rate_per_s)
+    return (
+        f"{run.contender}, {run.workload} at {run.rate_per_s:g}/s was cut short in repeat {run.repeat + 1}: "
+        f"{run.tally.due} requests sent, {run.tally.answers} answered, {run.tally.num_failed} failed, and "
+        f"{run.tally.unanswered} on their way, which count as neither."
+        f"{'' if is_shown else ' No table has it.'}"
+    )
 
 
 def _failed_share(run: Run) -> float:
@@ -90,14 +112,15 @@ def _at_rate(results: Results, workload: str, rate: float) -> TextTable:
     rows = []
     ceilings: list[float] = []
     for contender in results.contenders:
-        runs = results.fixed(contender, workload, rate)
+        runs = results.shown(contender, workload, rate)
         if not runs:
             continue
-        ceilings += [run.ceiling for run in runs]
+        is_whole = runs[0].is_whole
+        ceilings += [run.ceiling for run in runs if is_whole]
         total = merged(runs)
         rows.append(
             (
-                contender,
+                contender if is_whole else f"{contender}, cut short",
                 str(total.answers),
                 _failed(runs),
                 _cell(estimate(runs, MEASURES["hit_ratio"]), _percent),

@@ -114,18 +114,24 @@ class Tally:
         return sum(self.failures.values())
 
     @property
+    def unanswered(self) -> int:
+        """On their way: in a run that is over, those for which nobody waited any more."""
+        return self.due - self.answers - self.num_failed
+
+    @property
     def broken(self) -> dict[str, int]:
         """Answers that failed, by kind, but for those that the server said at once it was too busy for."""
         return {kind: number for kind, number in self.failures.items() if kind != Failure.BUSY}
 
     @property
     def goodput_per_s(self) -> float:
-        """The part of requests that got good answers, of the rate they came at: at most that rate. NaN where
-        all of them came at one instant."""
-        if not self.counted_s:
+        """The part of requests that got good answers, of the rate they came at: at most that rate. Those that
+        nobody waited for are not known to be either. NaN where all came at one instant, or none is over."""
+        num_over = self.due - self.unanswered
+        if not self.counted_s or not num_over:
             return math.nan
         rate_per_s = (self.due - 1) / self.counted_s  # gaps, one fewer than requests, as everywhere
-        return rate_per_s * self.good / self.due
+        return rate_per_s * self.good / num_over
 
     @property
     def imbalance(self) -> float | None:

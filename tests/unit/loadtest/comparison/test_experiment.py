@@ -29,6 +29,7 @@ from loadtest.comparison.report import report
 from loadtest.comparison.results import Results, Run, read
 from loadtest.comparison.tables import tables, warnings
 from loadtest.open_loop.tally import Tally, Targets
+from loadtest.placement.errors import Stopped
 from loadtest.placement.intervals import Interval
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.reference import WorkloadRef
@@ -61,6 +62,7 @@ class Servers:
         self.sent: list[tuple[str, Load]] = []
         self.interrupt_at: int | None = None
         self.fails = False
+        self.on_their_way = 0  # of the last requests when it is stopped
         self.gone: str | None = None  # who answers nothing
         self.some_fail: Failure | None = None  # how the last answer of each run fails
         self.stands_still = False  # while it is first searched at a rate
@@ -88,9 +90,11 @@ class Servers:
             ttft_s = 5.0
         fails = self.fails or self.gone == self.running
         stops = self.interrupt_at == len(self.sent)
-        for arrival in load.arrivals[: len(load.arrivals) // 2 if stops else None]:
+        arrivals = load.arrivals[: len(load.arrivals) // 2 if stops else None]
+        for index, arrival in enumerate(arrivals):
             tally.sent(arrival.due_s, 0.0)
-            tally.answered(arrival.due_s, 0.0, answer(ttft_s, Failure.STATUS if fails else None))
+            if not stops or index < len(arrivals) - self.on_their_way:
+                tally.answered(arrival.due_s, 0.0, answer(ttft_s, Failure.STATUS if fails else None))
         if self.some_fail is not None:
             last = load.arrivals[-1]
             tally.sent(last.due_s, 0.0)
@@ -182,6 +186,59 @@ def test_ctrl_c_keeps_what_ran_and_stops_the_server(servers: Servers) -> None:
     assert servers.running is None
     assert [(run.contender, run.is_whole) for run in results.runs] == [("a", True), ("b", False)]
     assert results.fixed("b", CHATS.label, 4.0) == []
+    assert results.cut_short == results.runs[-1]
+
+
+def test_what_was_cut_short_is_shown_as_such_and_its_requests_add_up(servers: Servers) -> None:
+    """Its row was nowhere, those on their way made its goodput less, and repeats counted what had begun."""
+    servers.interrupt_at = 4  # while b is measured
+    servers.on_their_way = 3
+    results = experiment(servers, plan()).run()
+    run = results.runs[-1]
+    assert run.tally.unanswered == 3
+    assert run.tally.goodput_per_s == pytest.approx((run.tally.due - 1) / run.tally.counted_s)
+    whole, cut = tables(results)[0].rows
+    assert (whole[0], cut[0], cut[1]) == ("a", "b, cut short", str(run.tally.answers))
+    told = warnings(results)[0]
+    assert "Stopped before the end" in told
+    assert (
+        f"b, {CHATS.label} at 4/s was cut short in repeat 1: {run.tally.due} requests sent, "
+        f"{run.tally.answers} answered, 0 failed, and 3 on their way, which count as neither."
+    ) in told
+
+
+def test_a_repeat_that_was_cut_short_is_left_out_beside_whole_ones(servers: Servers) -> None:
+    servers.interrupt_at = 8  # while b is measured again
+    results = experiment(servers, plan()).run()
+    assert [row[0] for row in tables(results)[0].rows] == ["a", "b", "c"]
+    assert results.num_repeats == 1
+    assert "was cut short in repeat 2" in warnings(results)[0]
+    assert "No table has it." in warnings(results)[0]
+
+
+def test_a_try_that_was_lost_before_it_was_stopped_is_not_told_as_cut_short(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(endpoint: Endpoint, load: Load, look: Look) -> Sent:
+        if len(servers.sent) == 3:
+            raise KeyboardInterrupt
+        sent = servers.send(endpoint, load, look)
+        return replace(sent, is_whole=not load.ends_when_lost)
+
+    monkeypatch.setattr(module, "send", send)
+    results = experiment(servers, plan(cells=False, search=True)).run()
+    assert [run.is_whole for run in results.runs] == [False, False]
+    assert results.was_stopped
+    assert results.cut_short is None
+
+
+def test_what_was_stopped_before_an_answer_is_no_run(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.interrupt_at, servers.on_their_way = 2, 1000
+    with pytest.raises(Stopped, match="stopped: nothing had been answered yet"):
+        _carried_out(servers, plan(), tmp_path / "out", monkeypatch)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("error", [Unreachable("http://b", "gone"), WorkloadError("no window")])
