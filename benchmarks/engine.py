@@ -25,10 +25,12 @@ from benchmarks.contenders import NAMES
 from benchmarks.kept import KeptCells
 from benchmarks.measure import Bench, cell_work
 from benchmarks.rows import Row
+from benchmarks.stopping import STOPPED
 from benchmarks.worker import Worker, WorkerFailed
 from replica.config import ReplicaConfig
 
 QUICK_PAIRS = 2
+CUT_SHORT = "Cut short: cells that were not measured yet are not here."
 SHIPPED_CHUNK = ReplicaConfig().max_batched_tokens
 
 DESCRIPTION = """\
@@ -83,23 +85,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         complaints.print(f"[bold red]bench-engine:[/] {escape(str(error))}")
         return 2
     console = Console(highlight=False)
+    status = 0
     try:
-        rows = measure(plan, kept, threads=options.threads, chunk=options.chunk, console=console)
+        measure(plan, kept, threads=options.threads, chunk=options.chunk, console=console)
     except WorkerFailed as error:
         complaints.print(f"[bold red]bench-engine:[/] {escape(str(error))}")
         return 1
+    except KeyboardInterrupt:
+        status = STOPPED
+        complaints.print(f"[bold red]bench-engine:[/] {escape(_interrupted(plan, kept, options.resume))}")
+    rows = measured(plan, kept)
+    if status and not rows:
+        return status
     conditions = {
         **measured_with,
         "took_s": round(time.monotonic() - began_s),
         "clock": "medians; `cpu_s` CPU seconds, `wall_s` wall seconds, in the section's unit; "
         "`ratios` [estimate, low, high]",
+        **({"cut_short": True} if status else {}),
     }
     print_report(rows, plan, conditions, Console(highlight=False, width=report.WIDTH))
     if options.json is not None:
         report.write_json(options.json, rows, conditions)
     if options.markdown is not None:
-        options.markdown.write_text(report.markdown(rows))
-    return 0
+        cut_short = f"**{CUT_SHORT}**\n\n" if status else ""
+        options.markdown.write_text(cut_short + report.markdown(rows))
+    return status
+
+
+def _interrupted(plan: Plan, kept: KeptCells, resume: Path | None) -> str:
+    num_left = sum(len(_left(spec, plan, kept)) for spec in plan.models)
+    num_cells = len(plan.models) * len(plan.cells)
+    told = f"interrupted: {num_cells - num_left} of {num_cells} cells were measured"
+    return told if resume is None else f"{told}, and {resume} keeps them: the same command goes on from there"
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -112,7 +130,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     return plan.only(options.only) if options.only else plan
 
 
-def measure(plan: Plan, kept: KeptCells, *, threads: int, chunk: int, console: Console) -> list[Row]:
+def measure(plan: Plan, kept: KeptCells, *, threads: int, chunk: int, console: Console) -> None:
     """Run what is not kept yet, showing progress. Raises WorkerFailed; leaves no process behind, and no file
     but the kept one."""
     columns = (TextColumn("{task.description}"), BarColumn(24), TaskProgressColumn(), TimeElapsedColumn())
@@ -136,6 +154,10 @@ def measure(plan: Plan, kept: KeptCells, *, threads: int, chunk: int, console: C
                 bench = Bench(spec, plan, workers, advance)
                 for cell in cells:
                     kept.keep(spec.name, cell.name, bench.rows(cell))
+
+
+def measured(plan: Plan, kept: KeptCells) -> list[Row]:
+    """What is known of the plan, in its order."""
     return [
         row for spec in plan.models for cell in plan.cells for row in kept.rows(spec.name, cell.name) or ()
     ]
@@ -163,6 +185,8 @@ def _start(
 
 
 def print_report(rows: Sequence[Row], plan: Plan, conditions: dict[str, object], console: Console) -> None:
+    if "cut_short" in conditions:
+        console.print(f"[yellow]{CUT_SHORT}[/]")
     console.print(report.table(rows, plan.models))
     console.print(conditions["machine"], soft_wrap=False)
     console.print(

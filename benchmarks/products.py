@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,9 @@ from rich.progress import track
 from rich.table import Table
 from torch.nn.functional import linear, silu
 
+from benchmarks.arguments import positive
 from benchmarks.machine import describe
+from benchmarks.stopping import stoppable
 from replica.layers.packed_linear import EXPECTED_ROWS, NO_SCALARS, find_kernels
 
 SHAPES = ((3072, 768), (768, 3072), (1024, 256), (256, 1024))  # (outputs, inputs): of MLPs, 132M's and 9M's
@@ -32,14 +35,14 @@ WAYS = ("as loaded", "packed", "packed, 4 rows", "SiLU as post-op", "SiLU by its
 Way = Callable[[], object]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.products",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--repeats", type=int, default=9, help="of every way, in turns (default: 9)")
-    parser.add_argument("--layers", type=int, default=12, help="weights of each shape (default: 12)")
+    parser.add_argument("--repeats", type=positive, default=9, help="of every way, in turns (default: 9)")
+    parser.add_argument("--layers", type=positive, default=12, help="weights of each shape (default: 12)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     console = Console(highlight=False)
@@ -55,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             table.add_row(f"{shape[0]} x {shape[1]}", str(num_rows), *shown)
     console.print(table)
     console.print(describe(1), soft_wrap=True)
+    return 0
 
 
 def ways(shape: tuple[int, int], num_rows: int, num_layers: int) -> dict[str, Way]:
@@ -94,4 +98,4 @@ def medians(compared: dict[str, Way], repeats: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(stoppable(main))

@@ -25,6 +25,7 @@ from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.router_index import Advance
 from benchmarks.router_report import Row
 from benchmarks.router_workload import BLOCK_SIZE, Fleet
+from benchmarks.stopping import STOPPED
 
 PARTS = ("index", "decision", "stall")
 SIZES = {"1k": 64, "8k": 512, "32k": 2048}
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     share = 0.2 if options.quick else 1.0
     began_s = time.monotonic()
     rows: list[Row] = []
+    status = 0
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with _quietly(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("starting")
@@ -74,19 +76,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.update(task, description=description)
 
         try:
+            # Those before Ctrl-C are in it.
             rows.extend(_rows(options.parts, options.replicas, blocks, sizes, share, advance))
         except ImportError as error:
             progress.stop()
             Console(stderr=True).print(f"[bold red]bench-router:[/] no prefix tree in this Ray: {error}")
             return 1
+        except KeyboardInterrupt:
+            progress.stop()
+            status = STOPPED
+            told = f"interrupted: {len(rows)} rows were measured"
+            Console(stderr=True).print(f"[bold red]bench-router:[/] {told}", highlight=False)
+    if status and not rows:
+        return status
     conditions = {
         "machine": _describe(),
         "took_s": round(time.monotonic() - began_s),
         "blocks": blocks,
         "block_size": BLOCK_SIZE,
         "clock": "microseconds of the thread's CPU time; wall_* of wall time",
+        **({"cut_short": True} if status else {}),
     }
     console = Console(highlight=False, width=router_report.WIDTH)
+    if status:
+        console.print("[yellow]Cut short: rows that were not measured yet are not here.[/]")
     console.print(router_report.table(rows))
     console.print(conditions["machine"])
     console.print(f"microseconds of CPU time; {blocks:,} blocks; {conditions['took_s']} s")
@@ -94,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(line)
     if options.json is not None:
         router_report.write_json(options.json, rows, conditions)
-    return 0
+    return status
 
 
 def _rows(

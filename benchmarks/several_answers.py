@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import cases, models
+from benchmarks.stopping import stoppable
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.assembly import Assembly, assemble
@@ -91,4 +92,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

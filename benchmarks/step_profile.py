@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import cases, machine, models
 from benchmarks.arguments import positive
 from benchmarks.cases import ModelSpec, random_prompts
+from benchmarks.stopping import ctrl_c_is_ours, stoppable
 from benchmarks.worker import ALLOCATOR
 from cache.event_log import EventLog
 from cache.event_wire import encode
@@ -316,7 +317,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[Profile] = []
     for name in options.models or cases.MODELS:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
-            found += processes.submit(_of_model, cases.MODELS[name], shapes, options.repeats).result()
+            with ctrl_c_is_ours():
+                asked = processes.submit(_of_model, cases.MODELS[name], shapes, options.repeats)
+            try:
+                found += asked.result()
+            except KeyboardInterrupt:
+                for process in multiprocessing.active_children():
+                    process.kill()  # the pool would wait for it
+                raise
     sys.stdout.write(f"{machine.describe(1)}\n\n{table(found)}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
@@ -342,4 +350,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import CPUINFO, commit, cpu_name
+from benchmarks.stopping import stoppable
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder, hide_torch
 
@@ -193,4 +194,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

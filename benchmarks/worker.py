@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks import contenders, memory, models
 from benchmarks.cases import ModelSpec
 from benchmarks.contenders import Job, Run, Setup
+from benchmarks.stopping import ctrl_c_is_ours
 
 STOP_TIMEOUT_S = 10.0
 
@@ -51,13 +52,13 @@ class Worker:
         self._process: SpawnProcess = context.Process(
             target=_main, args=(name, spec, setup, child), name=f"bench-{name}", daemon=True
         )
-        self._process.start()
-        self._is_asked = False  # until then it only imports, and may be ended at any point
+        with ctrl_c_is_ours():
+            self._process.start()
+        self._may_be_killed = True  # it imports, or computes what nobody waits for any more
         child.close()
 
     def load(self) -> None:
         """Load the model, drawing it first if its folder is not there: that, one worker at a time."""
-        self._is_asked = True
         with contextlib.suppress(BrokenPipeError):  # it is dead: `wait_until_ready` says of what
             self._connection.send(None)
 
@@ -75,7 +76,7 @@ class Worker:
     def close(self) -> None:
         """End the process. Idempotent."""
         self._connection.close()  # its next receive ends it
-        if not self._is_asked:
+        if self._may_be_killed:
             self._process.kill()
         self._process.join(STOP_TIMEOUT_S)
         if self._process.is_alive():
@@ -83,8 +84,10 @@ class Worker:
             self._process.join()
 
     def _receive(self) -> object:
+        self._may_be_killed = True
         try:
             answer = self._connection.recv()
+            self._may_be_killed = False
         except (EOFError, ConnectionResetError):
             self._process.join(STOP_TIMEOUT_S)
             raise WorkerFailed(f"{self.name} died, exit status {self._process.exitcode}") from None

@@ -27,6 +27,7 @@ from benchmarks.cache.replay import replay
 from benchmarks.cache.report import Row
 from benchmarks.cache.timed import VERBS, TimedCache
 from benchmarks.machine import CPUINFO, commit, cpu_name
+from benchmarks.stopping import stoppable
 from cache.block_hash import BlockHasher
 from cache.disciplines import CacheDiscipline, paged_cache
 from cache.fingerprint import Fingerprint, HashAlgorithm
@@ -195,4 +196,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.gpu.plan import FULL, NAMES, TINY, Plan
+from benchmarks.stopping import stoppable
 
 OUT = Path(".bench/gpu/results.json")
 
@@ -172,4 +173,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main, "what was measured stays in the file of --out"))

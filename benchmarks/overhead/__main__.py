@@ -33,6 +33,7 @@ from benchmarks.overhead.modes import Mode, available_modes
 from benchmarks.overhead.records import OtherConditions, Records
 from benchmarks.overhead.results import rows_of
 from benchmarks.overhead.session import Order
+from benchmarks.stopping import stoppable
 
 ROOT = FilePath(__file__).parents[2]
 CONCURRENCIES = (1, 8, 32, 64)
@@ -277,4 +278,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main, "what was measured stays in the file of --resume, where one is named"))

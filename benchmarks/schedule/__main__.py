@@ -17,6 +17,7 @@ from benchmarks import machine
 from benchmarks.arguments import positive
 from benchmarks.schedule import host_memory, idle, orders, stall, tenants
 from benchmarks.schedule.rows import Section, missed, table
+from benchmarks.stopping import stoppable
 from cache.scheduling_order import SchedulingOrder
 
 DESCRIPTION = """\
@@ -103,4 +104,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stoppable(main))
