@@ -5,6 +5,7 @@ Plain sums, so that those of many workers add up. Knows answers; knows no locust
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ import msgspec
 from loadtest.client.answer import Answer
 
 UNKNOWN = "not told"
+_OF_ONE_REQUEST = re.compile(r"[\w.:/-]*\d[\w.:/-]*")  # ids, ports, counts: words with a digit
+_NAMED_CHARS = 100
+_OK = 200
 
 
 @dataclass(slots=True)
@@ -93,6 +97,19 @@ class Counts:
             f"{'scenario':<20}{'answers':>9}{'failed':>8}{'hit rate':>10}{'tokens out':>12}  replicas, ends"
         )
         return [head, *(_line(name, counts) for name, counts in sorted(self.by_scenario.items()))]
+
+
+def failure_name(answer: Answer) -> str:
+    """What to call a failure where equal ones are counted together: without what differs from one to the
+    next, and without the end of a long message, which may have been cut anywhere."""
+    assert answer.failure is not None
+    status = "" if answer.status in (None, _OK) else f" ({answer.status})"
+    said = re.search(r'"message": ?"([^"]*)', answer.problem)
+    problem = said[1] if said else answer.problem
+    named = _OF_ONE_REQUEST.sub("…", " ".join(problem.split()))
+    if len(named) > _NAMED_CHARS:
+        named = f"{named[:_NAMED_CHARS]}…"
+    return f"{answer.failure}{status}" + (f": {named}" if named else "")
 
 
 def _line(name: str, counts: ScenarioCounts) -> str:

@@ -25,7 +25,7 @@ from loadtest.client.question import Question
 from loadtest.scenarios.catalogue import make_scenario
 from loadtest.scenarios.examples import SelfConsistency, is_refusal
 from loadtest.scenarios.scenario import Ask, Scenario, Stopped
-from loadtest.users.counts import Counts
+from loadtest.users.counts import Counts, failure_name
 
 TTFT, GAP, ANSWER = "TTFT", "ITL", "POST"  # locust's column "Type"
 
@@ -131,7 +131,7 @@ class LlmUser(User):
         COUNTS.of(name).add(answer)
         error = None
         if answer.failure is not None:
-            error = AnswerFailed(f"{answer.failure.value} ({answer.status}): {answer.problem}")
+            error = AnswerFailed(failure_name(answer))
         self.environment.events.request.fire(
             request_type=ANSWER,
             name=name,
