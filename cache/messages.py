@@ -173,6 +173,7 @@ class GenerateRequest:
     held_s: float = 0.0
     # Likewise: the work that its Router refused lately, for each second of it that was placed.
     refused_ratio: float = 0.0
+    for_cache: bool = False  # nobody waits for it: compute the prompt's blocks, and generate nothing
 
     @property
     def num_answers_left(self) -> int:

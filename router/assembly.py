@@ -33,6 +33,8 @@ from router.openai_api.service import Service
 from router.openai_api.structure_metrics import StructureCollector
 from router.policies.base import alone
 from router.prefixes.copies import Copies, PinCalls
+from router.prefixes.hot_copies import HotCopies
+from router.prefixes.hot_copy_metrics import HotCopyCollector
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix import Turn
 from router.prefixes.prefix_metrics import PrefixCollector
@@ -105,6 +107,8 @@ class RouterParts:
         )
         self._tracing = tracing or NoTracing()
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock, self._tracing)
+        self.hot_copies = HotCopies(self.routing, calls, self.dispatcher.work_told)
+        self.metrics.registry.register(HotCopyCollector(self.hot_copies.statistics))
         copies = Copies(self.routing, self.dispatcher, calls)
         self.metrics.watch_queue(self.dispatcher.placer.queue_state)
         self.prefixes = PrefixKeeper(
@@ -205,6 +209,7 @@ class RouterParts:
         self.subscribers.resync(replica_id)
 
     async def aclose(self) -> None:
+        await self.hot_copies.aclose()
         await self.succession.aclose()
         await self.prefixes.hand_on()
         await self.prefixes.aclose()

@@ -120,6 +120,10 @@ class Dispatcher:
         self.clock = clock
         self.placer = make_placer(config, routing, clock)
 
+    def work_told(self) -> tuple[float, float]:
+        """`held_s` and `refused_ratio` of every request that is sent now."""
+        return self.routing.share_s(self.placer.held_s), self.placer.refused_ratio
+
     def close(self) -> None:
         """Place nothing any more. Idempotent."""
         self.placer.close()
@@ -330,6 +334,7 @@ class Generation:
         job, now, deadline = self._job, self._shared.clock(), self._deadline
         if deadline is not None and deadline <= now:
             raise DeadlineExceeded(deadline - self._began_at, now - self._began_at)
+        held_s, refused_ratio = self._shared.work_told()
         return GenerateRequest(
             request_id=job.request_id,
             token_ids=self._tokens(),  # a copy: ours grow while the call may still be being sent
@@ -352,8 +357,8 @@ class Generation:
             n=job.n,
             answers=self._answers_so_far(),
             structure=job.structure,
-            held_s=self._shared.routing.share_s(self._shared.placer.held_s),
-            refused_ratio=self._shared.placer.refused_ratio,
+            held_s=held_s,
+            refused_ratio=refused_ratio,
         )
 
     def _answers_so_far(self) -> tuple[AnswerSoFar, ...]:

@@ -110,6 +110,8 @@ class Cluster:
 
     def _deliver(self, router: RouterNode, turn: Turn, num_output: int, replica_id: ReplicaId) -> None:
         engine = self._by_id[replica_id]
+        if turn.is_copy:
+            self._router_of[turn.request_id] = router
         if not engine.is_alive:
             self._retry(turn, num_output, replica_id)
             return
@@ -117,6 +119,9 @@ class Cluster:
         engine.submit(turn, num_output=num_output)
 
     def _retry(self, turn: Turn, num_output: int, dead: ReplicaId) -> None:
+        if turn.is_copy:
+            self._router_of.pop(turn.request_id).copy_over(turn)
+            return
         self._num_retries += 1
         router = self._router_of[turn.request_id]
         router.submit(turn, num_output=num_output, excluded=frozenset({dead}))
@@ -124,12 +129,15 @@ class Cluster:
     # -- what replicas say (EngineListener) -------------------------------------------------------
 
     def first_token(self, engine: SimEngine, turn: Turn, cached_tokens: int) -> None:
-        self._recorder.first_token(turn, self._queue.now, engine.index, cached_tokens)
+        if not turn.is_copy:
+            self._recorder.first_token(turn, self._queue.now, engine.index, cached_tokens)
         self._router_of[turn.request_id].first_token(turn, engine.replica_id, cached_tokens)
 
     def finished(self, engine: SimEngine, turn: Turn) -> None:
-        self._recorder.finished(turn, self._queue.now)
         self._router_of.pop(turn.request_id).finished(turn)
+        if turn.is_copy:
+            return
+        self._recorder.finished(turn, self._queue.now)
         self._num_inside -= 1
         self._quiet_since_s = self._queue.now
 

@@ -15,10 +15,11 @@ from cache.events import EventBatch, Load
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
-from loadtest.simulation.turns import Turn, fingerprint
+from loadtest.simulation.turns import Turn, copy_turn, fingerprint
 from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.placement.admission import Admission
+from router.placement.decision import Placement
 from router.placement.held import HeldRequests
 from router.placement.hold_options import HoldOptions
 from router.placement.placing import PromptPlacer
@@ -63,6 +64,7 @@ class RouterNode:
             **{"max_wait_s": None, **router_options},
         )
         self.routing = Routing(config, clock=queue, rng=rng, peers=lambda: peers)
+        self.routing.make_copies(self._copy)
         self._placer: HeldRequests | PromptPlacer
         if config.binding == "late":
             self._placer = HeldRequests(self.routing, HoldOptions.of(config), queue)
@@ -109,9 +111,17 @@ class RouterNode:
         self.routing.first_token(turn.request_id, replica_id, cached_tokens)
 
     def finished(self, turn: Turn) -> None:
+        if turn.is_copy:
+            self.copy_over(turn)
+            return
         self.routing.finish(
             turn.request_id, block_hashes=turn.block_hashes, num_output_tokens=turn.work.output_tokens
         )
+        self._poll()
+
+    def copy_over(self, turn: Turn) -> None:
+        """It was made, or its replica has died: it is not asked for again."""
+        self.routing.release(turn.request_id)
         self._poll()
 
     def heard(self, replica_id: ReplicaId, batch: EventBatch) -> None:
@@ -129,6 +139,10 @@ class RouterNode:
     def lost(self, replica_id: ReplicaId) -> None:
         self.routing.replica_lost(replica_id)
         self._poll()
+
+    def _copy(self, query: RouteQuery, placement: Placement) -> None:
+        turn = copy_turn(query.request_id, query.num_prompt_tokens, query.block_hashes, self._queue.now)
+        self._dispatch(self, turn, 0, placement.replica_id)
 
     def _poll(self) -> None:
         """Let go of whoever may leave; come back when somebody else may."""

@@ -42,6 +42,20 @@ class Turn:
     block_hashes: list[BlockHash]  # of the full blocks of prompt and answer
     prompt: TurnPrompt
 
+    @property
+    def is_copy(self) -> bool:
+        """No request: see `copy_turn`."""
+        return self.index == COPY
+
+
+COPY = -1  # the index of a turn that is no request of the workload
+
+
+def copy_turn(request_id: RequestId, num_tokens: int, block_hashes: Sequence[BlockHash], at_s: float) -> Turn:
+    """A hot prefix that a router has computed once more, and that nobody asked for."""
+    work = WorkRequest(at_s, num_tokens, 1, (), session=COPY)
+    return Turn(COPY, request_id, work, list(block_hashes), TurnPrompt((), 0, 0, 0, None))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnPrompt:

@@ -338,8 +338,8 @@ class EngineCore:
         """The request has just got a token: decide whether it is the last."""
         token_id = request.token_ids[-1]
         self._meter.got_token(request, now_s)
-        if request.lease is not None:
-            return self._held(request)
+        if request.for_cache:
+            return self._computed(request)
         try:
             reason = _take_token(request, token_id)
         except StructureRefused as error:
@@ -350,11 +350,12 @@ class EngineCore:
             self._end(request, reason)
         return Progress(request, token_id)
 
-    def _held(self, request: Request) -> Progress:
-        """Its prompt has been computed, to be held: that is its end, and its token nobody's."""
+    def _computed(self, request: Request) -> Progress:
+        """Its prompt has been, for the cache or to be held: that is its end, and its token nobody's."""
         self._meter.token_is_nobodys()
         try:
-            self.pins.hold(request)
+            if request.lease is not None:
+                self.pins.hold(request)
         except RequestRefused as error:
             self._scheduler.finish(request)
             self._note_end(request, Ending.FAILED)

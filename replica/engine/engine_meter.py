@@ -199,7 +199,8 @@ class EngineMeter:
 
     def _count_prompt(self, request: Request, now_s: float) -> None:
         """Once, however often it was preempted or had to wait for room, and however many answers it has."""
-        self._tallies["first_token_s"].add(now_s - request.arrival_s)
+        if not request.for_cache:  # nobody waited for that token
+            self._tallies["first_token_s"].add(now_s - request.arrival_s)
         if request.has_followed:
             return
         cached = request.cached_tokens or 0

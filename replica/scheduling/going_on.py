@@ -62,13 +62,13 @@ def must_be_seen(request: Request) -> bool:
     """Whether its next token has to be known before a step after it can be begun.
 
     What a structure allows and what penalties count follow from the tokens; log probabilities are read from
-    this step's logits, whose place the next one takes; other answers and a held prompt begin where this step
-    ends.
+    this step's logits, whose place the next one takes; other answers begin where this step ends, and a prompt
+    that is only for the cache ends there.
     """
     return (
         request.structure is not None
         or request.logprobs is not None
-        or request.lease is not None
+        or request.for_cache
         or bool(request.followers)
         or request.sampling.is_penalised
     )

@@ -74,7 +74,8 @@ class Request:
     num_earlier_tokens: int = 0  # output of earlier attempts, on other replicas
     goes_on: bool = False  # with an answer that its client has the beginning of, its own or one beside it
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
-    lease: PinLease | None = None  # its prompt is to be held; it ends when that is computed
+    lease: PinLease | None = None  # its prompt is to be held
+    for_cache: bool = False  # its prompt is all there is to compute: it ends with that, as what is held does
     logprobs: LogprobLog | None = None  # found and not sent yet; None = nobody asked
     is_scored: bool = False  # log probabilities of its prompt are found here: it is computed whole
     choice: int = 0  # which of the answers to its prompt

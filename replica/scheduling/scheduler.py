@@ -189,7 +189,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Take a request out that has ended by itself."""
-        if request.lease is None:
+        if not request.for_cache:
             self._admission.observe(request.num_output_tokens)
         self._remove(request)
 

@@ -38,6 +38,7 @@ class InFlight:
     request: PolicyRequest
     excluded: frozenset[ReplicaId]
     policy: Policy
+    is_copy: bool = False  # of a hot prefix: no request, and of no interest to whoever watches those
     accepted_by: ReplicaId | None = None
     first_token_at: float | None = None  # seconds, the clock's
 
@@ -88,28 +89,26 @@ class Bookings:
 
     def book(self, decision: Decision) -> Placement:
         """Act on a decision just taken: reserve, and expect its blocks there."""
-        query, request, policy, ranking = decision.query, decision.request, decision.policy, decision.ranking
-        now, hints, best_id = ranking.decided_at, request.hints, ranking.best.replica_id
-        reason = _reason(policy, ranking, request.shape.most_cached)
+        query, hints, policy = decision.query, decision.request.hints, decision.policy
+        reason = _reason(policy, decision.ranking, decision.request.shape.most_cached)
         record = self._record(decision, reason)
-        reservation = self._reservation(query.request_id, ranking.best_cached, request.shape, now)
-        self._loads.reserve(best_id, reservation)
-        is_priced = ranking.best.price is not None
-        expected_s = decision.start_s + decision.prefill_s if is_priced else None
-        self._late.sent(query.request_id, best_id, expected_s, decision.engine_s)
-        if ranking.is_best_matched:
-            self._index.expect(query.request_id, best_id, hints, now)
-        else:
-            self._index.drop(query.request_id)
+        self._count(decision.ranking, reason)
+        self._reserve(decision, record)
         if query.is_new:  # those of a replica that was lost are not evicted
             self._note_missed(hints, decision.available_tokens)
-        self._shaper.routed(hints, query.num_prompt_tokens, now)
-        policy.routed(best_id, request)
-        self._in_flight[query.request_id] = InFlight(request, query.excluded, policy)
-        self._queues.decided(record, query, hints, decision.prefill_s)
+        self._shaper.routed(hints, query.num_prompt_tokens, record.decided_at)
+        policy.routed(record.replica_id, decision.request)
+        self._in_flight[query.request_id] = InFlight(decision.request, query.excluded, policy)
         for observer in self._observers:
             observer.decided(record, query, hints)
         return self._placement(decision, reason)
+
+    def book_copy(self, decision: Decision) -> Placement:
+        """The same for a copy of a hot prefix, which is work like any other and no use of the prefix."""
+        query, policy = decision.query, decision.policy
+        self._reserve(decision, self._record(decision, RouteReason.LOAD))
+        self._in_flight[query.request_id] = InFlight(decision.request, query.excluded, policy, is_copy=True)
+        return self._placement(decision, RouteReason.LOAD)
 
     def routed(self, request_id: RequestId, replica_id: ReplicaId) -> None:
         """This replica accepted the request: the booking moves there if it is elsewhere."""
@@ -117,7 +116,8 @@ class Bookings:
         if flight is None:
             return
         flight.accepted_by = replica_id
-        self._index.served(request_id, replica_id)
+        if not flight.is_copy:  # it is not finished: no answer makes its prompt longer
+            self._index.served(request_id, replica_id)
         if replica_id not in self._fleet:  # what it waits for there says nothing of those that are
             self._late.ended(request_id)
             self._queues.over(request_id)
@@ -133,16 +133,17 @@ class Bookings:
         self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
         flight.policy.routed(replica_id, flight.request)
         self._index.expect(request_id, replica_id, hints, now)
-        for observer in self._observers:
+        for observer in self._watching(flight):
             observer.moved(replica_id, flight.request)
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica has computed the first token, with so much of the prompt from its cache."""
         self._index.keep(request_id)
-        if (flight := self._in_flight.get(request_id)) is not None:
-            flight.first_token_at = self._clock()
         self._answered(request_id)
-        for observer in self._observers:
+        flight = self._in_flight.get(request_id)
+        if flight is not None and not flight.is_copy:  # which does not stay
+            flight.first_token_at = self._clock()
+        for observer in self._watching(flight):
             observer.first_token(request_id, replica_id, cached_tokens)
 
     def continued(self, request_id: RequestId) -> None:
@@ -177,6 +178,25 @@ class Bookings:
 
     # --- small parts ----------------------------------------------------------------------------
 
+    def _watching(self, flight: InFlight | None) -> Sequence[RoutingObserver]:
+        return () if flight is not None and flight.is_copy else self._observers
+
+    def _reserve(self, decision: Decision, record: DecisionRecord) -> None:
+        """Its time and blocks at the replica, which is expected to hold its blocks from then on."""
+        query, request, ranking = decision.query, decision.request, decision.ranking
+        now, best_id = ranking.decided_at, record.replica_id
+        self._loads.reserve(
+            best_id, self._reservation(query.request_id, ranking.best_cached, request.shape, now)
+        )
+        is_priced = ranking.best.price is not None
+        expected_s = decision.start_s + decision.prefill_s if is_priced else None
+        self._late.sent(query.request_id, best_id, expected_s, decision.engine_s)
+        if ranking.is_best_matched:
+            self._index.expect(query.request_id, best_id, request.hints, now)
+        else:
+            self._index.drop(query.request_id)
+        self._queues.decided(record, query, request.hints, decision.prefill_s)
+
     def _answered(self, request_id: RequestId) -> None:
         """It waits no more."""
         self._late.answered(request_id)
@@ -202,11 +222,13 @@ class Bookings:
             decision.policy.name,
         )
 
-    def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:
-        query, ranking = decision.query, decision.ranking
+    def _count(self, ranking: Ranking, reason: RouteReason) -> None:
         self._counts.decisions[reason] += 1
         if ranking.unmatched and any([s.replica_id in ranking.unmatched for s in ranking.states]):
             self._counts.degraded += 1
+
+    def _record(self, decision: Decision, reason: RouteReason) -> DecisionRecord:
+        query, ranking = decision.query, decision.ranking
         num_exact = 0
         if ranking.best_cached:
             num_exact = self._index.num_exact(ranking.best.replica_id, decision.request.hints)

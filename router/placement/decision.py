@@ -73,6 +73,13 @@ class Placement(NamedTuple):
         return self.ranks[0]
 
 
+class HotCopy(NamedTuple):
+    """A hot prefix that is worth computing on one more replica, where no request waits for it."""
+
+    replica_id: ReplicaId
+    num_tokens: int  # the prompt's first, of whole blocks
+
+
 NO_COPIES: Mapping[ReplicaId, float] = {}
 
 
@@ -86,6 +93,7 @@ class Decision(NamedTuple):
     available_tokens: int  # of the prompt, usable: the most any replica holds, draining and full ones too
     prefill_s: float  # of it on the best replica, alone there; 0 while speeds are unknown
     copy_s: Mapping[ReplicaId, float] = NO_COPIES  # of what each of them first copies back from host memory
+    hot_copy: HotCopy | None = None  # to be made when the decision is acted on
 
     @property
     def starts_now(self) -> bool:

@@ -15,7 +15,7 @@ from router.config import RouterConfig
 from router.errors import AllBusy, NoReplica
 from router.index.prefix_index import PrefixIndex
 from router.placement.admission import RETRY_AFTER_RANGE_S
-from router.placement.decision import NO_COPIES, Decision, RouteQuery
+from router.placement.decision import NO_COPIES, Decision, HotCopy, RouteQuery
 from router.placement.fleet import Fleet
 from router.placement.inheritance import LEAST_COPIES, Inheritance, heir
 from router.placement.passing import Passing
@@ -76,6 +76,7 @@ class Weighing:
         self._passing = Passing(queues)
         self._peers = peers
         self.num_held = 0  # requests that wait at this router: they count as queued
+        self.makes_copies = False  # whether somebody computes the copies that decisions want
 
     def weigh(self, query: RouteQuery, *, earlier: Decision | None = None, ahead: Ahead = NOBODY) -> Decision:
         """Where the request should go as things are; books nothing. Raises as `choose` does.
@@ -96,7 +97,7 @@ class Weighing:
         if isinstance(policy, ExpectedTime):
             states = self._passing.met_by(query, hints, states, cached, now)
         states = _behind(states, ahead, now)
-        if earlier is None:
+        if earlier is None and query.is_new:
             self._shaper.arrived(free_part(states, now))
         states = _behind(states, copy_s, now)
         is_settling = self._inheritance.is_open(now)
@@ -112,12 +113,19 @@ class Weighing:
         its_heir = self._heir(hints, query.num_prompt_tokens, states, cached) if is_settling else None
         request = PolicyRequest(query.request_id, shape, hints, query.prompt, its_heir)
         ranking = self._rank(policy, states, cached, request, now)
+        hot_copy = None
+        if self._is_for_others(policy, ranking, request):
+            alone = request._replace(shape=shape._replace(hot_share=1.0))
+            soonest = self._rank(policy, states, cached, alone, now)
+            if soonest.best_cached >= shape.hot_tokens:
+                hot_copy = HotCopy(ranking.best.replica_id, shape.hot_tokens)
+                request, ranking = alone, soonest
         available = shape.most_cached
         if not everybody:
             available = max(available, self._most_available(held, pools, query.num_prompt_tokens))
         price = ranking.best.price
         own_s = prefill_s(price, query.num_prompt_tokens, ranking.best_cached) if price is not None else 0.0
-        return Decision(query, request, policy, ranking, available, own_s, copy_s)
+        return Decision(query, request, policy, ranking, available, own_s, copy_s, hot_copy)
 
     def free_replicas(self, within_s: float, within_steps: float = 0.0) -> tuple[int, list[ReplicaState]]:
         """As `Deciding.free_replicas`.
@@ -264,6 +272,18 @@ class Weighing:
         """Usable tokens of the prompt that some replica's pool holds, also one that may not be chosen now."""
         most_held = max([pools.get(name, held[name]) for name in held], default=0)
         return usable_tokens(most_held, num_prompt_tokens, self._block_size)
+
+    def _is_for_others(self, policy: Policy, ranking: Ranking, request: PolicyRequest) -> bool:
+        """Whether it would go where it computes a hot prefix again, at a price that later requests bear."""
+        shape = request.shape
+        return (
+            self.makes_copies
+            and isinstance(policy, ExpectedTime)
+            and policy.options.copies_beside
+            and ranking.best_cached < shape.hot_tokens
+            and shape.hot_share < 1.0
+            and ranking.is_best_matched
+        )
 
     def _rank(
         self,

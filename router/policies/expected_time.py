@@ -51,6 +51,8 @@ class ExpectedTimeOptions:
     # How much counts of what others on the same machine wait for: steps that nobody shares.
     crowding: float = 1.0
     own_share: float = 0.1  # of a request's own prefill: how much dearer other routers' replicas are
+    # A hot prefix's next copy is computed beside requests, and not by one that could have been sooner.
+    copies_beside: bool = True
 
     def __post_init__(self) -> None:
         check_range(
