@@ -148,7 +148,8 @@ def _request(
     try:
         token_ids = pack_tokens(_tokenize(assembly.tokenizer, sample_table.prompt(question)))
     except jinja2.TemplateError as error:
-        raise ModelRefused(assembly.model.source, f"its chat template cannot be used: {error}") from error
+        at = f"line {error.lineno} of " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise ModelRefused(assembly.model.source, f"{at}its chat template cannot be used: {error}") from error
     return GenerateRequest(
         request_id=RequestId(f"ask-{number}"),
         token_ids=token_ids,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from replica.__main__ import main
 from replica.ask import Answer, ask, render, verdict
 from replica.config import SimConfig
 from replica.errors import ForwardFailed
+from replica.models import tiny_model
 from replica.output import sample_table
 from tests.fakes.engine import TokenizersDecoder, VirtualClock, make_request, sim_core
 
@@ -69,6 +72,14 @@ def test_output_shows_both_times_and_the_gain() -> None:
 def test_errors_are_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ask", "--model", "/no/such/folder"]) == 1
     assert "error: model = '/no/such/folder': this folder does not exist" in capsys.readouterr().err
+
+
+def test_a_broken_chat_template_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shutil.copytree(tiny_model.ensure_built(), tmp_path / "model")
+    (model / "chat_template.jinja").write_text("\n{% for message in messages %}")
+    assert main(["ask", "--model", str(model), "--device", "cpu"]) == 1
+    said = f"error: model = '{model}': line 2 of its chat template cannot be used: Unexpected end of template"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["ask", "--max-tokens", "0"], ["answer"], []])
