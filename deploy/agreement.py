@@ -75,10 +75,10 @@ def _check_sampling(router: RouterConfig, replica: ReplicaConfig) -> None:
     """Each request that does not name it would be refused."""
     if replica.runner != "simulated":
         return
-    for name, value in router.sampling_defaults.items():
+    for name in router.sampling_defaults:
         if name not in OF_PROBABILITIES:
-            needed = "must be left out where args.replica.runner is simulated: there are no logits"
-            raise ConfigError(f"args.router.default_sampling.{name}", value, needed)
+            needed = f"must be without {name} where args.replica.runner is simulated: there are no logits"
+            raise ConfigError("args.router.default_sampling", router.default_sampling, needed)
 
 
 def _check_places(replica: ReplicaConfig, options: Mapping[str, Any], where: str) -> None:

@@ -69,7 +69,8 @@ def test_defaults_that_a_simulation_has_no_logits_for(content: dict[str, Any]) -
     ServeFile.checked(Path("deploy.yaml"), content)
     arguments["replica"]["runner"] = "simulated"
     error = refusal(content)
-    assert (error.field, error.value) == ("args.router.default_sampling.min_p", 0.1)
+    assert (error.field, error.value) == ("args.router.default_sampling", {"temperature": 0.5, "min_p": 0.1})
+    assert "must be without min_p" in error.accepted
     del arguments["router"]["default_sampling"]["min_p"]
     ServeFile.checked(Path("deploy.yaml"), content)
 

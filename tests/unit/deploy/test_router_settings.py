@@ -54,6 +54,8 @@ def test_nothing_changes_nothing(text: str) -> None:
         ("limits: {max_tools: 0}", "limits.max_tools", "must be"),
         ("limits: {max_tools: a}", "limits.max_tools", "Expected `int`"),
         ("limits: 3", "limits", "Expected"),
+        ("default_sampling: {top_p: 2}", "default_sampling.top_p", "must be a number above 0"),
+        ("default_sampling: 3", "default_sampling", "Expected"),
         ("record: {folder: relative}", "record.folder", "must be"),
         ("tenants: {cache_scope: nobody}", "tenants.cache_scope", "must be one of"),
         ("traces: nowhere", "traces", "must be"),
