@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import cases, machine, report
-from benchmarks.arguments import positive
+from benchmarks.arguments import positive, to_write
 from benchmarks.cases import Cell, ModelSpec, Pairs, Plan, exactly
 from benchmarks.contenders import NAMES
 from benchmarks.kept import KeptCells
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--resume",
-        type=Path,
+        type=to_write,
         metavar="FILE",
         help="keep measured cells there, and measure only what it lacks; made where it is missing",
     )
@@ -236,9 +236,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"tokens per step, ours and continuous batching's (default: {SHIPPED_CHUNK}, what ships)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
+    parser.add_argument("--json", type=to_write, metavar="FILE", help="also write every number, both clocks")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="also write the tables for docs/benchmarks/engine.md"
+        "--markdown",
+        type=to_write,
+        metavar="FILE",
+        help="also write the tables of docs/benchmarks/engine.md",
     )
     return parser
 

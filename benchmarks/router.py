@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import router_decision, router_index, router_report, router_stall
-from benchmarks.arguments import positive
+from benchmarks.arguments import positive, to_write
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.router_index import Advance
 from benchmarks.router_report import Row
@@ -61,10 +61,18 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     blocks = options.blocks or (100_000 if options.quick else 1_000_000)
     sizes = [SIZES[name] for name in options.prompts or (["8k"] if options.quick else list(SIZES))]
     share = 0.2 if options.quick else 1.0
+    stalled = [router_stall.PROMPT_BLOCKS] if "stall" in options.parts else []
+    least = Fleet.least_blocks(max(options.replicas), max([*sizes, *stalled]))
+    if blocks < least:
+        parser.error(
+            f"argument --blocks: {blocks:,} is not at least {least:,}, which the longest prompts take on "
+            f"{max(options.replicas)} replicas"
+        )
     began_s = time.monotonic()
     rows: list[Row] = []
     status = 0
@@ -170,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prompts", nargs="+", choices=list(SIZES), metavar="SIZE", help="1k, 8k, 32k tokens"
     )
     parser.add_argument("--blocks", type=positive, metavar="N", help="distinct blocks (default: 1,000,000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number, both clocks")
+    parser.add_argument("--json", type=to_write, metavar="FILE", help="also write every number, both clocks")
     return parser
 
 

@@ -23,6 +23,7 @@ from benchmarks.memory import resident_bytes
 from benchmarks.router_report import Row
 from benchmarks.router_timing import Spread, spread_of, summary
 from benchmarks.router_workload import BLOCK_SIZE, Fleet, Hit, as_text
+from benchmarks.stopping import ctrl_c_is_ours
 from cache.block_hash import BlockHasher, hint_view, hints
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.types import HashHint, ReplicaId
@@ -146,7 +147,7 @@ def rows(fleet: Fleet, sizes: Sequence[int], share: float, advance: Advance) -> 
         amount=memory.growth / memory.num_blocks,
         ray_amount=their_memory.growth / memory.num_blocks,
     )
-    yield Row(section, "byte gauge / process growth", amount=memory.gauge / memory.growth)
+    yield Row(section, "byte gauge / process growth", amount=_of_growth(memory))
     advance(f"{fleet.num_replicas} replicas: filling the index")
     ours = PackedIndex(fleet)
     ours.fill()
@@ -181,6 +182,11 @@ def _tokens(num_blocks: int) -> str:
     return f"{num_blocks * BLOCK_SIZE // 1024}k"
 
 
+def _of_growth(memory: Memory) -> float | None:
+    """None for an index that fits into what its process had."""
+    return memory.gauge / memory.growth if memory.growth else None
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Of one filled index, bytes."""
@@ -192,7 +198,9 @@ class Memory:
 
 def in_its_own_process(kind: type[PackedIndex] | type[RayTree], fleet: Fleet) -> Memory:
     """Fill one in a fresh process: here, memory freed by something else would hide what it takes."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with ctrl_c_is_ours():
+        processes = multiprocessing.get_context("spawn").Pool(1)
+    with processes as pool:
         return pool.apply(_grown, (kind, fleet))
 
 

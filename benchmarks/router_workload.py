@@ -36,6 +36,12 @@ class Fleet:
     num_blocks: int
     seed: int = 1
 
+    @staticmethod
+    def least_blocks(num_replicas: int, num_blocks: int) -> int:
+        """Of a fleet so large that one of its conversations holds a prompt of so many blocks."""
+        shorter = [length for length in CONVERSATION_BLOCKS if length < num_blocks]
+        return SYSTEM_BLOCKS + num_replicas * sum(length - SYSTEM_BLOCKS for length in shorter) + 1
+
     def conversations(self) -> Iterator[tuple[int, array[int]]]:
         """(replica, tokens) of each, until there are enough blocks."""
         blocks = SYSTEM_BLOCKS

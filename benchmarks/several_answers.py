@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import cases, models
+from benchmarks.arguments import positive
 from benchmarks.stopping import stoppable
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
@@ -84,10 +85,10 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.several_answers", description=__doc__)
     parser.add_argument("--model", choices=list(cases.MODELS), default=cases.SMALL.name)
-    parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=4096)
-    parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--n", type=positive, default=8)
+    parser.add_argument("--prompt-tokens", type=positive, default=4096)
+    parser.add_argument("--output-tokens", type=positive, default=64)
+    parser.add_argument("--repeats", type=positive, default=3)
     return parser
 
 

@@ -36,7 +36,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import cases, machine, models
-from benchmarks.arguments import positive
+from benchmarks.arguments import positive, to_write
 from benchmarks.cases import ModelSpec, random_prompts
 from benchmarks.stopping import ctrl_c_is_ours, stoppable
 from benchmarks.worker import ALLOCATOR
@@ -307,10 +307,13 @@ def _of_model(spec: ModelSpec, shapes: Sequence[Shape], repeats: int) -> list[Pr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     shapes = [
         shape for shape in SHAPES if not options.only or any(word in shape.name for word in options.only)
     ]
+    if not shapes:
+        parser.error(f"argument --only: no shape has one of these; there are: {_names(SHAPES)}")
     # Read when a process starts: by torch, which sizes its thread pools, and by glibc.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     os.environ.update(ALLOCATOR)
@@ -331,6 +334,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _names(shapes: Sequence[Shape]) -> str:
+    return "; ".join(shape.name for shape in shapes)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.step_profile",
@@ -345,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats", type=positive, default=3, metavar="N", help="runs of each shape (default: 3)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
+    parser.add_argument("--json", type=to_write, metavar="FILE", help="also write every number")
     return parser
 
 

@@ -24,8 +24,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive, to_write
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.stopping import stoppable
+from cache.errors import ConfigError
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder, hide_torch
 
@@ -174,15 +176,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--repeats", type=int, default=30, help="measurements per number (default 30)")
+    parser.add_argument("--repeats", type=positive, default=30, help="measurements per number (default 30)")
     parser.add_argument("--tokenizer", default=str(TINY), help="folder or hub id (default: the embedded one)")
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--json", type=to_write, help="write the rows here as well")
     arguments = parser.parse_args(argv)
-    if arguments.repeats < 1:
-        parser.error(f"--repeats must be at least 1, not {arguments.repeats}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread's work, counted once
     hide_torch()
-    rows = measure(arguments.tokenizer, arguments.repeats)
+    try:
+        rows = measure(arguments.tokenizer, arguments.repeats)
+    except ConfigError as error:
+        parser.error(str(error))
     console = Console(width=100)
     console.print(f"Tokenizing a conversation's next turn, ms of CPU (medians of {arguments.repeats})")
     console.print(table(rows))

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from benchmarks.arguments import positive
+from benchmarks.arguments import positive, to_write
 from benchmarks.cache import engine, pages, report
 from benchmarks.cache.jobs import KINDS, Job, generated_jobs, trace_jobs
 from benchmarks.cache.replay import replay
@@ -72,7 +72,13 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    memory = min(_memory_tokens(traffic, options) for traffic in options.traffic)
+    if options.block_size > memory:
+        parser.error(
+            f"argument --block-size: {options.block_size} is not from 1 to the {memory} tokens of memory"
+        )
     began_s = time.monotonic()
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -81,6 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             task = progress.add_task(f"{traffic}: writing")
             jobs = _jobs(traffic, options.requests, options.seed)
             progress.remove_task(task)
+            needed = max(len(job.prompt) + len(job.answer) for job in jobs) + options.block_size
+            if _memory_tokens(traffic, options) < needed:
+                progress.stop()
+                parser.error(
+                    f"argument --cache-tokens: {_memory_tokens(traffic, options)} is not at least {needed}, "
+                    f"which the largest request of {traffic} takes"
+                )
             for discipline in CacheDiscipline:
                 task = progress.add_task(f"{traffic}: {discipline}", total=len(jobs))
 
@@ -113,6 +126,11 @@ def _jobs(traffic: str, num_requests: int, seed: int) -> list[Job]:
     return generated_jobs(traffic, num_requests, seed)
 
 
+def _memory_tokens(traffic: str, options: argparse.Namespace) -> int:
+    tokens: int = options.cache_tokens or CACHE_TOKENS[traffic]
+    return tokens
+
+
 def _row(
     traffic: str,
     discipline: CacheDiscipline,
@@ -120,7 +138,7 @@ def _row(
     options: argparse.Namespace,
     progress: Callable[[int], None],
 ) -> Row:
-    cache = _cache(discipline, options.cache_tokens or CACHE_TOKENS[traffic], options.block_size)
+    cache = _cache(discipline, _memory_tokens(traffic, options), options.block_size)
     timed, twice = TimedCache(cache), list[int]()
     gc.collect()
     replayed = replay(
@@ -191,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=positive, default=16, help="tokens (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="of the generated kinds (default: 0)")
     parser.add_argument("--rounds", type=positive, default=7, help="pairs of engine runs (default: 7)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
+    parser.add_argument("--json", type=to_write, metavar="FILE", help="also write every number")
     return parser
 
 

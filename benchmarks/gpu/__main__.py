@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.arguments import between
 from benchmarks.gpu.plan import FULL, NAMES, TINY, Plan
 from benchmarks.stopping import stoppable
 
@@ -157,19 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fresh", action="store_true", help="measure anew what FILE already holds")
     parser.add_argument(
         "--limit-s",
-        type=_seconds,
+        type=between(0),
         default=float("inf"),
         metavar="S",
         help="start nothing after so many seconds",
     )
     return parser
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds >= 0:  # nor nan
-        raise argparse.ArgumentTypeError(f"{text!r}: seconds are wanted, 0 or more")
-    return seconds
 
 
 if __name__ == "__main__":

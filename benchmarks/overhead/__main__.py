@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.arguments import positive, to_draw, to_write
+from benchmarks.arguments import between, positive, to_draw, to_write
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.overhead import report
 from benchmarks.overhead.cells import Path, Plan, Prompt, cells_of
@@ -252,10 +252,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--repeats", type=positive, default=2, help="of every cell (default: 2)")
     parser.add_argument(
-        "--step-ms", type=float, default=5.0, help="a step of the simulated engines (default: 5)"
+        "--step-ms", type=between(0, 60_000), default=5.0, help="a step of the simulated engines (default: 5)"
     )
     parser.add_argument(
-        "--interval-ms", type=float, help="between two pieces of a stream (default: as shipped)"
+        "--interval-ms", type=between(0, 10_000), help="between two pieces of a stream (default: as shipped)"
     )
     parser.add_argument("--replicas", type=positive, default=2, help="behind the Router (default: 2)")
     parser.add_argument(
@@ -265,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--resume",
-        type=FilePath,
+        type=to_write,
         metavar="FILE",
         help="keep what is seen there, and measure only what it lacks; made where it is missing",
     )
