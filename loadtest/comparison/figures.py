@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -19,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.comparison.estimates import MEASURES, estimate
+from loadtest.comparison.page import Picture
 from loadtest.comparison.results import Results, Run
 from loadtest.open_loop.histogram import Histogram
 from loadtest.open_loop.tally import UNKNOWN
@@ -48,12 +48,6 @@ _STYLE: Any = {  # matplotlib's own type for it lists four hundred names
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    title: str
-    svg: str
 
 
 def pictures(results: Results) -> Iterator[Picture]:

@@ -1,11 +1,14 @@
-"""A comparison as one HTML document without anything from elsewhere, light or dark as its reader has it."""
+"""A comparison as one HTML document without anything from elsewhere, light or dark as its reader has it.
+
+Takes pictures as they are; knows nothing of what draws them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
 
-from loadtest.comparison.figures import Picture
 from loadtest.comparison.results import Results
 from loadtest.comparison.tables import tables, warnings
 from loadtest.text_table import TextTable
@@ -33,6 +36,12 @@ th:first-child, td:first-child { text-align: left; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; } dd { margin: 0; }
 dd { overflow-wrap: anywhere; } svg { width: 100%; height: auto; } figure { margin: 1rem 0; }
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    title: str
+    svg: str
 
 
 def page(results: Results, pictures: Iterable[Picture]) -> str:

@@ -9,19 +9,19 @@ from rich.console import Console
 from loadtest.comparison.page import page
 from loadtest.comparison.results import Results, write
 from loadtest.comparison.tables import tables, warnings
-from loadtest.placement.errors import BadRequest, NotWritten
+from loadtest.placement.errors import NoPlots, NotWritten
 from loadtest.report_folder import reporting, write_whole
 
 JSON, MARKDOWN, PAGE = "results.json", "report.md", "report.html"
 
 
 def check_plots(*, with_plots: bool) -> None:
-    """Before anything runs. Raises BadRequest where plots are wanted and matplotlib is missing."""
+    """Before anything runs. Raises NoPlots where plots are wanted and what draws them is missing."""
     if with_plots:
         try:
             import loadtest.comparison.figures  # noqa: F401
-        except ImportError as error:
-            raise BadRequest(f"plots need the loadtest extra ({error}); --no-plots does without") from error
+        except ModuleNotFoundError as error:
+            raise NoPlots(error.name) from error
 
 
 def markdown(results: Results) -> str:

@@ -2,6 +2,7 @@
 
 PlacementError
 ├── BadRequest        something asked for on the command line does not exist or makes no sense
+│   └── NoPlots       plots, where what draws them is not installed
 ├── UnreadableResult  the file of a finished cell is damaged, or may not be read
 ├── NotKept           a finished cell cannot be written
 ├── NotWritten        a report cannot be written; what it says has been printed
@@ -21,6 +22,13 @@ class PlacementError(Exception):
 
 class BadRequest(PlacementError):
     """The message says what is wrong and what there is instead."""
+
+
+class NoPlots(BadRequest):
+    """They are asked for, and what draws them is not installed."""
+
+    def __init__(self, missing: str | None) -> None:
+        super().__init__(f"plots need {missing}: pip install -e '.[loadtest]', or ask for --no-plots")
 
 
 class UnreadableResult(PlacementError):

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from loadtest.placement.comparison import Comparison
-from loadtest.placement.errors import BadRequest
+from loadtest.placement.errors import NoPlots
 from loadtest.placement.grid import Grid
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.progress import GridProgress
@@ -54,7 +54,7 @@ def run_experiment(
 ) -> list[TextTable]:
     """Every cell's result, then tables on the console and tables, JSON and plots in a folder.
 
-    targets: what to measure against the project's targets, in the last table. Raises BadRequest before
+    targets: what to measure against the project's targets, in the last table. Raises NoPlots before
     anything runs, if plots are wanted but cannot be drawn; CellsFailed, NotKept and Stopped as `Grid.run`,
     and then neither prints nor writes a table; NotWritten when the tables have been printed.
     """
@@ -129,13 +129,11 @@ def _listed(parts: Iterable[str]) -> str:
 
 
 def load_plots() -> Any:
-    """The module that draws. Raises BadRequest if what it needs is not installed."""
+    """The module that draws. Raises NoPlots if what it needs is not installed."""
     try:
         from loadtest.placement import plots
     except ModuleNotFoundError as error:
-        raise BadRequest(
-            f"plots need {error.name}: pip install 'warmpath[loadtest]', or ask for --no-plots"
-        ) from error
+        raise NoPlots(error.name) from error
     return plots
 
 
