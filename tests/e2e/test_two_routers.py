@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +21,14 @@ NUM_REPEATS = 4
 pytestmark = [pytest.mark.long, deployed(WITH_TWO_ROUTERS)]
 
 
-def ask(server: Server, prompt: str) -> tuple[str, int, int]:
+def ask(server: Server, prompt: str, max_tokens: int = 4) -> tuple[str, int, int]:
     """(replica, prompt tokens, cached tokens). A connection of its own, so that the proxy chooses anew."""
     answer = httpx.post(
         f"{server.url}/v1/chat/completions",
         json={
             "model": "tiny",
             "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": 4,
+            "max_tokens": max_tokens,
             "temperature": 0,
         },
         timeout=60,
@@ -37,11 +38,16 @@ def ask(server: Server, prompt: str) -> tuple[str, int, int]:
     return answer.headers["x-warmpath-replica"], usage["prompt_tokens"], cached
 
 
+def series(server: Server, start: str) -> dict[str, float]:
+    """Those whose name and labels begin so."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
+    found = [line.rsplit(" ", 1) for line in lines if line.startswith(start)]
+    return {name: float(value) for name, value in found}
+
+
 def placed_by_router(server: Server) -> dict[str, float]:
     """Prompt tokens that each Router has placed so far, those that are gone included."""
-    lines = httpx.get(f"{server.url}/metrics", timeout=10).text.splitlines()
-    placed = [line.rsplit(" ", 1) for line in lines if line.startswith("warmpath_prompt_tokens_total{")]
-    return {router: float(tokens) for router, tokens in placed}
+    return series(server, "warmpath_prompt_tokens_total{")
 
 
 def test_each_router_knows_what_the_other_has_placed(server: Server) -> None:
@@ -58,3 +64,18 @@ def test_each_router_knows_what_the_other_has_placed(server: Server) -> None:
     placed = placed_by_router(server)
     grown = [router for router, tokens in placed.items() if tokens > before.get(router, 0.0)]
     assert len(grown) == 2  # it was not one of them all the time
+
+
+def test_a_hot_prefix_is_copied_for_nobody_in_particular(server: Server) -> None:
+    """Asked for again and again, and then by more at a time than its holder answers soon."""
+    prefix = f"{uuid.uuid4()} " * 60
+    for _ in range(24):
+        ask(server, f"{prefix}{uuid.uuid4()}")
+    made = 'warmpath_hot_copies_total{outcome="made"'
+    before, give_up_at = sum(series(server, made).values()), time.monotonic() + 60
+    while sum(series(server, made).values()) == before:
+        assert time.monotonic() < give_up_at, "it was never copied"
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(lambda text: ask(server, text, 60), [f"{prefix}{uuid.uuid4()}" for _ in range(24)]))
+    assert sum(series(server, "warmpath_hot_copy_tokens_total{").values()) > 0
+    assert not sum(series(server, 'warmpath_hot_copies_total{outcome="failed"').values())
