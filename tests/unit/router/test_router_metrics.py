@@ -212,7 +212,9 @@ async def test_the_queue_is_told_in_seconds_beside_its_limit(binding: str) -> No
         assert await told("queue_wait_seconds") == 0.0
         for replica_id in router.replicas:
             router.parts.routing.on_load(replica_id, load(queued_uncached_tokens=50_000, num_waiting=9))
-        waiting_s = router.parts.routing.wait_s()
-        assert waiting_s > 1.0
-        assert await told("queue_wait_seconds") == pytest.approx(waiting_s, abs=1.0)
+        before_s = router.parts.routing.wait_s()
+        assert before_s > 1.0
+        told_s = await told("queue_wait_seconds")
+        # It runs out by the clock, and a busy machine takes its time over a scrape.
+        assert router.parts.routing.wait_s() <= told_s <= before_s
         assert await told("overload") == 0.0
