@@ -26,7 +26,8 @@ from replica.assembly import replica_fingerprint
 from replica.config import ReplicaConfig
 from replica.models.config_rules import check_config
 from replica.models.generation_config import sampling_defaults
-from replica.models.model_source import ResolvedModel, check_weights, resolve, stored_dtype
+from replica.models.model_source import ResolvedModel, resolve, stored_dtype
+from replica.models.weight_files import check_weights
 from replica.server import ReplicaServer
 from router.config import RouterConfig
 from router.ingress import ONE_LOOP_VARIABLE, ROUTING_KEY, Ingress

@@ -25,7 +25,8 @@ from deploy.tokenizer import checked_template
 from replica.memory import free_host_bytes
 from replica.models.config_rules import check_config
 from replica.models.generation_config import sampling_defaults
-from replica.models.model_source import NotEnoughMemory, check_weights, resolve, weight_bytes
+from replica.models.model_source import NotEnoughMemory, resolve
+from replica.models.weight_files import check_weights, weight_bytes
 from router.tenants.tenancy import check_settings
 
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")  # a folder for each

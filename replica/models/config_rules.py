@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from replica.models.model_source import ModelRefused, ResolvedModel, load_config
+from replica.models.model_loader import load_config
+from replica.models.model_source import ModelRefused, ResolvedModel
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 # Rotary embeddings whose frequencies depend on the longest position in the batch, beyond a length.

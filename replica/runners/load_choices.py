@@ -23,7 +23,8 @@ from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
 from replica.memory import free_host_bytes
 from replica.models import config_rules, model_probe
-from replica.models.model_source import NotEnoughMemory, ResolvedModel, stored_dtype, weight_bytes
+from replica.models.model_source import NotEnoughMemory, ResolvedModel, stored_dtype
+from replica.models.weight_files import weight_bytes
 from replica.runners.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)

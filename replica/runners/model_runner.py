@@ -31,7 +31,9 @@ from replica.layers.layered_part import LayeredPart
 from replica.layers.packed_linear import pack_linears
 from replica.layers.screened_head import ScreenedHead
 from replica.models import config_rules, model_probe
-from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config, load_model
+from replica.models.model_loader import load_config, load_model
+from replica.models.model_source import ModelRefused, ResolvedModel
+from replica.models.weight_files import fetch_weights
 from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder

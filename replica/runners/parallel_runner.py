@@ -23,7 +23,9 @@ from cache.host_tier import BlockMoves
 from replica.config import ReplicaConfig
 from replica.errors import EngineBroken, RankLost
 from replica.models import config_rules, model_probe
-from replica.models.model_source import ModelRefused, ResolvedModel, fetch_weights, load_config
+from replica.models.model_loader import load_config
+from replica.models.model_source import ModelRefused, ResolvedModel
+from replica.models.weight_files import fetch_weights
 from replica.output.sampler import InvalidLogits
 from replica.parallel import orders
 from replica.parallel.orders import AllocatePages, Answer, Load, Refused, Room

@@ -16,14 +16,9 @@ from replica.attention import kv_pages
 from replica.attention.kv_pages import LayerShape
 from replica.memory import free_host_bytes
 from replica.models import model_probe
-from replica.models.model_source import (
-    ModelRefused,
-    NotEnoughMemory,
-    ResolvedModel,
-    load_model,
-    stored_dtype,
-    weight_bytes,
-)
+from replica.models.model_loader import load_model
+from replica.models.model_source import ModelRefused, NotEnoughMemory, ResolvedModel, stored_dtype
+from replica.models.weight_files import weight_bytes
 from replica.parallel import sharding, tp_plan
 from replica.parallel.rank_group import Ranks
 

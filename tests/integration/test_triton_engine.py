@@ -17,7 +17,8 @@ from cache.errors import ConfigError
 from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
 from replica.layers.card_block import CardBlock
-from replica.models.model_source import load_model, resolve
+from replica.models.model_loader import load_model
+from replica.models.model_source import resolve
 from replica.runners import decode_graphs, load_choices
 from replica.runners.decode_graphs import Recorder
 from replica.runners.model_runner import ModelRunner
