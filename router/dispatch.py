@@ -225,7 +225,7 @@ class Generation:
         self._shared.routing.finish(
             self._job.request_id,
             block_hashes=self._block_hashes,
-            num_output_tokens=self._num_output_tokens,
+            answers=[len(answer.token_ids) for answer in self._answers],
         )
 
     async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
@@ -303,6 +303,7 @@ class Generation:
             excluded=self._excluded,
             policy=job.policy,
             max_tokens=job.sampling.max_tokens - (len(tokens) - len(job.prompt)),
+            n=job.n,
             token_ids=tokens,
             cache_salt=job.cache_salt,
             tenant=job.tenant,

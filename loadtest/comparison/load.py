@@ -42,13 +42,14 @@ class Load:
 
     def question(self, arrival: Arrival) -> Question:
         more = {"ignore_eos": True} if self.ignore_eos else {}
-        return completion(
+        question = completion(
             self.prompts.prompt(arrival.request),
             max_tokens=arrival.request.output_tokens,
             session=f"{self.salt}-{arrival.request.session}",
             temperature=0.0,
             **more,
         )
+        return question if arrival.n == 1 else question.with_choices(arrival.n)
 
 
 @dataclass(frozen=True, slots=True)

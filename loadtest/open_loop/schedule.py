@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.workloads.errors import WorkloadError
-from loadtest.workloads.request import Workload, WorkRequest
+from loadtest.workloads.request import Workload, WorkRequest, by_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     due_s: float  # since the start of the replay
-    request: WorkRequest
+    request: WorkRequest  # of several answers, with the length of the longest
+    n: int = 1  # answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,18 @@ def schedule(workload: Workload, stretch: Stretch = Stretch()) -> list[Arrival]:
             began.setdefault(request.session, request.arrival_s)
         chosen = {request.session for request in inside if began[request.session] >= stretch.start_s}
         inside = [request for request in workload.requests if request.session in chosen]
-    inside = inside[: stretch.max_requests]
-    if not inside:
+    asked = list(by_prompt(inside))[: stretch.max_requests]
+    if not asked:
         raise WorkloadError(f"{workload.name}: nobody arrives in the stretch asked for")
-    first_s = inside[0].arrival_s
-    return [Arrival((request.arrival_s - first_s) / stretch.speedup, request) for request in inside]
+    first_s = asked[0][0].arrival_s
+    return [
+        Arrival((answers[0].arrival_s - first_s) / stretch.speedup, _longest(answers), len(answers))
+        for answers in asked
+    ]
+
+
+def _longest(answers: Sequence[WorkRequest]) -> WorkRequest:
+    return replace(answers[0], output_tokens=max(answer.output_tokens for answer in answers))
 
 
 def _is_inside(request: WorkRequest, stretch: Stretch) -> bool:

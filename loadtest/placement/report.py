@@ -45,6 +45,11 @@ def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyCho
 def of_recording(trace: Workload) -> str:
     """What to know of a recording: who was refused, and keys that hide hits; "" if there is nothing."""
     told = ""
+    if trace.num_further_answers:
+        told += (
+            f"{trace.num_further_answers:,} of {len(trace.requests):,} requests are further answers to a "
+            "prompt (`n`), each counted as one. "
+        )
     if trace.num_refused:
         told += (
             f"{trace.num_refused:,} of {len(trace.requests):,} were refused when they were recorded; their "

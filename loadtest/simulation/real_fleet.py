@@ -233,9 +233,7 @@ class _Call:
         self._routing.first_token(message.request_id, self.replica_id, message.cached_tokens)
 
     def finished(self, message: Finished) -> None:
-        self._routing.finish(
-            message.request_id, block_hashes=self._hashes, num_output_tokens=message.num_tokens
-        )
+        self._routing.finish(message.request_id, block_hashes=self._hashes, answers=(message.num_tokens,))
         if message.error or message.num_tokens != self.work.output_tokens:
             cause = message.error or f"{message.num_tokens} tokens instead of {self.work.output_tokens}"
             self.ended.set_exception(FleetFailed(f"request {message.request_id}: {cause}"))

@@ -115,7 +115,7 @@ class RouterNode:
             self.copy_over(turn)
             return
         self.routing.finish(
-            turn.request_id, block_hashes=turn.block_hashes, num_output_tokens=turn.work.output_tokens
+            turn.request_id, block_hashes=turn.block_hashes, answers=(turn.work.output_tokens,)
         )
         self._poll()
 

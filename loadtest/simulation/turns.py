@@ -219,7 +219,10 @@ def _scrambled(number: int) -> int:
 
 
 def _next_turns(workload: Workload, chains: Sequence[Sequence[int]]) -> list[int | None]:
-    """Per request the first later one of its session whose prompt holds its whole prompt and answer."""
+    """Per request the first later one of its session whose prompt holds its whole prompt and answer.
+
+    Of several answers to a prompt the first is taken to be the one that is gone on from.
+    """
     size = workload.block_tokens
     later: dict[int, list[int]] = {}  # session -> its requests after this one, latest first
     following: list[int | None] = [None] * len(chains)
@@ -227,11 +230,12 @@ def _next_turns(workload: Workload, chains: Sequence[Sequence[int]]) -> list[int
         work = workload.requests[index]
         own = chains[index][: work.input_tokens // size]
         total = work.input_tokens + work.output_tokens
-        for candidate in reversed(later.setdefault(work.session, [])):
+        candidates = later.setdefault(work.session, [])
+        for candidate in () if work.branch else reversed(candidates):
             if workload.requests[candidate].input_tokens >= total and _begins(chains[candidate], own):
                 following[index] = candidate
                 break
-        later[work.session].append(index)
+        candidates.append(index)
     return following
 
 

@@ -46,6 +46,13 @@ class Line:
         self._check_range(name, value, low, high)
         return value
 
+    def integers(self, name: str, low: int, high: int) -> list[int]:
+        for value in (values := self.list_of(name)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self.error(name, f"must list integers, not {_shown(value)}")
+            self._check_range(name, value, low, high)
+        return values
+
     def real(self, name: str, low: float, high: float) -> float:
         value = self._fields[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -3,6 +3,7 @@
     {"format": "warmpath-trace", "version": 2, ...}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", ...], "block_size": 16, "session": "…"}
     {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", ...], "block_size": 16}
+    {"t": 13.0, "input": 90, "n": 2, "outputs": [64, 21], "blocks": ["9f…", ...], "block_size": 16}
 
 `blocks` names the prompt's *full* blocks, each id standing for everything up to there; `session` may be
 absent, then sessions are found from shared chains. Written by `router/insight/recording.py`; lines may be
@@ -11,6 +12,8 @@ names the key that ids were made with; what prompts of two keys share is not kno
 told with the workload.
 A request that was refused came all the same; its answer is taken to be as long as the others' are on average,
 which keeps what there is to generate per request. Version 1 had none of them.
+Of `n` answers to a prompt each becomes a request of the same session, blocks and time: an engine computes
+the prompt once and finds it cached for the others.
 Knows no engine.
 """
 
@@ -30,9 +33,11 @@ VERSIONS = (1, 2)  # the oldest and the newest that are read
 MAX_TOKENS = 10_000_000  # of a prompt or an answer
 MAX_TIME_S = 1e11  # both a monotonic clock and seconds since 1970 fit
 MAX_BLOCK_TOKENS = 1024  # what a replica accepts as block_size
+MAX_ANSWERS = 1_000_000  # to one prompt: the most that `limits.max_answers` allows
 
 _REQUIRED = frozenset({"t", "input", "blocks", "block_size"})
 _SERVED, _REFUSED = _REQUIRED | {"output"}, _REQUIRED | {"refused"}
+_SEVERAL = _REQUIRED | {"n", "outputs"}
 _OPTIONAL = frozenset({"session"})
 
 
@@ -41,7 +46,8 @@ class _Row:
     line_number: int
     time_s: float
     input_tokens: int
-    output_tokens: int | None  # None: it was refused
+    n: int  # answers
+    outputs: tuple[int, ...] | None  # tokens of each; None: it was refused
     chain: tuple[int, ...]  # the last, partial block included
     session: str | None
 
@@ -69,7 +75,10 @@ def read_recording(path: Path) -> Workload:
                 told = "is missing here, but given" if is_dated else "is given here, but missing"
                 raise line.error("started_at", f"{told} further up: nobody knows how far apart the two are")
             continue
-        line.check_fields(_REFUSED if "refused" in line else _SERVED, _OPTIONAL)
+        if "refused" in line:
+            line.check_fields(_REFUSED, _OPTIONAL | {"n"})
+        else:
+            line.check_fields(_SEVERAL if "n" in line or "outputs" in line else _SERVED, _OPTIONAL)
         size = line.integer("block_size", 1, MAX_BLOCK_TOKENS)
         if size != (block_tokens or size):
             raise line.error("block_size", f"is {size} here but {block_tokens} further up")
@@ -100,10 +109,10 @@ def _header(path: Path, header: Line | None) -> tuple[float | None, str]:
 def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row:
     time_s = offset_s + line.real("t", 0, MAX_TIME_S)
     input_tokens = line.integer("input", 1, MAX_TOKENS)
-    output_tokens = None
+    n = line.integer("n", 2, MAX_ANSWERS) if "n" in line else 1
+    outputs = None
     if "refused" not in line:
-        # A request that ended before its first token has had its prompt computed all the same.
-        output_tokens = max(1, line.integer("output", 0, MAX_TOKENS))
+        outputs = _outputs(line, n)
     elif not line.is_true("refused"):
         raise line.error("refused", "must be true, or left out")
     full = line.list_of("blocks")
@@ -119,10 +128,21 @@ def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row
         line.number,
         time_s,
         input_tokens,
-        output_tokens,
+        n,
+        outputs,
         chain,
         line.string("session") if "session" in line else None,
     )
+
+
+def _outputs(line: Line, n: int) -> tuple[int, ...]:
+    """Tokens of each answer: one that ended before its first has had its prompt computed all the same."""
+    if n == 1:
+        return (max(1, line.integer("output", 0, MAX_TOKENS)),)
+    outputs = line.integers("outputs", 0, MAX_TOKENS)
+    if len(outputs) != n:
+        raise line.error("outputs", f"lists {len(outputs)} answers, but n is {n}")
+    return tuple([max(1, output) for output in outputs])
 
 
 class _BlockIds:
@@ -158,16 +178,18 @@ def _requests(rows: list[_Row]) -> tuple[WorkRequest, ...]:
     named: dict[str, int] = {}
     num_found = max(found) + 1
     began_s = rows[0].time_s
-    known = [row.output_tokens for row in rows if row.output_tokens is not None]
+    known = [output for row in rows for output in row.outputs or ()]
     usual = round(sum(known) / len(known)) if known else 1
     return tuple(
         WorkRequest(
             arrival_s=row.time_s - began_s,
             input_tokens=row.input_tokens,
-            output_tokens=usual if row.output_tokens is None else row.output_tokens,
+            output_tokens=output,
             block_ids=row.chain,
             session=number if row.session is None else named.setdefault(row.session, num_found + len(named)),
-            was_refused=row.output_tokens is None,
+            was_refused=row.outputs is None,
+            branch=branch,
         )
         for row, number in zip(rows, found, strict=True)
+        for branch, output in enumerate(row.outputs or (usual,) * row.n)
     )

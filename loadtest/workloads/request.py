@@ -7,6 +7,7 @@ far as they share leading ids. Knows neither files nor engines.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 
@@ -24,6 +25,8 @@ class WorkRequest:
     block_ids: tuple[int, ...]  # of ceil(input_tokens / block_tokens) blocks, the first block's first
     session: int  # requests of one conversation carry one number
     was_refused: bool = False  # when it was recorded: how long its answer would be is a guess
+    # Of several answers to one prompt, which. Each is a request; those after 0 stand right behind it.
+    branch: int = 0
 
     def __post_init__(self) -> None:
         if self.arrival_s < 0:
@@ -32,6 +35,18 @@ class WorkRequest:
             raise ValueError(f"input_tokens = {self.input_tokens} is less than 1")
         if self.output_tokens < 1:
             raise ValueError(f"output_tokens = {self.output_tokens} is less than 1")
+
+
+def by_prompt(requests: Iterable[WorkRequest]) -> Iterator[list[WorkRequest]]:
+    """The requests in their order, several answers to one prompt together."""
+    together: list[WorkRequest] = []
+    for request in requests:
+        if together and request.branch <= together[-1].branch:
+            yield together
+            together = []
+        together.append(request)
+    if together:
+        yield together
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,11 @@ class Workload:
         if not self.duration_s:
             raise ValueError(f"workload {self.name!r} has no duration, so it has no rate")
         return (len(self.requests) - 1) / self.duration_s
+
+    @property
+    def num_further_answers(self) -> int:
+        """Requests that are one more answer to the prompt of the request before. O(requests)."""
+        return sum(request.branch > 0 for request in self.requests)
 
     @property
     def num_refused(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from loadtest.workloads.request import Workload
+from loadtest.workloads.request import Workload, by_prompt
 
 
 def spread_over_ticks(workload: Workload) -> Workload:
@@ -23,10 +23,11 @@ def spread_over_ticks(workload: Workload) -> Workload:
     tick_s = _tick_s([request.arrival_s for request in workload.requests])
     spread = []
     for _, together in groupby(workload.requests, key=lambda request: request.arrival_s):
-        crowd = list(together)
+        crowd = list(by_prompt(together))
         spread += [
             replace(request, arrival_s=request.arrival_s + tick_s * index / len(crowd))
-            for index, request in enumerate(crowd)
+            for index, answers in enumerate(crowd)
+            for request in answers
         ]
     return replace(workload, requests=tuple(spread))
 

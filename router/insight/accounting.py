@@ -180,7 +180,7 @@ class Accounting(SilentObserver):
         for listener in self._listeners:
             listener(account, opened.record)
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         self._open.pop(request_id, None)
 
     def events(self, replica_id: ReplicaId, events: EventBatch) -> None:

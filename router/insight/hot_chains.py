@@ -166,7 +166,7 @@ class HotChains(SilentObserver):
             run.answered += weight
             run.cached += weight * from_cache / len(run.hints)
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         self._open.pop(request_id, None)
 
     # --- the tree -----------------------------------------------------------------------------

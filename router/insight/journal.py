@@ -117,11 +117,11 @@ class Journal(SilentObserver):
             entry.first_token_at = self._clock()
             self._heard(entry)
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         entry = self._entries.get(request_id)
         if entry is not None:
             entry.finished_at = self._clock()
-            entry.num_output_tokens = num_output_tokens
+            entry.num_output_tokens = sum(answers)
             self._heard(entry)
 
     def accounted(self, account: TokenAccount, record: DecisionRecord) -> None:

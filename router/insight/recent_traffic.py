@@ -191,7 +191,7 @@ class RecentTraffic(SilentObserver):
             slot.requests += 1
             slot.buckets[bucket] += 1
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         self._asked_at.pop(request_id, None)
 
 

@@ -3,6 +3,7 @@
     {"format": "warmpath-trace", "version": 2, "recording": …, "key": …, "part": 1, "started_at": …, …}
     {"t": 12.25, "input": 812, "output": 64, "blocks": ["9f…", …], "block_size": 16, "session": "…"}
     {"t": 12.5, "input": 90, "refused": true, "blocks": ["9f…", …], "block_size": 16}
+    {"t": 13.0, "input": 90, "n": 2, "outputs": [64, 21], "blocks": ["9f…", …], "block_size": 16}
 
 One line per request, written when it ends, also for one that no replica was found for: what came is what a
 fleet has to be planned for, and in overload much of it is refused. So lines are not in order of `t`, seconds
@@ -57,7 +58,8 @@ class Row(NamedTuple):
 
     time_s: float  # since the recording began
     num_input_tokens: int
-    num_output_tokens: int | None  # None: refused, so nobody knows
+    n: int  # answers asked for
+    answers: Sequence[int] | None  # tokens of each; None: refused, so nobody knows
     hints: Sequence[HashHint]  # of the input's full blocks
     session: str | None  # what the client says its requests have in common
 
@@ -307,10 +309,10 @@ class TrafficRecorder(SilentObserver):
             return  # a retry: the request came once
         self._open[query.request_id] = self._row(query, hints, record.decided_at)
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         row = self._open.pop(request_id, None)
         if row is not None:
-            self._put(row._replace(num_output_tokens=num_output_tokens))
+            self._put(row._replace(answers=answers))
 
     def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         if query.request_id not in self._open:  # else only a retry was, and the end is yet to be told
@@ -321,7 +323,8 @@ class TrafficRecorder(SilentObserver):
         return Row(
             time_s=max(0.0, asked_at - self._began_at),
             num_input_tokens=query.num_prompt_tokens,
-            num_output_tokens=None,
+            n=query.n,
+            answers=None,
             hints=hints,
             session=query.prompt.session if query.prompt is not None else None,
         )
@@ -383,17 +386,23 @@ class TrafficRecorder(SilentObserver):
         blocks = [self._ids.block(hint) for hint in row.hints[self._stride - 1 :: self._stride]]
         if not blocks:  # a prompt that is scored has no hashes: what it has is nobody else's
             blocks = [secrets.token_hex(_ID_BYTES) for _ in range(row.num_input_tokens // self._block_tokens)]
-        came_of_it = {"refused": True} if row.num_output_tokens is None else {"output": row.num_output_tokens}
         fields: dict[str, Any] = {
             "t": round(row.time_s, 6),
             "input": row.num_input_tokens,
-            **came_of_it,
+            **({} if row.n == 1 else {"n": row.n}),
+            **_came_of_it(row),
             "blocks": blocks,
             "block_size": self._block_tokens,
         }
         if row.session is not None:
             fields["session"] = self._ids.session(row.session)
         return _line(fields)
+
+
+def _came_of_it(row: Row) -> dict[str, Any]:
+    if row.answers is None:
+        return {"refused": True}
+    return {"output": sum(row.answers)} if row.n == 1 else {"outputs": list(row.answers)}
 
 
 def _line(fields: dict[str, Any]) -> bytes:

@@ -96,7 +96,7 @@ class Shadow(SilentObserver):
     def moved(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
         self._guard(lambda: self._policy.routed(replica_id, request))
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         self._guard(lambda: self._policy.finished(request_id, hints))
 
     # --- one decision -------------------------------------------------------------------------

@@ -164,17 +164,17 @@ class Bookings:
         return True
 
     def finish(
-        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), num_output_tokens: int = 0
+        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), answers: Sequence[int] = ()
     ) -> None:
         """The request is over, after all its attempts, and released; once per request.
 
-        block_hashes: chain of the full blocks of prompt and output, () if unknown.
+        block_hashes: chain of the full blocks of prompt and output, () if unknown. answers: tokens of each.
         """
         hints = to_hints(block_hashes)
         self._index.finish(request_id, hints)
         self._policies.finished(request_id, hints)
         for observer in self._observers:
-            observer.finished(request_id, hints, num_output_tokens)
+            observer.finished(request_id, hints, answers)
 
     # --- small parts ----------------------------------------------------------------------------
 

@@ -37,7 +37,8 @@ class RouteQuery(NamedTuple):
     num_prompt_tokens: int  # all tokens sent: prompt and what an earlier attempt generated
     excluded: frozenset[ReplicaId] = frozenset()
     policy: str | None = None  # instead of the configured one, for this request only
-    max_tokens: int = 0  # tokens it may generate
+    max_tokens: int = 0  # tokens it may generate, in each answer
+    n: int = 1  # answers
     prompt: PromptView | None = None  # its text, for policies that place by it
     # What `num_prompt_tokens` counts, packed int32, for those who account for every token; None: unknown. The
     # array may grow afterwards.

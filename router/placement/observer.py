@@ -35,10 +35,10 @@ class RoutingObserver(Protocol):
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica computed the first token and says how much of the prompt it had cached."""
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         """The request is over, however it ended. Once, after all attempts.
 
-        hints: chain of the full blocks of prompt and output, () if unknown.
+        hints: chain of the full blocks of prompt and output, () if unknown. answers: tokens of each.
         """
 
     def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
@@ -69,7 +69,7 @@ class SilentObserver:
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         pass
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         pass
 
     def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:

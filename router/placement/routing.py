@@ -306,14 +306,14 @@ class Routing:
         return True
 
     def finish(
-        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), num_output_tokens: int = 0
+        self, request_id: RequestId, *, block_hashes: Sequence[BlockHash] = (), answers: Sequence[int] = ()
     ) -> None:
         """The request is over, after all its attempts; once per request.
 
-        block_hashes: chain of the full blocks of prompt and output, () if unknown.
+        block_hashes: chain of the full blocks of prompt and output, () if unknown. answers: tokens of each.
         """
         self.release(request_id)
-        self._bookings.finish(request_id, block_hashes=block_hashes, num_output_tokens=num_output_tokens)
+        self._bookings.finish(request_id, block_hashes=block_hashes, answers=answers)
 
     # --- what replicas say (EventSink) --------------------------------------------------------
 

@@ -180,7 +180,7 @@ class Fleet:
         self.num_answered += 1
         hashes = self.hasher.chain(self.hasher.root(salt=self._salts[name]), token_ids)
         num_output = len(token_ids) - len(self._prompts.pop(name))
-        self.routing.finish(name, block_hashes=hashes, num_output_tokens=num_output)
+        self.routing.finish(name, block_hashes=hashes, answers=(num_output,))
 
     def _at(self, at_s: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (at_s, next(self._order), act))

@@ -86,6 +86,17 @@ def test_a_trace_is_replayed_with_its_own_hits(
     assert page.rstrip().endswith("</html>")
 
 
+def test_several_answers_are_asked_for_in_one_request(server: HttpServer, tmp_path: Path) -> None:
+    row = {"t": 0.0, "input": 70, "n": 3, "outputs": [2, 5, 1], "blocks": ["abc0"], "block_size": BLOCK}
+    header = {"format": "warmpath-trace", "version": 2}
+    path = tmp_path / "several.jsonl"
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(row)}\n")
+    ended = replay("--url", server.url, "--trace", str(path), "--no-plots", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = results(tmp_path).runs
+    assert (run.tally.answers, run.tally.prompt_tokens, run.tally.output_tokens) == (1, 70, 15)
+
+
 def test_the_same_prompts_again_are_told_to_be_known(server: HttpServer, trace: Path, tmp_path: Path) -> None:
     """The seed is 0 unless told, and a server that runs on has everything of the first replay."""
     arguments = ("--url", server.url, "--trace", str(trace), "--seed", "11", "--speedup", "2", "--no-plots")

@@ -101,7 +101,7 @@ def test_it_stays_within_its_bounds_and_never_counts_too_much(
         most = Counter(len(prefix) for prefix in counted(with_blocks))
         assert all(run.hit_ratio is None or run.hit_ratio <= 1.0 for run in shown)
         assert all(most[run.end] for run in shown)
-        chains.finished(RequestId(f"r{number}"), (), 0)
+        chains.finished(RequestId(f"r{number}"), (), ())
     assert chains.num_open == 0
 
 

@@ -50,7 +50,7 @@ class Bench:
         query = RouteQuery(name, hashes, num_tokens, token_ids=array("i", range(num_tokens)))
         placement = routing.choose(query)
         routing.first_token(name, placement.replica_id, placement.overlap_blocks * BLOCK_SIZE)
-        routing.finish(name, block_hashes=hashes, num_output_tokens=3)
+        routing.finish(name, block_hashes=hashes, answers=(3,))
 
     def load(self, index: int, **changes: Any) -> None:
         fields = {"free_blocks": 600, "total_blocks": 1000, "step_time": STEP_TIME, **changes}

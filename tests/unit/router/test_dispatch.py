@@ -195,13 +195,15 @@ class Refusals(SilentObserver):
     def __init__(self) -> None:
         self.refused_tokens: list[int] = []
         self.num_finished = 0
+        self.answers: Sequence[int] = ()
 
     def refused(self, query: RouteQuery, hints: Sequence[HashHint]) -> None:
         assert len(hints) == query.num_prompt_tokens // BLOCK_SIZE
         self.refused_tokens.append(query.num_prompt_tokens)
 
-    def finished(self, request_id: RequestId, hints: Sequence[HashHint], num_output_tokens: int) -> None:
+    def finished(self, request_id: RequestId, hints: Sequence[HashHint], answers: Sequence[int]) -> None:
         self.num_finished += 1
+        self.answers = answers
 
 
 @pytest.mark.parametrize("binding", ["late", "at_once"])
@@ -229,6 +231,16 @@ async def test_watchers_hear_of_who_was_served_once(router: RouterUnderTest) -> 
     generation.close()
     a_generation(router, request_id=RequestId("never begun")).close()
     assert (refusals.refused_tokens, refusals.num_finished) == ([], 1)
+
+
+async def test_watchers_hear_of_each_answer(router: RouterUnderTest) -> None:
+    refusals = Refusals()
+    router.parts.routing.watch(refusals)
+    router.follow(_several)
+    lengths = [0, 0, 0]
+    async for delta in a_generation(router, n=3).deltas():
+        lengths[delta.choice] += len(delta.token_ids)
+    assert refusals.answers == lengths == [3, 4, 3]
 
 
 async def test_a_replica_hears_how_long_a_request_has_waited(router: RouterUnderTest) -> None:

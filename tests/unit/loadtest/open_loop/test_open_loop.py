@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.answer import Answer, Failure
+from loadtest.comparison.load import Load
 from loadtest.open_loop.ceiling import infinite_cache_hit_ratio
 from loadtest.open_loop.histogram import Histogram
 from loadtest.open_loop.prompts import FIRST_TOKEN, LAST_TOKEN, TextPrompts, TokenPrompts
@@ -121,6 +123,18 @@ def test_a_stretch_begins_at_its_first_arrival_and_a_speedup_squeezes_it() -> No
 def test_whole_sessions_are_those_that_begin_inside_to_their_end() -> None:
     arrivals = schedule(trace(), Stretch(start_s=15, duration_s=30, whole_sessions=True))
     assert [each.request.block_ids for each in arrivals] == [(2,), (2, 4)]
+
+
+def test_several_answers_to_a_prompt_are_asked_for_at_once() -> None:
+    """As many as there were, and each with room for the longest."""
+    answers = [replace(request(1.0, (1,), output=length), branch=at) for at, length in enumerate((3, 9, 5))]
+    work = Workload("several", 8, (request(0.0, (2,)), *answers, request(2.0, (3,))))
+    arrivals = schedule(work, Stretch(max_requests=2))
+    assert [(each.due_s, each.n, each.request.output_tokens) for each in arrivals] == [(0, 1, 4), (1, 3, 9)]
+    load = Load(shortened(arrivals, max_tokens=None, max_output=8), TokenPrompts(8, ""), Targets())
+    one, several = map(load.question, load.arrivals)
+    assert (one.num_choices, "n" in one.body) == (1, False)
+    assert (several.num_choices, several.body["n"], several.body["max_tokens"]) == (3, 3, 8)
 
 
 def test_a_stretch_with_nobody_in_it_is_an_error() -> None:

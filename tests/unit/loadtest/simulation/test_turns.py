@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -67,6 +68,19 @@ def test_an_answer_is_what_the_next_turn_says_it_was() -> None:
     turns = make_turns(workload(first, second, stranger))
     assert turns[0].block_hashes == turns[1].block_hashes[:3]
     assert turns[0].block_hashes[2] not in turns[2].block_hashes
+
+
+def test_of_several_answers_the_first_is_gone_on_from() -> None:
+    """The others are nobody's: as one text they would take the room of one."""
+    asked = request(0.0, 2 * BLOCK_TOKENS, 2 * BLOCK_TOKENS, (0, 1))
+    others = [replace(asked, branch=1), replace(asked, branch=2)]
+    later = request(9.0, 5 * BLOCK_TOKENS, 1, (0, 1, 2, 3, 4))
+    first, second, third, after, _ = name_contents(
+        workload(asked, *others, later, replace(later, branch=1))
+    ).blocks
+    assert first == after[:4]
+    assert second[:2] == third[:2] == first[:2]
+    assert len({*first[2:], *second[2:], *third[2:]}) == 6
 
 
 def test_an_answer_that_the_next_prompt_is_too_short_for_is_nobodys() -> None:

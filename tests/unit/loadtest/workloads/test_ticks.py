@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,14 @@ def test_a_quiet_time_is_not_filled() -> None:
     """A crowd before a pause of ten ticks still comes within its own."""
     spread = spread_over_ticks(_at(0.0, 3.0, 3.0, 33.0))
     assert [request.arrival_s for request in spread.requests] == [0.0, 3.0, 4.5, 33.0]
+
+
+def test_answers_to_one_prompt_stay_together() -> None:
+    work = _at(0.0, 0.0, 0.0, 3.0)
+    pairs = zip(work.requests, (0, 1, 0, 0), strict=True)
+    branches = [replace(request, branch=branch) for request, branch in pairs]
+    spread = spread_over_ticks(replace(work, requests=tuple(branches)))
+    assert [request.arrival_s for request in spread.requests] == [0.0, 0.0, 1.5, 3.0]
 
 
 @pytest.mark.parametrize("times_s", [(), (0.0,), (5.0, 5.0, 5.0)])

@@ -15,13 +15,20 @@ from loadtest.placement.suites import EXCERPT
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.errors import TraceError
 from loadtest.workloads.mooncake import read_mooncake
+from loadtest.workloads.request import by_prompt
 from loadtest.workloads.trace_source import TraceSource
 from loadtest.workloads.traces import read_trace
 
 GOOD: dict[str, Any] = {"timestamp": 3000, "input_length": 1025, "output_length": 7, "hash_ids": [0, 4, 9]}
 HEADER = {"format": "warmpath-trace", "version": 1, "model": "tiny"}
 RECORD: dict[str, Any] = {"t": 5.5, "input": 35, "output": 3, "blocks": ["a1", "b2"], "block_size": 16}
+SEVERAL: dict[str, Any] = {
+    **{name: value for name, value in RECORD.items() if name != "output"},
+    "n": 2,
+    "outputs": [7, 4],
+}
 REFUSED = {**{name: value for name, value in RECORD.items() if name != "output"}, "refused": True}
+REFUSED_SEVERAL = {**REFUSED, "n": 2}
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -142,9 +149,34 @@ class TestRecording:
         [request] = read_trace(write(tmp_path / "r.jsonl", {**HEADER, "version": 2}, REFUSED)).requests
         assert (request.output_tokens, request.was_refused) == (1, True)
 
+    def test_each_answer_is_a_request_of_its_own(self, tmp_path: Path) -> None:
+        longer = changed(RECORD, t=9.5, input=48, blocks=["a1", "b2", "c3"])
+        path = write(tmp_path / "r.jsonl", HEADER, changed(SEVERAL, session="s"), REFUSED_SEVERAL, longer)
+        trace = read_trace(path)
+        assert [request.output_tokens for request in trace.requests] == [7, 4, 5, 5, 3]
+        assert [request.branch for request in trace.requests] == [0, 1, 0, 1, 0]
+        assert [request.was_refused for request in trace.requests] == [False, False, True, True, False]
+        one, other = trace.requests[:2]
+        assert (one.arrival_s, one.session, one.block_ids) == (
+            other.arrival_s,
+            other.session,
+            other.block_ids,
+        )
+        assert trace.num_further_answers == 2
+        assert "2 of 5 requests are further answers" in of_recording(trace)
+        assert [len(answers) for answers in by_prompt(trace.requests)] == [2, 2, 1]
+
     @pytest.mark.parametrize(
         ("bad", "field"),
         [
+            (changed(SEVERAL, output=11), "output"),
+            (changed(RECORD, n=1), "outputs"),
+            (changed(REFUSED, n=1), "n"),
+            (changed(SEVERAL, n=3), "outputs"),
+            (changed(SEVERAL, outputs=11), "outputs"),
+            (changed(SEVERAL, outputs=[7, "4"]), "outputs"),
+            (changed(SEVERAL, outputs=[7, -1]), "outputs"),
+            ({k: v for k, v in SEVERAL.items() if k != "n"}, "n"),
             ({k: v for k, v in RECORD.items() if k != "t"}, "t"),
             ({k: v for k, v in RECORD.items() if k != "output"}, "output"),
             (changed(REFUSED, output=3), "output"),

@@ -74,7 +74,7 @@ class Story:
         query = RouteQuery(name, hashes, len(tokens), excluded=excluded, token_ids=packed, cache_salt=salt)
         where = self.routing.choose(query).replica_id
         self.routing.first_token(name, where, delivered)
-        self.routing.finish(name, block_hashes=hashes, num_output_tokens=1)
+        self.routing.finish(name, block_hashes=hashes, answers=(1,))
         return self.accounts[-1]
 
 

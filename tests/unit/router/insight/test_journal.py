@@ -43,7 +43,7 @@ def test_a_life_with_its_times() -> None:
     bench.clock.advance(0.25)
     bench.routing.first_token(RequestId("r"), A, 0)
     bench.clock.advance(1.0)
-    bench.routing.finish(RequestId("r"), num_output_tokens=7)
+    bench.routing.finish(RequestId("r"), answers=(7,))
     assert entry.first_token_at == asked_at + 0.75
     assert entry.finished_at == asked_at + 1.75
     assert entry.num_output_tokens == 7
@@ -103,7 +103,7 @@ def test_the_oldest_requests_go_first() -> None:
     assert bench.journal.latest(0) == bench.journal.latest(-1) == []
     assert len(bench.journal) == 3
     bench.journal.first_token(RequestId("0"), A, 0)  # forgotten ones are ignored
-    bench.journal.finished(RequestId("0"), (), 1)
+    bench.journal.finished(RequestId("0"), (), (1,))
 
 
 def test_what_is_told_is_of_the_attempt_that_answered() -> None:

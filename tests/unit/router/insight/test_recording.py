@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,21 @@ class Bench:
         self.routing.update_replicas({replica_id(0): info()})
         self.routing.on_load(replica_id(0), load())
 
-    def serve(self, name: str, num_blocks: int, *, of: str = "", output: int = 3, **changes: Any) -> None:
+    def serve(
+        self,
+        name: str,
+        num_blocks: int,
+        *,
+        of: str = "",
+        output: int = 3,
+        outputs: Sequence[int] = (),
+        **changes: Any,
+    ) -> None:
         """One request from decision to end; `of`: whose prompt it repeats."""
         query = RouteQuery(RequestId(name), chain(of or name, num_blocks), num_blocks * SIZE + 5, **changes)
         self.routing.choose(query)
         self.routing.first_token(query.request_id, replica_id(0), 0)
-        self.routing.finish(query.request_id, num_output_tokens=output)
+        self.routing.finish(query.request_id, answers=outputs or (output,))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -84,6 +94,25 @@ def test_the_simulation_reads_what_was_recorded(tmp_path: Path) -> None:
     assert (len(first.block_ids), len(second.block_ids)) == (4, 6)
     assert first.session == second.session
     assert bench.recorder.totals.written == 2
+
+
+def test_several_answers_are_told_one_by_one(tmp_path: Path) -> None:
+    """They were one answer as long as all of them: sixteen of 200 tokens made one of 3,200."""
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    bench.serve("several", 2, outputs=(64, 0, 21), n=3)
+    bench.routing.update_replicas({})
+    with pytest.raises(NoReplica):
+        bench.routing.choose(RouteQuery(RequestId("late"), chain("late", 2), 2 * SIZE, n=2))
+    bench.recorder.close()
+    _, served, refused = lines(tmp_path)
+    assert set(served) == {"t", "input", "n", "outputs", "blocks", "block_size"}
+    assert (served["n"], served["outputs"]) == (3, [64, 0, 21])
+    assert (refused["n"], refused["refused"]) == (2, True)
+    requests = read_recording(bench.recorder.path).requests
+    assert [request.output_tokens for request in requests] == [64, 1, 21, 29, 29]
+    assert [request.branch for request in requests] == [0, 1, 2, 0, 1]
+    assert len({(r.arrival_s, r.session, r.block_ids) for r in requests[:3]}) == 1
 
 
 def test_the_header_says_what_it_is_and_the_key_is_nowhere(tmp_path: Path) -> None:
@@ -161,7 +190,7 @@ def test_a_retry_is_one_request(tmp_path: Path) -> None:
     bench.routing.choose(RouteQuery(name, chain("r", 2), 40))
     bench.clock.advance(1.0)
     bench.routing.choose(RouteQuery(name, chain("r", 3), 50))  # continued: its output so far goes along
-    bench.routing.finish(name, num_output_tokens=12)
+    bench.routing.finish(name, answers=(12,))
     bench.routing.finish(RequestId("never decided"))
     bench.recorder.close()
     _, row = lines(tmp_path)
@@ -182,7 +211,7 @@ def test_who_was_refused_came_all_the_same(tmp_path: Path) -> None:
             num_refused += 1
     bench.clock.advance(1.0)
     for name in names:
-        bench.routing.finish(name, num_output_tokens=6)
+        bench.routing.finish(name, answers=(6,))
     bench.routing.update_replicas({})
     came_at = bench.clock.now - 0.5
     with pytest.raises(NoReplica):
@@ -204,7 +233,7 @@ def test_prompts_that_are_scored_are_nobody_elses(tmp_path: Path) -> None:
     bench.recorder.start()
     for name in ("one", "two"):
         bench.routing.choose(RouteQuery(RequestId(name), (), 5 * SIZE))
-        bench.routing.finish(RequestId(name), num_output_tokens=1)
+        bench.routing.finish(RequestId(name), answers=(1,))
     bench.recorder.close()
     one, two = read_recording(bench.recorder.path).requests
     assert len(one.block_ids) == len(two.block_ids) == 3
@@ -218,7 +247,7 @@ def test_a_retry_that_is_refused_is_no_request_of_its_own(tmp_path: Path) -> Non
     only = frozenset({replica_id(0)})
     with pytest.raises(NoReplica):
         bench.routing.choose(RouteQuery(RequestId("r"), chain("r", 2), 40, excluded=only))
-    bench.routing.finish(RequestId("r"), num_output_tokens=2)
+    bench.routing.finish(RequestId("r"), answers=(2,))
     bench.recorder.close()
     _, row = lines(tmp_path)
     assert row["output"] == 2

@@ -48,7 +48,7 @@ def decide(router: RouterUnderTest, name: str, num_blocks: int, parent: str = ""
     query = RouteQuery(RequestId(name), hashes, num_tokens, token_ids=array("i", range(num_tokens)))
     placement = routing.choose(query)
     routing.first_token(RequestId(name), placement.replica_id, 0)
-    routing.finish(RequestId(name), block_hashes=hashes, num_output_tokens=3)
+    routing.finish(RequestId(name), block_hashes=hashes, answers=(3,))
 
 
 async def test_it_is_off_by_default_and_then_nothing_watches() -> None:
