@@ -6,6 +6,7 @@ Owner: the router's event loop.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,12 @@ from router.placement.observer import SilentObserver
 
 MAX_ATTEMPTS_KEPT = 4  # of one request, the latest
 ID_PREFIXES = ("chatcmpl-", "cmpl-")  # what the HTTP surface puts before an id in its answers
+# What the Router puts behind a client's id, and behind its own where a body has several prompts. Eight
+# decimal digits are never a prompt's number, so the two cannot be taken for each other. Copies that are made
+# beside a request (`…-copy-1`) are not that request.
+_OWN_MARK, _NUMBER = r"-[0-9a-f]{8}", r"-[1-9][0-9]{0,6}"
+_ADDED = re.compile(rf"{_OWN_MARK}({_NUMBER})?")
+_NAMED_BY_US, _NUMBERED = re.compile(rf".*{_OWN_MARK}", re.DOTALL), re.compile(_NUMBER)
 
 
 @dataclass(slots=True)
@@ -56,6 +63,15 @@ class JournalEntry:
         return self.answering or self.decisions[-1]
 
 
+def _is_of(request_id: RequestId, name: str) -> bool:
+    """Whether the Router has made that id of this name."""
+    if not request_id.startswith(name):
+        return False
+    added = request_id[len(name) :]
+    is_next = _NUMBERED.fullmatch(added) is not None and _NAMED_BY_US.fullmatch(name) is not None
+    return is_next or _ADDED.fullmatch(added) is not None
+
+
 class Journal(SilentObserver):
     """What happened to the last `max_requests` requests."""
 
@@ -82,7 +98,7 @@ class Journal(SilentObserver):
     def find(self, request_id: str) -> JournalEntry | None:
         """By the id in an answer (`chatcmpl-…`), the router's own, or the newest of a client's x-request-id.
 
-        O(requests kept) for the last of these.
+        O(requests kept) for the last of these, and where only later prompts of an answer's are kept.
         """
         # As it is first: a client's own id may begin like those in answers.
         names = [request_id, *(request_id[len(p) :] for p in ID_PREFIXES if request_id.startswith(p))]
@@ -90,8 +106,9 @@ class Journal(SilentObserver):
             if (entry := self._entries.get(RequestId(name))) is not None:
                 return entry
         # The router adds a suffix of its own to what a client sends: clients repeat themselves.
-        starts = tuple([f"{name}-" for name in names])
-        return next((e for e in reversed(self._entries.values()) if e.request_id.startswith(starts)), None)
+        return next(
+            (e for e in reversed(self._entries.values()) if any(_is_of(e.request_id, n) for n in names)), None
+        )
 
     # --- what is heard ------------------------------------------------------------------------
 

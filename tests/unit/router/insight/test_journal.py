@@ -53,14 +53,15 @@ def test_a_life_with_its_times() -> None:
 
 def test_names_are_forgiving() -> None:
     bench = Bench()
-    for name in ("mine-1", "mine-2", "min-3"):
+    first, second, third = f"mine-{'1' * 8}", f"mine-{'2' * 8}", f"min-{'3' * 8}"
+    for name in (first, second, third):
         bench.routing.choose(query(name))
     for asked, found in (
-        ("mine-1", "mine-1"),
-        ("cmpl-mine-1", "mine-1"),
-        ("chatcmpl-mine-2", "mine-2"),
-        ("mine", "mine-2"),  # the newest of that name
-        ("min", "min-3"),
+        (first, first),
+        (f"cmpl-{first}", first),
+        (f"chatcmpl-{second}", second),
+        ("mine", second),  # the newest of that name
+        ("min", third),
     ):
         entry = bench.journal.find(asked)
         assert entry is not None
@@ -71,17 +72,47 @@ def test_names_are_forgiving() -> None:
 
 def test_a_clients_id_may_begin_like_those_in_answers() -> None:
     bench = Bench()
-    for name in ("chatcmpl-7-ab", "cmpl-8-cd"):
+    chat, completion = "chatcmpl-7-0123abcd", "cmpl-8-89abcdef"
+    for name in (chat, completion):
         bench.routing.choose(query(name))
     for asked, found in (
-        ("chatcmpl-7", "chatcmpl-7-ab"),
-        ("cmpl-chatcmpl-7-ab", "chatcmpl-7-ab"),
-        ("cmpl-8", "cmpl-8-cd"),
-        ("chatcmpl-cmpl-8-cd", "cmpl-8-cd"),
+        ("chatcmpl-7", chat),
+        (f"cmpl-{chat}", chat),
+        ("cmpl-8", completion),
+        (f"chatcmpl-{completion}", completion),
     ):
         entry = bench.journal.find(asked)
         assert entry is not None, asked
         assert entry.request_id == found
+
+
+def test_nobody_else_answers_for_a_name() -> None:
+    """`job` was found where only `job-2` was kept, another client's request."""
+    bench = Bench()
+    for name in (
+        "job-2",
+        "job-2-0123abcd",
+        "job-20261129-0123abcd",
+        "job-20261129-12345678",
+        "job-x-0123abcd",
+    ):
+        bench.routing.choose(query(name))
+    assert bench.journal.find("job") is None
+    assert bench.journal.find("job-20261129-1234567") is None
+
+
+def test_prompts_of_one_body_are_found_by_its_names() -> None:
+    """Also where the first has been forgotten; a copy made beside them is none of them."""
+    bench = Bench()
+    for name in ("job-0123abcd-11", "job-0123abcd-copy-1", "job-0123abcd-11-copy-2", "job-0123abcd-0"):
+        bench.routing.choose(query(name))
+    for asked in ("job", "job-0123abcd", "cmpl-job-0123abcd", "job-0123abcd-11"):
+        entry = bench.journal.find(asked)
+        assert entry is not None, asked
+        assert entry.request_id == "job-0123abcd-11"
+    copy = bench.journal.find("job-0123abcd-copy-1")
+    assert copy is not None
+    assert copy.request_id == "job-0123abcd-copy-1"
 
 
 def test_many_attempts_are_counted_and_the_latest_kept() -> None:
