@@ -74,6 +74,7 @@ class Job:
     part: float = 1.0  # of its HTTP request: of n prompts each is 1/n
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
+    session: str | None = None  # which of its client's requests belong together, as a header says
     timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
     came_at: float | None = None  # when its HTTP request did, by the Router's clock; None: as it is begun
     traceparent: str = ""  # of the span it is done under; "" = nobody traces
@@ -311,6 +312,7 @@ class Generation:
             priority=job.priority,
             part=job.part,
             prompt=job.text,
+            session=job.session,
             asked_at=self._began_at,
             is_handed_over=self._is_handed_over,
             is_again=job.is_again or attempt > 0,

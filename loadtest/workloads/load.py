@@ -9,6 +9,7 @@ than they are. Knows rates and windows; knows neither engines nor policies.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,9 +72,22 @@ def at_load(
     if abs(best.load - load) > 5 * TOLERANCE * load:
         raise WorkloadError(
             f"{source.name}: no window at load {load:g}; the nearest of {num_requests} requests has "
-            f"{best.load:.3f}"
+            f"{best.load:.3f}{_because_of_a_session(best, load)}"
         )
     return best
+
+
+def _because_of_a_session(best: LoadedWorkload, load: float) -> str:
+    """What to do where one session is more than what is missing; "" where none is."""
+    requests = best.workload.requests
+    ((_, most),) = Counter(request.session for request in requests).most_common(1)
+    share = most / len(requests)
+    if share < abs(best.load - load) / load:
+        return ""
+    return (
+        f": sessions come whole, and one has {share:.0%} of these requests. Where that is no single "
+        "conversation, leave `session` out of the trace: sessions are then found from what prompts share"
+    )
 
 
 def at_rate(source: Source, rate_per_s: float, *, num_requests: int, seed: int) -> Workload:

@@ -61,7 +61,7 @@ class Row(NamedTuple):
     n: int  # answers asked for
     answers: Sequence[int] | None  # tokens of each; None: refused, so nobody knows
     hints: Sequence[HashHint]  # of the input's full blocks
-    session: str | None  # what the client says its requests have in common
+    session: str | None  # which requests are one conversation, as the client says
 
 
 @dataclass(slots=True)
@@ -326,7 +326,7 @@ class TrafficRecorder(SilentObserver):
             n=query.n,
             answers=None,
             hints=hints,
-            session=query.prompt.session if query.prompt is not None else None,
+            session=f"{query.cache_salt}\n{query.session}" if query.session is not None else None,
         )
 
     def _put(self, row: Row) -> None:

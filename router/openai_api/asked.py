@@ -15,5 +15,5 @@ class Asked(NamedTuple):
     visit: Visit  # whose request it is
     arrived_at: float  # when it was read, by the service's clock
     policy: str | None = None  # instead of the configured one
-    session: str | None = None  # what its requests have in common, for policies that keep sessions together
+    session: str | None = None  # which of its client's requests belong together
     timeout_s: float | None = None  # after which its client wants it no more

@@ -317,6 +317,7 @@ class Service:
             came_at=asked.arrived_at,
             policy=asked.policy,
             text=SaltedText(text, salt) if salt else text,
+            session=asked.session,
             traceparent=TRACEPARENT.get(),
             structure=form.structure,
         )

@@ -40,6 +40,7 @@ class RouteQuery(NamedTuple):
     max_tokens: int = 0  # tokens it may generate, in each answer
     n: int = 1  # answers
     prompt: PromptView | None = None  # its text, for policies that place by it
+    session: str | None = None  # what its client says, of requests of one salt
     # What `num_prompt_tokens` counts, packed int32, for those who account for every token; None: unknown. The
     # array may grow afterwards.
     token_ids: array[int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -129,6 +130,20 @@ def test_a_saturation_that_depends_on_the_window_is_followed() -> None:
 
     found = at_load(trace(), 0.85, saturation, num_requests=900, seed=7)
     assert found.workload.rate_per_s / saturation(found.workload) == pytest.approx(0.85, rel=5 * TOLERANCE)
+
+
+def test_a_session_that_leaves_no_window_is_told() -> None:
+    """An application that names all its traffic one session; nobody knew why there was no window."""
+    many = tuple(WorkRequest(float(n), 16, 5, (n,), n) for n in range(400))
+    one = tuple(replace(request, session=0) for request in many)
+
+    def load_of(requests: tuple[WorkRequest, ...]) -> float:
+        source = TraceSource(Workload("visitors", 16, requests))
+        return at_load(source, 0.6, lambda workload: 1.0, num_requests=200, seed=0).load
+
+    assert load_of(many) == pytest.approx(0.6, rel=5 * TOLERANCE)
+    with pytest.raises(WorkloadError, match="one has 100% of these requests"):
+        load_of(one)
 
 
 def test_a_trace_without_duration_has_no_rate() -> None:

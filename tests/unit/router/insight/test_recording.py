@@ -20,6 +20,7 @@ from loadtest.workloads.recording import read_recording
 from router.config import RecordConfig
 from router.errors import AllBusy, NoReplica
 from router.insight.recording import FILE_PATTERN, TrafficRecorder
+from router.openai_api.prompt_text import PlainText
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
 from tests.fakes.router import FakeClock, chain, config, hint_chain, info, load, replica_id
@@ -27,14 +28,7 @@ from tests.fakes.router import FakeClock, chain, config, hint_chain, info, load,
 SIZE = 16
 
 
-class Session:
-    """A prompt's text, as far as a recording may look."""
-
-    text = "do not record me"
-    first_user_text = "do not record me"
-
-    def __init__(self, session: str) -> None:
-        self.session = session
+PROMPT = PlainText("do not record me", "nor me")
 
 
 class Bench:
@@ -118,17 +112,28 @@ def test_several_answers_are_told_one_by_one(tmp_path: Path) -> None:
 def test_the_header_says_what_it_is_and_the_key_is_nowhere(tmp_path: Path) -> None:
     bench = Bench(tmp_path, key="a secret of many letters")
     bench.recorder.start()
-    bench.serve("one", 2, prompt=Session("customer 7"), token_ids=array("i", range(37)))
+    bench.serve("one", 2, prompt=PROMPT, session="customer 7", token_ids=array("i", range(37)))
     bench.recorder.close()
     header, row = lines(tmp_path)
     assert (header["format"], header["version"], header["block_size"]) == ("warmpath-trace", 2, SIZE)
     assert set(row) == {"t", "input", "output", "blocks", "block_size", "session"}
     content = bench.recorder.path.read_text()
-    for secret in ("a secret", "customer 7", "do not record", "one"):
+    for secret in ("a secret", "customer 7", "nor me", "do not record", "one"):
         assert secret not in content
     for hint in hint_chain("one", 2):
         assert f"{hint:x}" not in content
         assert hint.to_bytes(8, "little").hex() not in content
+
+
+def test_sessions_of_two_salts_are_two(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.recorder.start()
+    for number, salt in enumerate(("", "ours", "theirs", "ours")):
+        bench.serve(str(number), 1, session="s", cache_salt=salt)
+    bench.recorder.close()
+    names = [row["session"] for row in lines(tmp_path)[1:]]
+    assert names[1] == names[3]
+    assert len(set(names)) == 3
 
 
 def test_ids_mean_something_only_under_one_key(tmp_path: Path) -> None:
@@ -206,7 +211,7 @@ def test_who_was_refused_came_all_the_same(tmp_path: Path) -> None:
     num_refused = 0
     for name in names:
         try:
-            bench.routing.choose(RouteQuery(name, chain("shared", 2), 2 * SIZE + 1, prompt=Session("s")))
+            bench.routing.choose(RouteQuery(name, chain("shared", 2), 2 * SIZE + 1, session="s"))
         except AllBusy:
             num_refused += 1
     bench.clock.advance(1.0)

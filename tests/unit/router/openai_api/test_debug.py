@@ -17,7 +17,7 @@ from router.config import RecordConfig
 from router.errors import ReplicaLost
 from router.insight.accounting import UncachedReason
 from router.insight.debug_view import DebugPage
-from tests.fakes.http import BLOCK_SIZE, RouterUnderTest, counting
+from tests.fakes.http import BLOCK_SIZE, MODEL, RouterUnderTest, counting
 
 TOKEN = "a token of many letters"
 SECRET = "a secret prompt"
@@ -189,6 +189,20 @@ async def test_the_metrics_sum_up(router: RouterUnderTest) -> None:
     text = (await router.client.get("/metrics")).text
     assert 'warmpath_uncached_tokens_total{reason="evicted",router=' in text
     assert "warmpath_recorded" not in text
+
+
+async def test_a_recording_tells_the_sessions_that_headers_name(tmp_path: Path) -> None:
+    """An application's one `prompt_cache_key` is no conversation: it made all that came one session."""
+    async with RouterUnderTest(record=RecordConfig(folder=str(tmp_path))) as router:
+        for header in ("x-session-id", "x-session-affinity", "x-other"):
+            await router.client.post(
+                "/v1/completions",
+                json={"model": MODEL, "prompt": "x", "prompt_cache_key": "the application"},
+                headers={header: "s"},
+            )
+    _, *rows = map(json.loads, only_trace(tmp_path).splitlines())
+    assert [bool(row.get("session")) for row in rows] == [True, True, False]
+    assert rows[0]["session"] == rows[1]["session"]
 
 
 async def test_a_recording_is_written_out_at_the_end(tmp_path: Path) -> None:
