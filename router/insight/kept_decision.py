@@ -17,7 +17,6 @@ import msgspec
 from cache.types import ReplicaId
 from router.placement.decision import DecisionRecord, RouteReason
 from router.placement.ranking import Ranking
-from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import CostTerms, Price, RequestShape, cost_terms
 
 
@@ -74,7 +73,7 @@ def kept(record: DecisionRecord, most: int) -> KeptDecision:
         record.exact_tokens,
         len(ranking),
         tuple([_candidate(ranking, index) for index in ranking.order[:most]]),
-        record.policy == ExpectedTime.name and all([state.price is not None for state in ranking.states]),
+        record.is_in_seconds,
         None if record.heir is None else record.heir.replica_id,
     )
 

@@ -2,8 +2,9 @@
 
 It sees what the live policy saw (the same candidates, the same history, so also the live policy's booking
 and caches) and answers one question: what would it have done here? Its choice changes nothing. Its memory, if
-it keeps one, follows where requests really went. How much its choices would cost is priced by the live
-cost model, so the difference says what *that* model thinks of them, not what would have happened.
+it keeps one, follows where requests really went. How much its choices would cost is what the live decision
+weighed, or where that weighed no seconds the default cost model: so the difference says what *that* thinks
+of them, not what would have happened.
 
 Bounded: it decides on a share of the decisions, its time is counted, and its first failure ends it.
 Knows policies and costs; knows neither load's origin nor the index. Owner: the router's event loop.
@@ -164,6 +165,8 @@ class Shadow(SilentObserver):
 
     def _cost_s(self, record: DecisionRecord, index: int) -> float | None:
         ranking: Ranking = record.ranking
+        if record.is_in_seconds:  # what it went by, with what other Routers and heirs are preferred for
+            return ranking.costs[index]
         price = ranking.states[index].price
         if price is None:
             return None

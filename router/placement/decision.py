@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.placement.ranking import Ranking
 from router.policies import Heir, Policy, PolicyRequest, PromptView, Scored
+from router.policies.expected_time import ExpectedTime
 from router.pricing.cost import RequestShape, engine_s
 
 
@@ -148,6 +149,11 @@ class DecisionRecord(NamedTuple):
     def cached_tokens(self) -> int:
         """Of the prompt, usable: what the chosen one was believed to hold."""
         return self.ranking.best_cached
+
+    @property
+    def is_in_seconds(self) -> bool:
+        """Whether its costs are the default policy's, in seconds. O(candidates)."""
+        return self.policy == ExpectedTime.name and all([s.price is not None for s in self.ranking.states])
 
     @property
     def ranked(self) -> tuple[Scored, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from cache.messages import ReplicaInfo
 from cache.types import HashHint, ReplicaId, RequestId
+from router.insight.debug_view import request_view
+from router.insight.journal import Journal
 from router.insight.shadow import Shadow, ShadowVerdict
 from router.placement.routing import Routing
 from router.policies import PolicyContext, PolicyRequest, Scored, StatelessPolicy, make_policy
@@ -49,9 +52,9 @@ class Broken(Last):
         raise RuntimeError("a prompt may be quoted here")
 
 
-def fleet(num_replicas: int = 4, *, seed: int = 7) -> Routing:
+def fleet(num_replicas: int = 4, *, seed: int = 7, num_routers: int = 1, **changes: Any) -> Routing:
     clock = FakeClock()
-    routing = Routing(config(), clock=clock, rng=random.Random(seed))
+    routing = Routing(config(**changes), clock=clock, rng=random.Random(seed), peers=lambda: (0, num_routers))
     routing.update_replicas({each: info() for each in REPLICAS[:num_replicas]})
     for each in REPLICAS[:num_replicas]:
         routing.on_load(each, load())
@@ -118,6 +121,33 @@ def test_a_dearer_choice_is_priced_by_the_live_cost() -> None:
     )  # computed, and charged for computing again
     assert shadow.totals.extra_s == verdict.difference_s
     assert (shadow.totals.agreed, shadow.totals.disagreed, shadow.totals.saved_s) == (0, 1, 0.0)
+
+
+def test_the_difference_is_of_what_the_live_choice_went_by() -> None:
+    """Of two Routers this one leaves the second replica to the other. It said: at the same cost."""
+    routing = fleet(2, num_routers=2)
+    journal = Journal(1, max_candidates=2, clock=FakeClock())
+    routing.watch(journal)
+    shadow, verdicts = shadow_of(routing, Last())
+    assert routing.choose(query("q")).replica_id == REPLICAS[0]
+    [verdict] = verdicts
+    assert verdict.replica_id == REPLICAS[1]
+    assert verdict.difference_s
+    assert shadow.totals.extra_s == verdict.difference_s
+    view = request_view(journal.latest(1)[0], block_size=BLOCK_SIZE, memory_pressure_s=0.15)
+    ours, others = [candidate.terms for candidate in view.candidates]
+    assert ours is not None
+    assert others is not None
+    assert verdict.difference_s == pytest.approx(others.total_s - ours.total_s)
+    assert verdict.difference_s == pytest.approx(others.preference_s)
+
+
+def test_beside_a_policy_without_seconds_the_default_costs_count() -> None:
+    routing = fleet(2, num_routers=2, policy="round_robin")
+    _, verdicts = shadow_of(routing, Last())
+    while not verdicts or verdicts[-1].agrees:
+        routing.choose(query(f"q{len(verdicts)}"))
+    assert verdicts[-1].difference_s is not None
 
 
 def test_a_choice_of_one_is_no_choice() -> None:
