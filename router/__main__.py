@@ -23,6 +23,7 @@ from router.insight.debug_view import (
     MAX_LAST,
     DebugPage,
     RequestView,
+    ShadowTotalsView,
     SummaryView,
     merged,
 )
@@ -55,6 +56,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 # Routers where one that is known of is missing, which chance alone leaves out once in 3000 times then.
 _REPEATS = 8
 _TIMEOUT_S = 10.0
+_LEAST_TOLD_S = 0.00005  # a mean below it would read as 0.0 ms
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 
@@ -407,13 +409,20 @@ def _shadow(summary: SummaryView) -> str:
     decisions = shadow.agreed + shadow.disagreed
     if not decisions:
         return f"The shadow policy {shadow.policy} has decided nothing yet."
-    mean_s = (shadow.extra_s - shadow.saved_s) / decisions
-    compared = f"{seconds(abs(mean_s))} {'dearer' if mean_s > 0 else 'cheaper'}"
     return (
         f"The shadow policy {shadow.policy} disagreed with {summary.policy} in "
-        f"{shadow.disagreed / decisions:.0%} of {decisions:,} decisions; by the live cost model its choices "
-        f"are {compared} per request."
+        f"{shadow.disagreed / decisions:.0%} of {decisions:,} decisions; {_compared(shadow)}."
     )
+
+
+def _compared(shadow: ShadowTotalsView) -> str:
+    if shadow.disagreed and not shadow.priced:
+        return "what its choices cost is not known, since replicas' speeds were not yet"
+    mean_s = (shadow.extra_s - shadow.saved_s) / (shadow.agreed + shadow.priced)
+    if abs(mean_s) < _LEAST_TOLD_S:
+        return "by the live cost model its choices cost the same"
+    dearer = "dearer" if mean_s > 0 else "cheaper"
+    return f"by the live cost model its choices are {seconds(abs(mean_s))} {dearer} per request"
 
 
 def _plain(cost: float | None) -> str:

@@ -21,7 +21,7 @@ from router.insight.kept_decision import KeptCandidate, KeptDecision
 from router.insight.recording import RecordingTotals
 from router.insight.shadow import ShadowTotals, ShadowVerdict
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_LAST = 200  # requests in one answer: made on the event loop, in a few milliseconds
 MAX_CANDIDATES = 16  # kept and shown of one decision; of the rest their number
 
@@ -141,6 +141,7 @@ class ShadowTotalsView(msgspec.Struct, frozen=True):
     saved_s: float
     spent_s: float
     failed: bool
+    priced: int  # of the disagreed, whose cost is known
 
 
 class RecordingView(msgspec.Struct, frozen=True):
@@ -267,6 +268,7 @@ def shadow_totals_view(totals: ShadowTotals) -> ShadowTotalsView:
         totals.saved_s,
         totals.spent_s,
         totals.failed,
+        totals.priced,
     )
 
 

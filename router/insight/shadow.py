@@ -53,6 +53,7 @@ class ShadowTotals:
     saved_s: float = 0.0  # under the live ones, where they were cheaper
     spent_s: float = 0.0  # its own time
     failed: bool = False  # it raised, and decides no more
+    priced: int = 0  # of those it disagreed in, whose cost is known
 
 
 class Shadow(SilentObserver):
@@ -156,6 +157,7 @@ class Shadow(SilentObserver):
         totals.agreed += agrees
         totals.disagreed += not agrees
         if difference_s is not None:
+            totals.priced += not agrees
             totals.extra_s += max(0.0, difference_s)
             totals.saved_s += max(0.0, -difference_s)
 

@@ -227,7 +227,7 @@ def test_advise_ranks_and_sums_up(run: Any) -> None:
         parting_requests={"0": 400},
     )
     about = msgspec.structs.replace(
-        about, shadow=ShadowTotalsView("power_of_two", 300, 700, 30.0, 10.0, 0.1, False)
+        about, shadow=ShadowTotalsView("power_of_two", 300, 700, 30.0, 10.0, 0.1, False, 700)
     )
     status, out, _ = run(lambda _: page(about=about), "advise")
     assert status == 0
@@ -236,6 +236,32 @@ def test_advise_ranks_and_sums_up(run: Any) -> None:
     assert "at most 200,000 tokens (20.0%)" in out
     assert "disagreed with round_robin in 70% of 1,000 decisions" in out
     assert "20 ms dearer per request" in out
+
+
+@pytest.mark.parametrize(
+    ("agreed", "disagreed", "extra_s", "priced", "told"),
+    [
+        (
+            10,
+            0,
+            0.0,
+            0,
+            "disagreed with round_robin in 0% of 10 decisions; by the live cost model its choices cost",
+        ),
+        (10, 0, 0.0, 0, "cost the same."),
+        (0, 10, 0.0, 10, "cost the same."),
+        (5, 5, 0.0, 0, "what its choices cost is not known"),
+        (5, 15, 0.1, 5, "10 ms dearer per request"),  # ten have no price
+    ],
+)
+def test_a_shadow_without_a_price_is_not_cheaper(
+    agreed: int, disagreed: int, extra_s: float, priced: int, told: str, run: Any
+) -> None:
+    """It said 0 ms cheaper."""
+    shadow = ShadowTotalsView("power_of_two", agreed, disagreed, extra_s, 0.0, 0.1, False, priced)
+    _, out, _ = run(lambda _: page(about=msgspec.structs.replace(SUMMARY, shadow=shadow)), "advise")
+    assert told in out
+    assert "cheaper" not in out
 
 
 def test_advise_says_when_there_is_nothing_to_say(run: Any) -> None:
@@ -284,7 +310,7 @@ def test_a_number_of_requests_that_none_is_is_told_its_range(
 def test_advice_adds_several_routers_up(run: Any) -> None:
     """Each answer comes from whichever Router the connection reached."""
     routers = itertools.cycle("abac")
-    shadow = ShadowTotalsView("power_of_two", 5, 5, 1.0, 0.0, 0.1, False)
+    shadow = ShadowTotalsView("power_of_two", 5, 5, 1.0, 0.0, 0.1, False, 5)
 
     def answer(_request: httpx.Request) -> httpx.Response:
         about = summary(uncached={"evicted": 100_000}, parting_tokens={"0": 1}, parting_requests={"0": 1})

@@ -120,7 +120,8 @@ def test_a_dearer_choice_is_priced_by_the_live_cost() -> None:
         1.5 * 128 * 0.0001
     )  # computed, and charged for computing again
     assert shadow.totals.extra_s == verdict.difference_s
-    assert (shadow.totals.agreed, shadow.totals.disagreed, shadow.totals.saved_s) == (0, 1, 0.0)
+    totals = shadow.totals
+    assert (totals.agreed, totals.disagreed, totals.priced, totals.saved_s) == (0, 1, 1, 0.0)
 
 
 def test_the_difference_is_of_what_the_live_choice_went_by() -> None:
