@@ -166,15 +166,13 @@ def _what_it_would_cost(request: RequestView) -> Iterator[str]:
 
 
 def _terms(request: RequestView, terms: CostView) -> str:
-    slowed = (
-        f", {terms.decode_slowdown:.2f} times as long beside its decodes"
-        if terms.decode_slowdown > 1.005
-        else ""
-    )
     parts = [
         f"{seconds(terms.backlog_s)} behind other work",
-        f"{seconds(terms.prefill_s)} of prefill{slowed}",
+        f"{seconds(terms.prefill_s)} of prefill",
     ]
+    decodes_s = (terms.backlog_s + terms.prefill_s) * (terms.decode_slowdown - 1.0)
+    if decodes_s > _ENOUGH_S:
+        parts.append(f"{seconds(decodes_s)} for the sequences that decode beside it")
     if terms.recompute_s > _ENOUGH_S:
         parts.append(f"{seconds(terms.recompute_s)} charged for computing what caches could keep")
     if terms.recompute_s < -_ENOUGH_S:

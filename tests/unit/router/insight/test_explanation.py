@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.insight.accounting import UncachedReason
 from router.insight.debug_view import CandidateView, CostView, OutcomeView, RequestView, ShadowView
 from router.insight.explanation import REASONS, explain, seconds, tokens
 from router.placement.decision import RouteReason
+from router.pricing.cost import CostTerms
 
 
 def cost(backlog_s: float, prefill_s: float, recompute_s: float = 0.0, slowdown: float = 1.0) -> CostView:
@@ -72,6 +77,36 @@ def test_a_load_decision_says_what_waiting_would_have_cost() -> None:
     told = text(reason="load", candidates=[IDLE, busy], exact_tokens=0)
     assert "although others held more" in told
     assert "A held 1,952 tokens and had 1.30 s of other work ahead: it would have cost 140 ms more." in told
+
+
+def test_the_parts_of_a_cost_sum_to_it_beside_decodes() -> None:
+    """Worked by hand: 400 ms behind others and 30 of prefill, in steps that also decode for 70 ms."""
+    terms = CostTerms(0.4, 0.03, (0.4 + 0.03 + 0.07) / (0.4 + 0.03), 0.02, 0.0, 0.0, 0.01)
+    told = text(candidates=[candidate("A", 1952, CostView(**terms._asdict(), total_s=terms.total_s))])
+    assert (
+        "530 ms (400 ms behind other work; 30 ms of prefill; 70 ms for the sequences that decode beside it; "
+        "20 ms charged for computing what caches could keep; 10 ms for scarce memory)"
+    ) in told
+
+
+@given(st.lists(st.integers(1, 5000), min_size=7, max_size=7), st.booleans())
+def test_the_parts_of_any_cost_sum_to_it(parts_ms: list[int], is_a_copy: bool) -> None:
+    backlog, prefill, decodes, recompute, passed, alone, memory = [ms / 1000 for ms in parts_ms]
+    slowdown = 1.0 + decodes / (backlog + prefill)
+    terms = CostTerms(
+        backlog, prefill, slowdown, -recompute if is_a_copy else recompute, passed, alone, memory
+    )
+    told = text(candidates=[candidate("A", 1952, CostView(**terms._asdict(), total_s=terms.total_s))])
+    matched = re.search(r"Expected cost there: (.*?) \((.*?)\)", told)
+    assert matched is not None
+    total, *parts = [_read_s(part) for part in (matched[1], *matched[2].split("; "))]
+    assert sum(parts) == pytest.approx(total, abs=0.005 * (len(parts) + 1))
+
+
+def _read_s(part: str) -> float:
+    number, unit, *words = part.split()
+    value_s = float(number) / (1000 if unit == "ms" else 1)
+    return -value_s if words[:1] == ["less"] else value_s
 
 
 def test_who_waits_for_it_is_part_of_the_cost() -> None:
