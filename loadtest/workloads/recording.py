@@ -33,6 +33,7 @@ VERSIONS = (1, 2)  # the oldest and the newest that are read
 MAX_TOKENS = 10_000_000  # of a prompt or an answer
 MAX_TIME_S = 1e11  # both a monotonic clock and seconds since 1970 fit
 MAX_BLOCK_TOKENS = 1024  # what a replica accepts as block_size
+MAX_PARTS = 1_000_000_000
 MAX_ANSWERS = 1_000_000  # to one prompt: the most that `limits.max_answers` allows
 
 _REQUIRED = frozenset({"t", "input", "blocks", "block_size"})
@@ -57,11 +58,15 @@ def read_recording(path: Path) -> Workload:
 
     Raises TraceError naming file, line and field: an unknown version, what is not a number in range, a
     wrong number of blocks, an id that follows different blocks in different places, a second block size, a
-    part whose header says when it began beside one whose header does not, weeks without a request, no
-    requests at all.
+    part whose header says when it began beside one whose header does not, a part that is there twice, weeks
+    without a request, no requests at all.
     """
     lines = read_lines(path)
-    started_at, key = _header(path, next(lines, None))
+    parts: dict[tuple[str, int], int] = {}
+    header = next(lines, None)
+    started_at, key = _header(path, header)
+    if header is not None:
+        _note_part(header, parts)
     keys = {key}
     is_dated = started_at is not None
     ids = _BlockIds()
@@ -70,6 +75,7 @@ def read_recording(path: Path) -> Workload:
     for line in lines:
         if "format" in line:  # several files, put together: each opens with a header
             started_at, key = _header(path, line)
+            _note_part(line, parts)
             keys.add(key)
             if (started_at is not None) != is_dated:
                 told = "is missing here, but given" if is_dated else "is given here, but missing"
@@ -104,6 +110,18 @@ def _header(path: Path, header: Line | None) -> tuple[float | None, str]:
     header.integer("version", *VERSIONS)
     started_at = header.real("started_at", 0, MAX_TIME_S) if "started_at" in header else None
     return started_at, header.string("key") if "key" in header else ""
+
+
+def _note_part(header: Line, parts: dict[tuple[str, int], int]) -> None:
+    """Its requests would come twice. parts: the lines of those seen. Oldest recordings do not name them."""
+    if "recording" not in header or "part" not in header:
+        return
+    recording, part = header.string("recording"), header.integer("part", 1, MAX_PARTS)
+    before = parts.setdefault((recording, part), header.number)
+    if before != header.number:
+        raise header.error(
+            "part", f"{part} of recording {recording!r} is there already, from line {before} on"
+        )
 
 
 def _row(line: Line, offset_s: float, block_tokens: int, ids: _BlockIds) -> _Row:

@@ -216,6 +216,16 @@ class TestRecording:
             read_trace(path)
         assert (caught.value.line, caught.value.field) == (3, "started_at")
 
+    def test_a_part_that_is_there_twice_is_refused(self, tmp_path: Path) -> None:
+        """`cat traffic-*.jsonl all.jsonl`: every request came twice, and found its own prompt cached."""
+        first = {**HEADER, "recording": "3fa9c1d2", "part": 1}
+        others = [{**first, "part": 2}, {**first, "recording": "b01d5aa2"}]
+        parts = [line for header in (first, *others) for line in (header, RECORD)]
+        assert len(read_trace(write(tmp_path / "r.jsonl", *parts)).requests) == 3
+        with pytest.raises(TraceError, match="'3fa9c1d2' is there already, from line 1 on") as caught:
+            read_trace(write(tmp_path / "r.jsonl", *parts, first, RECORD))
+        assert (caught.value.line, caught.value.field) == (7, "part")
+
     def test_weeks_without_a_request_are_told_by_the_line_after_them(self, tmp_path: Path) -> None:
         headers = [{**HEADER, "started_at": 1.7e9 + days * 86_400} for days in (0, 40, 20)]
         parts = [part for header in headers for part in (header, RECORD)]
