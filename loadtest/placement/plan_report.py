@@ -46,8 +46,10 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
 
 
 def _tell(request: PlanRequest, plan: Plan, best: Fleet, console: Console) -> None:
+    assert best.num_replicas is not None, "no fleet is the best that does not keep it"
+    replicas, keep = _replicas_keep(best.num_replicas)
     console.print(
-        f"[bold]{best.num_replicas} replicas of {_millions(best.cache_tokens)} tokens[/] keep p99 at "
+        f"[bold]{replicas} of {_millions(best.cache_tokens)} tokens[/] {keep} p99 at "
         f"{best.summary.p99_ttft_s:.3f} s, within {request.ttft_p99_s:g} s.",
         soft_wrap=True,
     )
@@ -174,11 +176,16 @@ def _sizes(plan: Plan) -> TextTable:
 
 def _why_not(request: PlanRequest, plan: Plan) -> str:
     most = min(plan.fleets, key=lambda fleet: fleet.summary.p99_ttft_s)
+    replicas, keep = _replicas_keep(request.max_replicas)
     return (
-        f"not even {request.max_replicas} replicas keep p99 within {request.ttft_p99_s:g} s: with "
+        f"not even {replicas} {keep} p99 within {request.ttft_p99_s:g} s: with "
         f"{_millions(most.cache_tokens)} tokens each it is {most.summary.p99_ttft_s:.3f} s. The longest "
         "prompts alone may take that long; then a faster machine would help, and more replicas would not."
     )
+
+
+def _replicas_keep(count: int) -> tuple[str, str]:
+    return ("1 replica", "keeps") if count == 1 else (f"{count} replicas", "keep")
 
 
 def _millions(tokens: int) -> str:

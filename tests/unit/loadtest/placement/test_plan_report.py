@@ -94,6 +94,7 @@ def test_nothing_reused_is_said_and_not_drawn(
     said = StringIO()
     run_plan(request_, Output(report=tmp_path / "report"), Console(file=said, width=200))
     assert "Nothing is ever reused" in said.getvalue()
+    assert "1 replica of 0.0102M tokens keeps p99" in said.getvalue()
     assert "least-recently-used" not in said.getvalue()
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["plan.json"]
 
