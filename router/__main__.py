@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 import httpx
 import msgspec
@@ -13,6 +14,7 @@ import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from cache.errors import ConfigError, ServingError
@@ -56,6 +58,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 # Routers where one that is known of is missing, which chance alone leaves out once in 3000 times then.
 _REPEATS = 8
 _TIMEOUT_S = 10.0
+_UNBOUNDED = 10_000  # characters of a line
 _LEAST_TOLD_S = 0.00005  # a mean below it would read as 0.0 ms
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
@@ -347,7 +350,8 @@ def _list(console: Console, page: DebugPage) -> None:
     table = _table(f"latest requests of Router {page.summary.router}, newest first")
     for name in ("request", "reason", "replica", "prompt", "cached", "first token"):
         right = name in ("prompt", "cached", "first token")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(name, justify=justify, no_wrap=True)
     for request in page.requests:
         outcome = request.outcome
         table.add_row(
@@ -358,7 +362,9 @@ def _list(console: Console, page: DebugPage) -> None:
             f"{outcome.delivered:,}" if outcome is not None else "",
             seconds(request.first_token_s) if request.first_token_s is not None else "",
         )
-    console.print(table)
+    # An id in two pieces cannot be copied: lines that are too wide are left to the terminal.
+    table.width = Measurement.get(console, console.options.update(width=_UNBOUNDED), table).maximum
+    console.print(table, soft_wrap=True)
     console.print("python -m router explain <request> says why in words")
 
 

@@ -365,6 +365,19 @@ def test_a_secret_is_long_and_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("num_chars", [45, 137])
+def test_ids_in_the_list_can_be_copied_at_80_columns(
+    num_chars: int, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve's of 36 characters, with what the Router adds; a client's may have 128."""
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "0123456789abcdef-" * 9
+    request = msgspec.structs.replace(REQUEST, request_id=name[:num_chars])
+    _, out, _ = run(lambda _: page([request]), "explain")
+    [line] = [line for line in out.splitlines() if "430 ms" in line]
+    assert line.split()[:3] == [name[:num_chars], "prefix", "A"]
+
+
 def test_keys_and_secrets_are_not_cut_by_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
