@@ -24,7 +24,7 @@ from loadtest.comparison.deployment import START_LIMIT_S, Deployment, check
 from loadtest.comparison.errors import ComparisonError
 from loadtest.comparison.experiment import Experiment, Start, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
-from loadtest.comparison.progress import ComparisonProgress, expected_s
+from loadtest.comparison.progress import ComparisonProgress, expected_s, in_words
 from loadtest.comparison.report import check_plots, report
 from loadtest.comparison.results import Results
 from loadtest.open_loop.tally import Targets
@@ -219,7 +219,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
     check_windows(plan)
     for contender in plan.contenders:
         check(contender)
-    console.print(f"About {expected_s(plan) / 60:.0f} minutes; Ctrl-C reports what ran until then.")
+    console.print(f"About {in_words(expected_s(plan))}; Ctrl-C reports what ran until then.")
     with ComparisonProgress(console, plan) as progress:
         experiment = Experiment(plan, _started(options.start_limit), progress, conditions(command))
         try:

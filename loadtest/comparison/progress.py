@@ -86,6 +86,11 @@ def expected_s(plan: Plan) -> float:
     return plan.repeats * len(plan.contenders) * (_START_S + cells + searches)
 
 
+def in_words(seconds: float) -> str:
+    """Seconds, or minutes where these are two or more."""
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
 def so_far(tally: Tally, in_flight: int) -> str:
     parts = [f"{tally.answers} answers"]
     if tally.answers:

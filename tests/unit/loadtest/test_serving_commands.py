@@ -11,7 +11,7 @@ import pytest
 from loadtest.__main__ import BAD_REQUEST, COMMANDS, _parser, main
 from loadtest.commands import bench_fleet, serving
 from loadtest.comparison.plan import Plan
-from loadtest.comparison.progress import expected_s
+from loadtest.comparison.progress import expected_s, in_words
 from loadtest.placement.errors import BadRequest
 
 TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
@@ -138,6 +138,16 @@ def test_a_search_is_told_by_the_tries_it_takes() -> None:
     """Two policies took 63 minutes: six rates about half as high as the first, half of them tried twice."""
     plan = fleet_plan("--part", "search", "--policy", "expected_time,round_robin", "--repeats", "1")
     assert expected_s(plan) == 2 * (25 + 9 * 200)
+
+
+def test_how_long_it_takes_is_never_no_minutes() -> None:
+    """It said about 0 minutes, and 1 minutes."""
+    assert [in_words(seconds) for seconds in (29.6, 89.0, 90.0, 3600.0)] == [
+        "30 seconds",
+        "89 seconds",
+        "2 minutes",
+        "60 minutes",
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
