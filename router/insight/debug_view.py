@@ -104,6 +104,7 @@ class RequestView(msgspec.Struct, frozen=True):
     output_tokens: int
     shadow: ShadowView | None
     heir: str | None = None  # who was to be the only one to compute what it shares with others
+    copied_to: str | None = None  # who was sent the hot prefix alone, beside the request
 
 
 class TotalsView(msgspec.Struct, frozen=True):
@@ -204,6 +205,7 @@ def request_view(
         output_tokens=entry.num_output_tokens,
         shadow=_shadow(entry.verdict) if entry.verdict is not None else None,
         heir=decision.heir,
+        copied_to=decision.copied_to,
     )
 
 

@@ -97,6 +97,11 @@ def _where_it_went(request: RequestView) -> Iterator[str]:
                 )
         case other:
             yield f"{policy} sent it to {chosen.replica} ({other})."
+    if request.copied_to is not None:
+        yield (
+            f"{request.copied_to}, sooner free, did not hold the first {tokens(request.hot_tokens)}, which "
+            "many share: it was to compute those alone, for later requests, while this one went elsewhere."
+        )
     guessed = chosen.cached_tokens - request.exact_tokens
     if guessed > 0:
         yield (

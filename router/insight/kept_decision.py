@@ -53,6 +53,7 @@ class KeptDecision(msgspec.Struct, frozen=True, gc=False):
     candidates: tuple[KeptCandidate, ...]  # best first, never empty
     is_in_seconds: bool  # whether costs are the default policy's seconds
     heir: ReplicaId | None  # who was to be the only one to compute what it shares with others
+    copied_to: ReplicaId | None  # who was sent the hot prefix alone, beside the request
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -75,6 +76,7 @@ def kept(record: DecisionRecord, most: int) -> KeptDecision:
         tuple([_candidate(ranking, index) for index in ranking.order[:most]]),
         record.is_in_seconds,
         None if record.heir is None else record.heir.replica_id,
+        None if record.hot_copy is None else record.hot_copy.replica_id,
     )
 
 

@@ -244,6 +244,7 @@ class Bookings:
             decision.available_tokens,
             min(exact_tokens, ranking.best_cached),  # without what is not worth copying from host memory
             decision.request.heir,
+            decision.hot_copy,
         )
 
     def _reservation(

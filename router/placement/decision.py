@@ -139,6 +139,7 @@ class DecisionRecord(NamedTuple):
     available_tokens: int = 0  # of the prompt, usable: the most any replica holds, draining and full ones too
     exact_tokens: int = 0  # of the chosen one's `cached_tokens`, those it has itself said it holds
     heir: Heir | None = None  # who was to be the only one to hold what it shares with others
+    hot_copy: HotCopy | None = None  # that it had made beside it
 
     @property
     def replica_id(self) -> ReplicaId:

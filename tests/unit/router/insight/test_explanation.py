@@ -132,6 +132,12 @@ def test_an_heir_is_not_charged_who_waits_for_it() -> None:
     assert "20 ms that longer prompts in its queue would wait for it; 20 ms less, as it is to be" in told
 
 
+def test_a_copy_that_was_made_beside_it_is_told() -> None:
+    told = text(copied_to="B", hot_tokens=1904)
+    assert "B, sooner free, did not hold the first 1,904 tokens, which many share: it was to" in told
+    assert "many share" not in text()
+
+
 def test_a_copy_that_others_will_use_costs_less() -> None:
     assert "; 100 ms less for a copy that others will use)" in text(
         candidates=[candidate("B", 0, cost(0.0, 0.59, -0.1))]

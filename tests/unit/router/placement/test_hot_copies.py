@@ -59,6 +59,8 @@ def test_the_request_goes_to_the_holder_and_the_copy_where_it_would_have_been_ma
     assert wanted.num_prompt_tokens == SYSTEM_TOKENS
     assert wanted.cache_salt == "salt"
     assert wanted.request_id != placement.request_id
+    record = bench.records[-1]
+    assert record.hot_copy == (B, SYSTEM_TOKENS)
 
 
 def test_what_is_ordered_is_expected_there_and_counts_as_its_work_until_it_is_over() -> None:
