@@ -38,6 +38,7 @@ from router.fleet.report import (
     families_of,
     labelled,
 )
+from router.fleet.rounds import Rounds
 
 ANSWER_TIMEOUT_S = 0.5  # a Router answers within milliseconds; a scrape waits for at most two rounds
 # How long the counters of a Router that is gone are still told: several scrapes, so that whoever scrapes sees
@@ -97,8 +98,7 @@ class FleetMetrics:
         self._heard: dict[str, _Heard] = {}
         self._silent: frozenset[str] = frozenset()  # known Routers that did not answer the last round
         self._engine_reports: dict[ReplicaId, EngineReport] = {}  # newest heard, of replicas known here
-        self._under_way: asyncio.Task[frozenset[str]] | None = None
-        self._next: asyncio.Task[frozenset[str]] | None = None
+        self._rounds = Rounds(self._round, "ask the routers")
 
     async def text(self) -> bytes:
         """The exposition of the fleet. As quick as the slowest Router, or `2 * ANSWER_TIMEOUT_S`."""
@@ -133,28 +133,15 @@ class FleetMetrics:
 
     async def aclose(self) -> None:
         """Idempotent."""
-        tasks = [task for task in (self._under_way, self._next) if task is not None]
-        self._under_way = self._next = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._rounds.aclose()
 
     # --- asking -------------------------------------------------------------------------------
 
     async def hear_all(self) -> frozenset[str]:
-        """Ask everybody anew; the names of those who answered in time.
+        """Ask everybody anew; the names of those who answered in time. Scrapes that come at once share it."""
+        return await self._rounds.next()
 
-        Scrapes that come at the same time share a round, but nobody joins one that has begun: what was
-        answered to it may be older than what this client has just seen elsewhere.
-        """
-        if self._next is None:
-            self._next = asyncio.create_task(self._round(self._under_way), name="ask the routers")
-        return await asyncio.shield(self._next)
-
-    async def _round(self, before: asyncio.Task[frozenset[str]] | None) -> frozenset[str]:
-        if before is not None:
-            await asyncio.wait([before])
-        self._under_way, self._next = self._next, None
+    async def _round(self) -> frozenset[str]:
         asked = self._silent
         up = self._take_all(await self.peers.ask(self.router, sorted(asked), ANSWER_TIMEOUT_S))
         fallen_silent = self._heard.keys() - up - asked
