@@ -33,6 +33,7 @@ from router.openai_api.service import Service
 from router.openai_api.structure_metrics import StructureCollector
 from router.policies.base import alone
 from router.prefixes.copies import Copies, PinCalls
+from router.prefixes.directory import PrefixDirectory
 from router.prefixes.hot_copies import HotCopies
 from router.prefixes.hot_copy_metrics import HotCopyCollector
 from router.prefixes.keeper import PrefixKeeper
@@ -121,6 +122,7 @@ class RouterParts:
             wall_clock=wall_clock,
             timeout_s=config.request_timeout_s,
         )
+        self.directory = PrefixDirectory(self.prefixes)
         self.metrics.registry.register(PrefixCollector(self.prefixes.statistics))
         self.service = Service(
             config,
@@ -134,6 +136,7 @@ class RouterParts:
             tracing=self._tracing,
             tenancy=self.tenancy,
             prefixes=self.prefixes,
+            directory=self.directory,
             readiness=self.readiness,
             version=version,
             clock=clock,
@@ -211,6 +214,7 @@ class RouterParts:
     async def aclose(self) -> None:
         await self.hot_copies.aclose()
         await self.succession.aclose()
+        await self.directory.aclose()
         await self.prefixes.hand_on()
         await self.prefixes.aclose()
         await self.fleet.aclose()

@@ -6,6 +6,7 @@
     │   ├── AllBusy                  some are alive, none has room: try again after `retry_after_s`
     │   ├── ReplicaLost              it died, or broke off, under this request; caught by the router itself
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
+    ├── RouterUnheard                another Router may keep what is asked for, and does not answer: try again
     ├── PromptsBusy                  others' prompts are to be tokenized before this request's: try again
     ├── BodiesBusy                   other requests' large bodies are to be worked on first: try again
     ├── StructuresBusy               too many structures are to be tried before this request's: try again
@@ -77,6 +78,13 @@ class TooManyDeaths(RoutingError):
         super().__init__(f"request {request_id} was running on {deaths} replicas when they died; not retried")
         self.request_id = request_id
         self.deaths = deaths
+
+
+class RouterUnheard(ServingError):
+    """What is asked for is not known here, and a Router that may know it has not answered."""
+
+    def __init__(self) -> None:
+        super().__init__("another router may know of it and does not answer; try again")
 
 
 class PromptsBusy(ServingError):

@@ -38,7 +38,7 @@ from cache.errors import ConfigError, PiecesLost, ServingError
 from cache.log_fields import lose_unwritable_lines, pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
-from cache.types import ReplicaId
+from cache.types import PinId, ReplicaId
 from router.assembly import RouterParts
 from router.bodies.body_channel import BodiesByChannel, BodyStatistics, proxies_take_bodies
 from router.bodies.body_frames import BODIES
@@ -147,6 +147,7 @@ class Ingress:
         self._parts.metrics.registry.register(BodyCollector(lambda: self._body_statistics))
         if self._peers is not None:
             self._parts.fleet.peers = self._peers
+            self._parts.directory.others = self._peers
         register_routing(ROUTING_KEY, self._parts.routing)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -175,6 +176,14 @@ class Ingress:
     async def fleet_report(self, asker: str, wanted: list[str]) -> bytes:
         """What this Router tells another of its metrics; called by Routers, never by clients."""
         return self._parts.fleet.answer(asker, wanted)
+
+    async def kept_prefixes(self, asker: str) -> bytes:
+        """The held prefixes that this Router keeps; called by Routers, never by clients."""
+        return self._parts.directory.answer(asker)
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId) -> bool:
+        """A client has given it back through another Router, which calls this."""
+        return self._parts.directory.hear_given_back(asker, pin_id)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _api: FastAPI) -> AsyncIterator[None]:

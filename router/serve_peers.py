@@ -16,15 +16,19 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from cache.types import PinId
+
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 METHOD = "fleet_report"  # of the Ingress
-NOTHING = "check_health"  # likewise: what costs a Router nothing to answer
+KEPT = "kept_prefixes"  # likewise
+GIVEN_BACK = "prefix_given_back"
+NOTHING = "check_health"  # what costs a Router nothing to answer
 
 
 class ServePeers:
-    """`Peers` among the replicas of one deployment. Use it on its event loop."""
+    """`Peers` and `OtherRouters` among the replicas of one deployment. Use it on its event loop."""
 
     def __init__(self, deployment: str, application: str) -> None:
         self._deployment = deployment
@@ -37,6 +41,18 @@ class ServePeers:
         """See `Peers`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         return await _in_time(await self._call(deadline, METHOD, asker, list(wanted)), deadline)
+
+    async def kept_prefixes(self, asker: str, timeout_s: float) -> list[bytes | None]:
+        """See `OtherRouters`. Where Serve does not say whom to ask, somebody does not answer."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        results = await self._call(deadline, KEPT, asker)
+        answers: list[bytes] = await _in_time(results, deadline)
+        return [*answers, *[None] * (max(1, len(results)) - len(answers))]
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
+        """See `OtherRouters`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        return await _in_time(await self._call(deadline, GIVEN_BACK, asker, pin_id), deadline)
 
     async def count(self, timeout_s: float) -> None:
         """Learn how many there are now. Raises nothing."""

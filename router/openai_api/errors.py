@@ -81,6 +81,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.BodiesBusy: _BUSY,
     errors.StructuresBusy: _BUSY,
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
+    errors.RouterUnheard: _Row(503, UNAVAILABLE, "failed", "router_unheard", lambda _error: 1.0),
     # Ours.
     # Nobody waits for it any more, and what is too slow already gets three times the load by repetitions.
     shared.DeadlineExceeded: _Row(504, TIMEOUT, "deadline", "deadline_exceeded", is_final=True),

@@ -52,13 +52,14 @@ class PrefixRoutes:
         return await self._handling.plainly(request, Endpoint.PREFIXES, handle)
 
     async def listed(self, request: Request) -> Response:
-        return json_response(self._service.prefixes.listed(visit_of(request)).encoded())
+        return json_response((await self._service.prefixes.listed(visit_of(request))).encoded())
 
     async def one(self, request: Request, prefix_id: str) -> Response:
         try:
-            return json_response(self._service.prefixes.one(prefix_id, visit_of(request)).encoded())
+            shown = await self._service.prefixes.one(prefix_id, visit_of(request))
         except ServingError as error:
             return error_response(answer_to(error))
+        return json_response(shown.encoded())
 
     async def delete(self, request: Request, prefix_id: str) -> Response:
         tally = self._handling.tally(request, Endpoint.PREFIXES)

@@ -11,7 +11,7 @@ and the encoder; knows neither HTTP nor how copies are made.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -37,6 +37,7 @@ from router.openai_api.template_fields import TemplateFields, check_has_chat
 from router.openai_api.tokenization import refuse_other_templates
 from router.openai_api.tool_calls import renders_tools
 from router.openai_api.tools import Tool, to_tools
+from router.prefixes.directory import PrefixDirectory
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix import PinnedPrefix, Prefix
 from router.prompts.chat import Chat
@@ -111,6 +112,7 @@ class Prefixes:
     encoder: PromptEncoder
     tenancy: Tenancy
     keeper: PrefixKeeper
+    directory: PrefixDirectory
     hashes: Callable[[array[int], str], Awaitable[PackedHashes]]  # of token ids under a salt
     replica_limits: Callable[[], tuple[int, int | None]]  # how many there are, and what prompts fit them all
     vocab_size: Callable[[], int]  # token ids that all of them have
@@ -122,7 +124,7 @@ class Prefixes:
         token_ids = await self._tokens(body, salt, visit.tenant)
         prefix = await self._whole_blocks(body, token_ids, salt)
         owner = visit.key.owner
-        self._check_limits(prefix, body.copies, owner, visit)
+        self._check_limits(prefix, body.copies, await self.directory.pins(owner), visit)
         num_tokens = len(prefix.token_ids)
         visit.charge(1, num_tokens * body.copies)
         try:
@@ -137,18 +139,18 @@ class Prefixes:
         usage = usage_of(num_tokens * body.copies, 0, cached_tokens)
         return self._shown(pin).model_copy(update={"usage": usage, "prompt_tokens": len(token_ids)})
 
-    def listed(self, visit: Visit) -> PrefixList:
-        pins = self.keeper.pins(visit.key.owner)
+    async def listed(self, visit: Visit) -> PrefixList:
+        pins = await self.directory.pins(visit.key.owner)
         return PrefixList(object="list", data=[self._shown(pin) for pin in pins])
 
-    def one(self, pin_id: str, visit: Visit) -> PrefixObject:
-        """Raises PrefixNotFound."""
-        return self._shown(self._find(pin_id, visit))
+    async def one(self, pin_id: str, visit: Visit) -> PrefixObject:
+        """Raises PrefixNotFound or RouterUnheard."""
+        return self._shown(await self.directory.find(pin_id, visit.key.owner))
 
     async def delete(self, pin_id: str, visit: Visit) -> PrefixDeleted:
-        """Its blocks are free when this returns. Raises PrefixNotFound."""
-        pin = self._find(pin_id, visit)
-        await self.keeper.give_back(pin)
+        """Its blocks are free when this returns. Raises PrefixNotFound or RouterUnheard."""
+        pin = await self.directory.find(pin_id, visit.key.owner)
+        await self.directory.give_back(pin)
         return PrefixDeleted(id=pin.pin_id, object="prefix.deleted", deleted=True)
 
     # --- parts of these -----------------------------------------------------------------------
@@ -214,10 +216,9 @@ class Prefixes:
             raise PromptTooLong(len(whole), 1, limit, param=param)
         return Prefix(whole, await self.hashes(whole, salt), salt)
 
-    def _check_limits(self, prefix: Prefix, copies: int, owner: str, visit: Visit) -> None:
-        """Raises PrefixLimitReached if the key's prefixes, wherever they came through, leave too little."""
+    def _check_limits(self, prefix: Prefix, copies: int, pins: Sequence[PinnedPrefix], visit: Visit) -> None:
+        """pins: the key's, wherever they came through. Raises PrefixLimitReached if they leave too little."""
         size, limits, own = self.config.fingerprint.block_size, self.config.limits, visit.key.limits
-        pins = self.keeper.pins(owner)
         held = sum(pin.num_blocks * pin.copies for pin in pins) * size
         for what, needed, taken, limit in (
             ("prefixes", 1, len(pins), limits.max_prefixes if own.prefixes is None else own.prefixes),
@@ -230,12 +231,6 @@ class Prefixes:
         ):
             if taken + needed > limit:
                 raise PrefixLimitReached(what, needed, max(0, limit - taken), limit)
-
-    def _find(self, pin_id: str, visit: Visit) -> PinnedPrefix:
-        pin = self.keeper.find(pin_id, visit.key.owner)
-        if pin is None:
-            raise PrefixNotFound
-        return pin
 
     def _shown(self, pin: PinnedPrefix) -> PrefixObject:
         return PrefixObject(

@@ -47,6 +47,7 @@ from router.openai_api.tokenization import DetokenizeBody, Tokenization, Tokeniz
 from router.placement.routing import Routing
 from router.policies import NAMES as POLICY_NAMES
 from router.policies import PromptView
+from router.prefixes.directory import PrefixDirectory
 from router.prefixes.keeper import PrefixKeeper
 from router.prompts.chain_cache import ChainCache, ChainStatistics, room_for
 from router.prompts.chat import Chat
@@ -81,6 +82,7 @@ class Service:
         tracing: Tracing,
         tenancy: Tenancy,
         prefixes: PrefixKeeper,
+        directory: PrefixDirectory,
         readiness: Callable[[], Readiness],
         version: str,
         clock: Callable[[], float],
@@ -114,6 +116,7 @@ class Service:
             encoder,
             tenancy,
             prefixes,
+            directory,
             hashes=self._hash,
             replica_limits=lambda: (len(routing.replicas), self.max_model_len()),
             vocab_size=self.about.vocab_size,

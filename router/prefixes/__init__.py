@@ -7,7 +7,10 @@
     copy_maker  a pin's missing copies, made: on which replicas
     keeper      the pins that this Router keeps: how long, and lost copies made again
     succession  pins whose Router has gone, adopted by another
+    directory   all pins, whichever Router is asked: also those that only another Router knows
+    kept_report what a Router tells another of those that it keeps
 
-The replicas are the truth: each tells every Router what it holds, so whichever is asked knows all of it.
+The replicas are the truth: each tells every Router what it holds, so whichever is asked knows all of it, but
+what is being made.
 Knows tokens, hashes, replicas and time; knows neither HTTP nor keys.
 """

@@ -112,7 +112,7 @@ class CopyMaker:
             pin.prefix.cache_salt,
         )
         report = self._report_of(target)
-        pin.held[target] = KeptCopy(since_number=report.number if report is not None else 0)
+        pin.held[target] = KeptCopy(report.number if report is not None else 0, is_made=False)
         try:
             cached = await self._copies.make(
                 pin.prefix,
@@ -127,8 +127,10 @@ class CopyMaker:
             pin.held.pop(target, None)
             raise
         self.num_made += 1
-        if (report := self._report_of(target)) is not None and target in pin.held:
-            pin.held[target].since_number = report.number
+        if (copy := pin.held.get(target)) is not None:
+            copy.is_made = True
+            if (report := self._report_of(target)) is not None:
+                copy.since_number = report.number
         return cached
 
     def _candidates(self, pin: KeptPin, tried: Iterable[ReplicaId]) -> list[ReplicaId]:

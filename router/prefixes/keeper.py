@@ -108,6 +108,16 @@ class PrefixKeeper:
     def find(self, pin_id: str, owner: str) -> PinnedPrefix | None:
         return next((pin for pin in self.pins(owner) if pin.pin_id == pin_id), None)
 
+    def kept(self) -> list[PinnedPrefix]:
+        """Those that this Router keeps, also where no replica tells of them: as `pins` has them."""
+        held = self._held()
+        return [held[pin_id] for pin_id in self._pins]
+
+    def is_given_back(self, pin_id: PinId) -> bool:
+        """Whether it was, as far as this Router remembers: it is not told, whoever tells of it."""
+        self._forget_old()
+        return pin_id in self._given_back
+
     def statistics(self) -> KeeperStatistics:
         return KeeperStatistics(
             len(self._pins),
@@ -168,16 +178,22 @@ class PrefixKeeper:
 
     async def give_back(self, pin: PinnedPrefix) -> None:
         """End it on every replica, whichever Router it came through."""
-        kept = self._pins.pop(pin.pin_id, None)
-        self._note_given_back(pin.pin_id, kept)
-        replicas = dict.fromkeys(pin.replicas)
-        if kept is not None:
-            replicas |= dict.fromkeys(kept.held)
-            if kept.work is not None:
-                kept.work.cancel()
-        ends = [self._tasks.start(self._copies.end(pin.pin_id, name)) for name in replicas]
+        ends = self._give_back(pin.pin_id, pin.replicas)
         # Not cancelled with whoever asked: what is left of it would be taken for a dead Router's, and kept.
         await asyncio.shield(asyncio.gather(*ends))
+
+    def hear_given_back(self, pin_id: PinId) -> bool:
+        """Another Router was told to; it ends the copies that it knows, this one those of a pin that it kept.
+        Whether it did."""
+        is_kept = pin_id in self._pins
+        self._give_back(pin_id, ())
+        return is_kept
+
+    def remember_given_back(self, pin: PinnedPrefix) -> None:
+        """Whoever keeps it has not heard of it: until its time is over, a copy that is told of ends."""
+        until = self._clock() + max(0.0, pin.expires_at - self._wall_clock())
+        self._given_back[pin.pin_id] = max(until, self._given_back.get(pin.pin_id, until))
+        self._watch()
 
     async def hand_on(self) -> None:
         """Keep nothing any more, and let the holders say so: another Router need not miss this one first.
@@ -289,6 +305,17 @@ class PrefixKeeper:
             if pin.pin_id not in self._pins and not pin.is_handed_on:  # given back in the meantime
                 self._end(pin)
 
+    def _give_back(self, pin_id: PinId, replicas: Sequence[ReplicaId]) -> list[asyncio.Task[None]]:
+        """Keep it no more. What ends its copies, on these replicas and on those that it was kept on."""
+        kept = self._pins.pop(pin_id, None)
+        self._note_given_back(pin_id, kept)
+        holders = dict.fromkeys(replicas)
+        if kept is not None:
+            holders |= dict.fromkeys(kept.held)
+            if kept.work is not None:
+                kept.work.cancel()
+        return [self._tasks.start(self._copies.end(pin_id, name)) for name in holders]
+
     def _drop(self, pin: KeptPin) -> None:
         """Keep it no more, and have the replicas told."""
         self._pins.pop(pin.pin_id, None)
@@ -338,7 +365,8 @@ class PrefixKeeper:
         engines = self._engines()
         found = holdings(engines)
         for pin_id, pin in self._pins.items():
-            own = [name for name in pin.held if name in engines] if pin.is_established else []
+            made = [name for name, copy in pin.held.items() if copy.is_made and name in engines]
+            own = made if pin.is_established else []
             known = found.get(pin_id) or replace(pin.told(self.name), replicas=())
             found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found

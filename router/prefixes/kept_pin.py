@@ -17,6 +17,7 @@ class KeptCopy:
 
     since_number: int  # of its reports, the latest when it began to hold
     epoch: int | None = None  # of the engine that told it holds it; None: none has yet
+    is_made: bool = True  # False: it is being computed
 
 
 @dataclass(slots=True, eq=False)

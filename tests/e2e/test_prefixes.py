@@ -94,6 +94,27 @@ def test_a_copy_that_was_killed_is_made_again(server: Server) -> None:
     eventually(lambda: server.metric("warmpath_engine_pinned_blocks") == 0)
 
 
+def test_its_only_copy_may_die_and_every_router_still_knows_it(server: Server) -> None:
+    """Half of these were 404 while it was made again; what was deleted then came back."""
+    for is_deleted in (False, True):
+        held = hold(server, copies=1)
+        victim = next(r for r in server.version()["replicas"] if r["replica_id"] in held["replicas"])
+        os.kill(victim["pid"], signal.SIGKILL)
+
+        def is_whole(held: dict[str, Any] = held, victim: dict[str, Any] = victim) -> bool:
+            told = ask(server, "GET", f"/{held['id']}")
+            assert held["id"] in [each["id"] for each in ask(server, "GET")["data"]]
+            return told["status"] == "held" and victim["replica_id"] not in told["replicas"]
+
+        if not is_deleted:
+            eventually(is_whole)
+        ask(server, "DELETE", f"/{held['id']}")
+        server.wait_until_whole(3)
+        for _ in range(6):
+            assert ask(server, "GET")["data"] == []
+        assert server.metric("warmpath_engine_pinned_blocks") == 0
+
+
 def test_it_outlives_the_routers_that_knew_of_it(server: Server) -> None:
     """Its tokens come from a replica then."""
     held = hold(server, copies=2)

@@ -28,6 +28,7 @@ from router.fleet.engine_series import EngineView
 from router.metrics import RouterMetrics
 from router.placement.routing import Routing
 from router.prefixes.copies import Copies
+from router.prefixes.directory import PrefixDirectory
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix import Prefix, Turn
 from router.prefixes.succession import Succession
@@ -83,6 +84,7 @@ class PaperFleet:
         self.routers: list[PaperRouter] = []
         self.num_routers = 0  # that there ever were
         self.silent: set[str] = set()  # Routers that answer no other
+        self.num_rounds = 0  # in which Routers were asked what they keep
         self.turns = {"alice": Turn("alice's", 3.0, 2), "bob": Turn("bob's", 1.0, 0)}  # by owner
         self.tell()
 
@@ -108,6 +110,20 @@ class PaperFleet:
     async def routers_up(self) -> frozenset[str]:
         """What `FleetMetrics.hear_all` says."""
         return frozenset(router.keeper.name for router in self.routers) - self.silent
+
+    async def kept_prefixes(self, asker: str, timeout_s: float) -> list[bytes | None]:
+        """As every Router's `OtherRouters`; silent ones do not answer."""
+        self.num_rounds += 1
+        return [
+            None if router.name in self.silent else router.directory.answer(asker) for router in self.routers
+        ]
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
+        return [
+            router.directory.hear_given_back(asker, pin_id)
+            for router in self.routers
+            if router.name not in self.silent
+        ]
 
     def holders(self, pin_id: str) -> list[ReplicaId]:
         return [name for name, replica in self.replicas.items() if pin_id in replica.pins]
@@ -138,6 +154,8 @@ class PaperRouter:
             clock=self.clock,
             wall_clock=self.clock,
         )
+        self.directory = PrefixDirectory(self.keeper)
+        self.directory.others = fleet
         self.succession = Succession(self.keeper, copies, fleet.routers_up, hashes_of, self.clock)
         fleet.routers.append(self)
 

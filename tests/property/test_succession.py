@@ -1,6 +1,7 @@
 """Held prefixes whatever dies: each that can be kept is kept by one Router, and held as often as was wanted.
 
-Routers die, stand still and come back, replicas die and come, clients give back; then it is quiet.
+Routers die, stand still and come back, replicas die and come, clients give back; then it is quiet. Meanwhile
+each Router knows what any of them keeps.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class World:
     living: list[PaperRouter] = field(default_factory=list)
     stopped: set[str] = field(default_factory=set)  # of the living: they stand still
     wanted: dict[PinId, int] = field(default_factory=dict)
-    # Given back, but a holder died before its keeper had looked, or could: that one takes it for lost.
-    unknowable: set[PinId] = field(default_factory=set)
+    # Given back while its keeper stood still, through whom: that one remembers it.
+    untold: dict[PinId, PaperRouter] = field(default_factory=dict)
+    unknowable: set[PinId] = field(default_factory=set)  # of those, where that one died
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(NUM_REPLICAS))
 
     def join(self) -> None:
@@ -53,11 +55,11 @@ class World:
         self.fleet.tell()
 
     async def give_back(self, router: PaperRouter, pick: int) -> None:
-        if pins := router.keeper.pins():
+        if pins := await router.directory.pins("alice"):
             pin = pins[pick % len(pins)]
-            if any(each.keeper.keeps(pin.pin_id) for each in self.living if each.name in self.stopped):
-                self.unknowable.add(pin.pin_id)
-            await router.keeper.give_back(pin)
+            if not any(each.keeper.keeps(pin.pin_id) for each in self.running()):
+                self.untold[pin.pin_id] = router
+            await router.directory.give_back(pin)
             self.wanted.pop(pin.pin_id, None)
             self.fleet.tell()
 
@@ -66,14 +68,13 @@ class World:
         self.stopped.discard(router.name)
         self.living.remove(router)
         self.fleet.routers.remove(router)
+        await router.directory.aclose()
         await router.keeper.aclose()
+        self.unknowable |= {pin_id for pin_id, asked in self.untold.items() if asked is router}
         self.join()
         self._forget_lost()
 
     def kill_replica(self, pick: int) -> None:
-        for router in self.living:
-            self.unknowable |= {pin.pin_id for pin in router.keeper.pins() if router.keeper.keeps(pin.pin_id)}
-        self.unknowable -= self.wanted.keys()
         self.fleet.lose(sorted(self.fleet.replicas)[pick % len(self.fleet.replicas)])
         self.fleet.join(ReplicaId(f"r{next(self.numbers)}"))
         self._forget_lost()
@@ -97,7 +98,16 @@ class World:
 
     async def aclose(self) -> None:
         for router in self.living:
+            await router.directory.aclose()
             await router.keeper.aclose()
+
+    async def check_that_all_know(self) -> None:
+        """Whatever a Router that answers keeps, and nobody has given back."""
+        for pin_id in self.wanted:
+            if any(router.keeper.keeps(pin_id) for router in self.running()):
+                for router in self.running():
+                    assert (await router.directory.find(pin_id, "alice")).pin_id == pin_id
+                    assert pin_id in [pin.pin_id for pin in await router.directory.pins("alice")]
 
 
 Act = tuple[str, int, int]
@@ -136,6 +146,7 @@ async def play(script: list[Act]) -> World:
                 world.kill_replica(pick)
             case "wait":
                 await world.pass_time(LOOK_INTERVAL_S * (1 + 2 * pick))
+        await world.check_that_all_know()
     for router in world.living:
         world.stopped.discard(router.name)
         world.fleet.silent.discard(router.name)

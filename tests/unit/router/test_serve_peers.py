@@ -10,8 +10,10 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
+from cache.types import PinId
 from router import serve_peers
-from router.serve_peers import METHOD, ServePeers, among_routers
+from router.ingress import Ingress
+from router.serve_peers import GIVEN_BACK, KEPT, METHOD, ServePeers, among_routers
 
 TIMEOUT_S = 0.2
 
@@ -19,12 +21,12 @@ TIMEOUT_S = 0.2
 class OneCall:
     """A call's result as Serve gives it."""
 
-    def __init__(self, outcome: bytes | Exception | None) -> None:
+    def __init__(self, outcome: bytes | bool | Exception | None) -> None:
         """None: it never comes."""
         self._outcome = outcome
         self.was_cancelled = False
 
-    async def get_async(self) -> bytes:
+    async def get_async(self) -> bytes | bool:
         if self._outcome is None:
             await asyncio.Event().wait()
         if isinstance(self._outcome, Exception):
@@ -91,6 +93,34 @@ async def test_a_router_that_died_under_the_call_does_not_answer(monkeypatch: py
 )
 async def test_nobody_there_is_no_error(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await peers_of(handle, monkeypatch).ask("me", (), TIMEOUT_S) == []
+
+
+async def test_who_does_not_say_what_it_keeps_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all others do not know is nowhere only if there is none such."""
+    handle = Handle(OneCall(b"a"), OneCall(None), OneCall(RayActorError()), OneCall(b""))
+    answers = await peers_of(handle, monkeypatch).kept_prefixes("me", TIMEOUT_S)
+    assert answers.count(None) == 2
+    assert sorted(wire for wire in answers if wire is not None) == [b"", b"a"]
+    assert handle.asked == [(KEPT, "me")]
+
+
+async def test_where_serve_does_not_say_whom_to_ask_somebody_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await peers_of(Handle(hangs=True), monkeypatch).kept_prefixes("me", TIMEOUT_S) == [None]
+
+
+async def test_everybody_hears_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(OneCall(False), OneCall(True), OneCall(None))
+    peers = peers_of(handle, monkeypatch)
+    assert sorted(await peers.prefix_given_back("me", PinId("prefix-1"), TIMEOUT_S)) == [False, True]
+    assert handle.asked == [(GIVEN_BACK, "me", "prefix-1")]
+
+
+def test_what_is_called_there_is() -> None:
+    """By name, through Serve: no type checker sees it."""
+    for name, args in ((METHOD, ("me", [])), (KEPT, ("me",)), (GIVEN_BACK, ("me", "prefix-1"))):
+        inspect.signature(getattr(Ingress, name)).bind(None, *args)
 
 
 async def test_without_serve_there_is_nobody_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ SECRET = "a secret prompt"
         (errors.BodiesBusy(), 429, "server_busy", "busy"),
         (errors.StructuresBusy(64), 429, "server_busy", "busy"),
         (errors.NoReplica(), 503, "no_replica", "no_replica"),
+        (errors.RouterUnheard(), 503, "router_unheard", "failed"),
         (shared.RequestRefused(SECRET), 503, "refused", "failed"),
         (shared.DeadlineExceeded(1, 2), 504, "deadline_exceeded", "deadline"),
         (errors.TooManyDeaths("r", 2), 500, "too_many_deaths", "failed"),

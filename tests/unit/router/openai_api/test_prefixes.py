@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from cache.messages import Delta, FinishReason, GenerateRequest
-from cache.types import ReplicaId
+from cache.types import PinId, ReplicaId
 from router.limits import Limits
+from router.prefixes.kept_report import encode_kept
+from router.prefixes.prefix import PinnedPrefix
 from router.tenants.key_table import ApiKey, parse_keys
 from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
@@ -292,3 +294,48 @@ async def test_who_ends_a_prefix_that_is_being_computed_is_charged(tmp_path: Pat
             await asyncio.gather(asking, return_exceptions=True)
             goes_on.set()
         assert (await hold(router, "thrifty", prompt=[3] * 64)).status_code == 429
+
+
+class AnotherRouter:
+    """The only other one: it keeps a prefix that no replica holds now."""
+
+    def __init__(self, owner: str) -> None:
+        self.kept = [PinnedPrefix(PinId("prefix-remade"), owner, 5, 1, (), 1.0, 2e9, "another")]
+        self.is_hung = False
+
+    async def kept_prefixes(self, asker: str, timeout_s: float) -> list[bytes | None]:
+        return [b"", None if self.is_hung else encode_kept("another", self.kept)]
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
+        before, self.kept = self.kept, [pin for pin in self.kept if pin.pin_id != pin_id]
+        return [False, len(self.kept) < len(before)]
+
+
+async def test_what_another_router_makes_again_is_its_keys_like_any_other(tmp_path: Path) -> None:
+    """Found, listed, counted and given back; a key that is not its own sees nothing of it."""
+    async with holding(tenants=with_keys(tmp_path)) as (router, replicas):
+        router.parts.directory.others = another = AnotherRouter(ApiKey("one", "one").owner)
+        path = "/v1/prefixes/prefix-remade"
+        for name, status in (("one", 200), ("bob", 404)):
+            assert (await router.client.get(path, headers=key(name))).status_code == status
+        shown = (await router.client.get(path, headers=key("one"))).json()
+        assert (shown["status"], shown["replicas"], shown["copies"]) == ("partial", [], 1)
+        assert (await ids_of(router, "one"), await ids_of(router, "bob")) == (["prefix-remade"], [])
+        assert error_of(await hold(router, "one"))["code"] == "prefix_limit_reached"
+        assert (await router.client.delete(path, headers=key("bob"))).status_code == 404
+        assert (await router.client.delete(path, headers=key("one"))).json()["deleted"] is True
+        assert another.kept == []
+        assert (await router.client.get(path, headers=key("one"))).status_code == 404
+        assert (await hold(router, "one")).status_code == 200
+        assert len(replicas.pins) == 1
+
+
+async def test_what_a_router_may_keep_that_does_not_answer_is_to_be_asked_for_again() -> None:
+    async with holding() as (router, _replicas):
+        router.parts.directory.others = another = AnotherRouter("")
+        another.is_hung = True
+        for ask in (router.client.get, router.client.delete):
+            answer = await ask("/v1/prefixes/prefix-remade")
+            assert (answer.status_code, error_of(answer)["code"]) == (503, "router_unheard")
+            assert answer.headers["retry-after"] == "1"
+        assert [each.pin_id for each in another.kept] == ["prefix-remade"]

@@ -1,0 +1,148 @@
+"""Every pin, whichever Router is asked: what replicas tell, and what other Routers keep that none tells.
+
+    asked for one ──> told by a replica, or kept here ──────────────> found
+                         └── neither ──> all other Routers are asked ──> found
+    asked for all ─────────────────────> all other Routers are asked ──> listed, counted against limits
+    given back ──> its copies end, and all other Routers hear of it: who keeps it makes none again
+
+While a pin has no living copy, or its first is computed, nobody but its keeper knows it. Where somebody has
+not answered in time, what is not found is not said to be nowhere (`RouterUnheard`). A pin given back whose
+keeper has not heard of it is remembered here until its time is over: a copy that is told of by then ends, and
+with it the keeper's charge (`keeper.py`).
+Knows pins and Routers' answers; knows neither HTTP nor Serve. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from cache.errors import WireError
+from cache.types import PinId
+from router.errors import PrefixNotFound, RouterUnheard
+from router.fleet.rounds import Rounds
+from router.prefixes.keeper import PrefixKeeper
+from router.prefixes.kept_report import decode_kept, encode_kept
+from router.prefixes.own_tasks import OwnTasks
+from router.prefixes.prefix import PinnedPrefix
+
+ANSWER_TIMEOUT_S = 2.0  # a Router answers within milliseconds; one that is hung holds nobody up for longer
+
+logger = logging.getLogger(__name__)
+
+
+class OtherRouters(Protocol):
+    """Those of this application. Who asks may be among those asked. Neither raises anything."""
+
+    async def kept_prefixes(self, asker: str, timeout_s: float) -> list[bytes | None]:
+        """What each says to `PrefixDirectory.answer(asker)`; None of each that does not say it in time."""
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
+        """What each says to `PrefixDirectory.hear_given_back(asker, pin_id)`, if it does so in time."""
+
+
+class NoOtherRouters:
+    """A Router that knows of no other."""
+
+    async def kept_prefixes(self, asker: str, timeout_s: float) -> list[bytes | None]:
+        return []
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What other Routers keep."""
+
+    pins: dict[PinId, PinnedPrefix]
+    is_complete: bool  # all of them have said so
+
+
+class PrefixDirectory:
+    """`aclose` once done."""
+
+    def __init__(self, keeper: PrefixKeeper) -> None:
+        self.others: OtherRouters = NoOtherRouters()
+        self._keeper = keeper
+        self._rounds = Rounds(self._ask, "ask for prefixes")
+        self._tasks = OwnTasks()
+
+    # --- for clients --------------------------------------------------------------------------
+
+    async def pins(self, owner: str) -> list[PinnedPrefix]:
+        """One owner's, oldest first, without those that only a Router keeps which does not answer.
+
+        What is kept here is as of the moment in which this returns.
+        """
+        heard = await self._rounds.next()
+        found = {pin.pin_id: pin for pin in self._keeper.pins(owner)}
+        for pin in heard.pins.values():
+            if pin.owner == owner and not self._keeper.is_given_back(pin.pin_id):
+                known = found.get(pin.pin_id, pin)
+                # Its keeper may know of a copy before its replica's report is here, or the other way round.
+                replicas = tuple(dict.fromkeys((*known.replicas, *pin.replicas)))
+                found[pin.pin_id] = replace(known, replicas=replicas)
+        return sorted(found.values(), key=lambda pin: (pin.created_at, pin.pin_id))
+
+    async def find(self, pin_id: str, owner: str) -> PinnedPrefix:
+        """Raises PrefixNotFound; RouterUnheard where a Router that may keep it does not answer."""
+        if (pin := self._keeper.find(pin_id, owner)) is not None:
+            return pin
+        if self._keeper.is_given_back(PinId(pin_id)):
+            raise PrefixNotFound
+        heard = await self._rounds.next()
+        kept = heard.pins.get(PinId(pin_id))
+        if kept is not None and kept.owner == owner and not self._keeper.is_given_back(kept.pin_id):
+            return kept
+        # By now a replica may have told of it, and its keeper have left.
+        if (pin := self._keeper.find(pin_id, owner)) is not None:
+            return pin
+        if kept is None and not heard.is_complete:
+            raise RouterUnheard
+        raise PrefixNotFound
+
+    async def give_back(self, pin: PinnedPrefix) -> None:
+        """End it on every replica, and have whichever Router keeps it make no copy again."""
+        # Not cancelled with whoever asked: a Router that did not hear of it would make it again.
+        await asyncio.shield(self._tasks.start(self._give_back(pin)))
+
+    async def _give_back(self, pin: PinnedPrefix) -> None:
+        is_ours = self._keeper.keeps(pin.pin_id)
+        _, heard = await asyncio.gather(
+            self._keeper.give_back(pin),
+            self.others.prefix_given_back(self._keeper.name, pin.pin_id, ANSWER_TIMEOUT_S),
+        )
+        if not is_ours and not any(heard):
+            self._keeper.remember_given_back(pin)
+
+    async def aclose(self) -> None:
+        """Idempotent."""
+        await self._rounds.aclose()
+        await self._tasks.aclose()
+
+    # --- for other Routers --------------------------------------------------------------------
+
+    def answer(self, asker: str) -> bytes:
+        """What this Router keeps: b"" if it asks itself. Raises WireError if it is too much."""
+        return b"" if asker == self._keeper.name else encode_kept(self._keeper.name, self._keeper.kept())
+
+    def hear_given_back(self, asker: str, pin_id: PinId) -> bool:
+        """It was given back through the Router that says so. Whether this one kept it, and does no more."""
+        return asker != self._keeper.name and self._keeper.hear_given_back(pin_id)
+
+    async def _ask(self) -> _Heard:
+        answers = await self.others.kept_prefixes(self._keeper.name, ANSWER_TIMEOUT_S)
+        pins, is_complete = dict[PinId, PinnedPrefix](), None not in answers
+        for wire in answers:
+            if not wire:
+                continue  # our own, or none
+            try:
+                pins |= {pin.pin_id: pin for pin in decode_kept(wire)}
+            except WireError as error:
+                # A Router of another version, for the moment of a rolling update.
+                logger.warning("a router's prefixes cannot be read", extra={"detail": str(error)})
+                is_complete = False
+        return _Heard(pins, is_complete)

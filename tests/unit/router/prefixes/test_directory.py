@@ -1,0 +1,199 @@
+"""A pin that no replica tells of is found, counted and given back through whichever Router is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cache.types import PinId, ReplicaId
+from router.errors import PrefixNotFound, RouterUnheard
+from router.prefixes.keeper import FORGET_S
+from router.prefixes.prefix import PinnedPrefix
+from tests.fakes.prefixes import PaperFleet, PaperRouter, settle
+
+NUM_REPLICAS = 4
+
+
+@pytest.fixture
+async def routers() -> AsyncIterator[list[PaperRouter]]:
+    """Three Routers of one fleet."""
+    fleet = PaperFleet(NUM_REPLICAS)
+    made = [PaperRouter(fleet) for _ in range(3)]
+    yield made
+    for router in made:
+        await router.directory.aclose()
+        await router.keeper.aclose()
+
+
+def gate(fleet: PaperFleet) -> asyncio.Event:
+    """No replica computes anything until it is set."""
+    opened = asyncio.Event()
+    for replica in fleet.replicas.values():
+        replica.gate = opened
+    return opened
+
+
+async def being_remade(routers: list[PaperRouter], **options: object) -> tuple[PinId, asyncio.Event]:
+    """The first Router's pin, whose only copy has died and is being made again, until the event is set."""
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(**{"copies": 1, "seconds": 600.0, **options}))
+    await settle(routers[0])
+    (holder,) = fleet.holders(pin_id)
+    opened = gate(fleet)
+    fleet.lose(holder)
+    await settle(routers[0])
+    assert fleet.holders(pin_id) == []
+    return pin_id, opened
+
+
+async def ids(router: PaperRouter, owner: str = "alice") -> list[PinId]:
+    return [pin.pin_id for pin in await router.directory.pins(owner)]
+
+
+async def find(router: PaperRouter, pin_id: str) -> PinnedPrefix:
+    return await router.directory.find(pin_id, "alice")
+
+
+async def settle_all(routers: list[PaperRouter]) -> None:
+    for _ in range(3):
+        for router in routers:
+            await settle(router)
+
+
+async def test_whoever_is_asked_knows_what_is_being_made_again(routers: list[PaperRouter]) -> None:
+    pin_id, opened = await being_remade(routers)
+    for router in routers:
+        found = await find(router, pin_id)
+        assert (found.keeper, found.copies, list(found.replicas), found.is_whole) == ("router0", 1, [], False)
+        assert await ids(router) == [pin_id]
+        assert await ids(router, "bob") == []
+        with pytest.raises(PrefixNotFound):
+            await router.directory.find(pin_id, "bob")
+    opened.set()
+    await settle_all(routers)
+    for router in routers:
+        assert (await find(router, pin_id)).is_whole
+
+
+async def test_and_that_it_is_whole_before_its_replica_has_told(routers: list[PaperRouter]) -> None:
+    fleet = routers[0].fleet
+    pin_id = await routers[0].hold(copies=2, seconds=600.0)
+    assert all(not report.pins for report in fleet.reports.values())
+    for router in routers:
+        assert (await find(router, pin_id)).is_whole
+        assert [pin.is_whole for pin in await router.directory.pins("alice")] == [True]
+
+
+async def test_what_is_computed_for_the_first_time_counts_everywhere(routers: list[PaperRouter]) -> None:
+    opened = gate(routers[0].fleet)
+    making = asyncio.create_task(routers[0].hold(copies=2))
+    await asyncio.sleep(0)
+    for router in routers:
+        (pin,) = await router.directory.pins("alice")
+        assert (pin.num_blocks, pin.copies) == (4, 2)
+    opened.set()
+    assert await ids(routers[1]) == [await making]
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+async def test_it_is_given_back_through_whichever_router(routers: list[PaperRouter], asked: int) -> None:
+    """The call that makes it again may be answered all the same: it ends then."""
+    fleet = routers[0].fleet
+    pin_id, opened = await being_remade(routers)
+    await routers[asked].directory.give_back(await find(routers[asked], pin_id))
+    for router in routers:
+        assert await ids(router) == []
+        with pytest.raises(PrefixNotFound):
+            await find(router, pin_id)
+    opened.set()
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == []
+    fleet.clock.advance(FORGET_S + 1)
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == []
+    assert all(not router.keeper.keeps(pin_id) for router in routers)
+
+
+async def test_its_keeper_hears_of_it_before_it_looks(routers: list[PaperRouter]) -> None:
+    """A holder that died within that half second was taken for a lost copy."""
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(copies=1, seconds=600.0))
+    await settle(routers[0])
+    (holder,) = fleet.holders(pin_id)
+    await routers[1].directory.give_back(await find(routers[1], pin_id))
+    fleet.lose(holder)
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == []
+    assert await ids(routers[0]) == []
+
+
+async def test_a_keeper_that_cannot_be_told_is_overruled(routers: list[PaperRouter]) -> None:
+    """It makes the copy again; whoever was asked ends that, however late, and so the keeper learns of it."""
+    fleet = routers[0].fleet
+    pin_id, opened = await being_remade(routers)
+    found = await find(routers[1], pin_id)
+    fleet.silent.add("router0")
+    await routers[1].directory.give_back(found)
+    fleet.silent.clear()
+    fleet.clock.advance(60.0)
+    assert routers[0].keeper.keeps(pin_id)
+    opened.set()
+    await settle(routers[0])
+    assert fleet.holders(pin_id) != []
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == []
+    assert not routers[0].keeper.keeps(pin_id)
+    assert await ids(routers[2]) == []
+
+
+async def test_who_does_not_answer_may_keep_it(routers: list[PaperRouter]) -> None:
+    """Not found is said only by all."""
+    pin_id, _ = await being_remade(routers)
+    with pytest.raises(PrefixNotFound):
+        await find(routers[1], "prefix-of-nobody")
+    routers[0].fleet.silent.add("router0")
+    for name in (pin_id, "prefix-of-nobody"):
+        with pytest.raises(RouterUnheard):
+            await find(routers[1], name)
+    assert await ids(routers[1]) == []
+
+
+async def test_nor_is_it_said_by_one_that_cannot_be_read(
+    routers: list[PaperRouter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pin_id, _ = await being_remade(routers)
+    monkeypatch.setattr(routers[0].directory, "answer", lambda _asker: b"of another version")
+    with caplog.at_level(logging.WARNING), pytest.raises(RouterUnheard):
+        await find(routers[1], pin_id)
+    assert [record.getMessage() for record in caplog.records] == ["a router's prefixes cannot be read"]
+
+
+async def test_what_a_replica_tells_of_needs_no_other_router(routers: list[PaperRouter]) -> None:
+    fleet = routers[0].fleet
+    pin_id = await routers[0].hold(copies=1)
+    await settle(routers[0])
+    fleet.silent.add("router0")
+    assert (await find(routers[1], pin_id)).replicas == tuple(fleet.holders(pin_id))
+    assert fleet.num_rounds == 0
+
+
+async def test_many_who_ask_at_once_share_an_answer(routers: list[PaperRouter]) -> None:
+    pin_id, _ = await being_remade(routers)
+    found = await asyncio.gather(*(find(routers[1], pin_id) for _ in range(100)))
+    assert {pin.pin_id for pin in found} == {pin_id}
+    assert routers[0].fleet.num_rounds == 1
+
+
+async def test_copies_known_to_either_side_are_told(routers: list[PaperRouter]) -> None:
+    """One is in the reports, the other only in its keeper's memory."""
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(copies=2, seconds=600.0))
+    first, second = fleet.holders(pin_id)
+    fleet.reports[first] = fleet.replicas[first].report()
+    (told,) = await routers[1].directory.pins("alice")
+    assert set(told.replicas) == {first, second}
+    await routers[1].directory.give_back(told)
+    assert fleet.holders(pin_id) == list[ReplicaId]()
