@@ -1,7 +1,8 @@
 """What crosses the border between router and replica, besides KV events (`events.py`).
 
 `GenerateRequest` goes out as a handle call's argument, `Delta`s come back as its stream.
-`ReplicaInfo` travels in the replica's metadata. Plain values: no behaviour, no Ray.
+`ReplicaInfo` travels in the replica's metadata. Plain values: no behaviour, no Ray. A field that is
+added has a default, which stands for what the version before did: `pickled.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from cache.fingerprint import Fingerprint, HashAlgorithm, SaltMode
+from cache.pickled import across_versions
 from cache.scheduling_order import SchedulingOrder
 from cache.structure import Structure
 from cache.types import BlockHash, PinId, ReplicaId, RequestId
@@ -25,6 +27,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the model's length limit
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to pick tokens and when to stop. Already validated where it was built (the router's edge)."""
@@ -52,6 +55,7 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Log probabilities of consecutive tokens, packed: float32 natural logarithms, never positive.
@@ -81,6 +85,7 @@ class Logprobs:
         return cls(parts[0].num_top, chosen, top_ids, top)
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class PinLease:
     """What makes a request one that holds its prompt's full blocks instead of generating from it.
@@ -99,6 +104,7 @@ class PinLease:
     cache_salt: str  # the request's, for whoever is to make it again
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class ReleasePin:
     """One replica is to give back what a pin holds there. The answer: whether it held it."""
@@ -107,6 +113,7 @@ class ReleasePin:
     replica_id: ReplicaId
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class InheritPin:
     """Another Router is to keep what a pin holds at one replica. The answer: `HeldPrefix`; None where it is
@@ -118,6 +125,7 @@ class InheritPin:
     heir: str  # who asks
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class HeldPrefix:
     """What a pin holds: enough to compute it elsewhere."""
@@ -126,6 +134,7 @@ class HeldPrefix:
     cache_salt: str
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class AnswerSoFar:
     """What earlier attempts generated of one of several answers."""
@@ -135,6 +144,7 @@ class AnswerSoFar:
     is_over: bool  # the client has all of it
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One attempt at one generation, as the router sends it to a replica.
@@ -181,6 +191,7 @@ class GenerateRequest:
         return self.n - sum(answer.is_over for answer in self.answers)
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of one generation's stream. `token_ids` may run ahead of `text` (held-back stop

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cache.pickled import across_versions
+
 # Between the parts of a JSON text a model may put so much white space: enough to indent, and an end to a
 # model that would put nothing else.
 WHITE_SPACE = r"[ \t\n\r]{0,32}"
@@ -35,6 +37,7 @@ class StructureKind(StrEnum):
     GRAMMAR = "grammar"  # source: a Lark grammar, its first rule `start`
 
 
+@across_versions
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What the whole output of a generation has to be. Checked where it was built (the router's edge)."""

@@ -15,6 +15,7 @@
         ├── DeadlineExceeded         likewise
         ├── ForwardFailed            likewise
         ├── HandedOver               likewise, by the engine
+        ├── AdmissionFailed          taking it in failed of itself, before anything was kept of it
         ├── InvalidRequest           a value that no router of ours would send; names the field
         └── PromptTooLong            from cache/errors.py: longer than the model's own limit
             └── TooLargeForCache     shorter than that, but the whole pool could not hold it
@@ -34,6 +35,7 @@ from cache.errors import (
 )
 
 __all__ = [
+    "AdmissionFailed",
     "DeadlineExceeded",
     "EngineBroken",
     "EngineError",
@@ -101,6 +103,14 @@ class RankLost(EngineBroken):
         super().__init__(f"rank {rank} of the model has gone, with exit code {exit_code}")
         self.rank = rank
         self.exit_code = exit_code
+
+
+class AdmissionFailed(RequestRefused):
+    """What nobody foresaw went wrong while a request was taken in. `reason` never quotes it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the request could not be taken in: {reason}")
+        self.reason = reason
 
 
 class InvalidRequest(RequestRefused):

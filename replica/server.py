@@ -26,13 +26,14 @@ from cache.delta_frames import DELTAS
 from cache.errors import LeftUnread, RequestRefused
 from cache.log_fields import lose_unwritable_lines, pass_on
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
+from cache.pickled import missing_field
 from cache.tracing import Tracing
 from replica.config import ReplicaConfig
 from replica.demand import Demand
 from replica.departure import Departure
 from replica.engine.request_watch import RequestLog, RequestTraces
 from replica.engine.watchdog import end_process
-from replica.errors import EventSocketError
+from replica.errors import EventSocketError, InvalidRequest
 from replica.node import running_node
 
 METADATA_KEY = "warmpath"
@@ -102,8 +103,9 @@ class ReplicaServer:
 
         reply_to: where its deltas are wanted. Those that go there are not yielded; what cannot go there is.
         """
-        # A Router of the version before, as in a rolling update, sends requests without the latter.
-        self._demand.told(request.held_s, getattr(request, "refused_ratio", 0.0))
+        if (name := missing_field(request)) is not None:
+            raise InvalidRequest(name, "was not sent, as by a router of another version")
+        self._demand.told(request.held_s, request.refused_ratio)
         async with contextlib.aclosing(self._engine.generate(request)) as deltas:
             outlet = self._outlet(reply_to)
             if outlet is None:

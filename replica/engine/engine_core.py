@@ -31,7 +31,7 @@ from replica.engine.intake import Intake
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.pipeline import pipeline
 from replica.engine.request_watch import RequestWatcher
-from replica.errors import EngineBroken, ForwardFailed, StepOutOfMemory
+from replica.errors import AdmissionFailed, EngineBroken, ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder
 from replica.scheduling.copy_pace import CopyPace
 from replica.scheduling.request import Request
@@ -169,9 +169,9 @@ class EngineCore:
         arrival_s: when its deadline began to run, on this engine's clock; None = now.
         structure: the request's, compiled; None = compile it now, while nothing else is done.
         Raises RequestRefused (InvalidRequest, PromptTooLong, TooLargeForCache, QueueFull, PinsFull,
-        StructureRefused) and keeps nothing.
+        StructureRefused, AdmissionFailed) and keeps nothing.
         """
-        taken, begin_together = self._intake.admit(request, arrival_s, structure)
+        taken, begin_together = self._admit(request, arrival_s, structure)
         lead, *others = taken
         is_held = lead.lease is not None and self.pins.take(lead)
         if begin_together:
@@ -185,6 +185,22 @@ class EngineCore:
         else:
             self._replay_all(taken)
         return taken
+
+    def _admit(
+        self, request: GenerateRequest, arrival_s: float | None, structure: StructureMatcher | None
+    ) -> tuple[list[Request], bool]:
+        """`Intake.admit`. It keeps nothing, so what it fails of is one request's: the others go on."""
+        try:
+            return self._intake.admit(request, arrival_s, structure)
+        except RequestRefused:
+            raise
+        except Exception as error:
+            logger.error(
+                "a request could not be taken in; the engine goes on",
+                extra={"request_id": request.request_id},
+                exc_info=error,
+            )
+            raise AdmissionFailed(type(error).__name__) from error  # the message may quote tokens
 
     def cancel(self, request_id: RequestId) -> Request | None:
         """Drop a request and free its blocks at once; None if it is not here (any more)."""

@@ -132,8 +132,7 @@ class Intake:
             goes_on=goes_on,
             traceparent=request.traceparent,
             lease=request.pin,
-            # A Router of the version before, as in a rolling update, sends requests without the latter.
-            for_cache=request.pin is not None or getattr(request, "for_cache", False),
+            for_cache=request.pin is not None or request.for_cache,
             logprobs=_logprob_log(request, is_scored=is_scored),
             is_scored=is_scored,
             choice=choice,

@@ -7,7 +7,7 @@ import inspect
 import json
 import pickle
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +18,13 @@ from zmq.sugar.context import Context
 
 from cache.errors import ConfigError
 from cache.event_wire import decode_batch
-from cache.messages import FinishReason, GenerateRequest, ReplicaInfo
+from cache.messages import FinishReason, ReplicaInfo
 from replica.config import ReplicaConfig, SimConfig
 from replica.errors import EngineStopped, InvalidRequest
 from replica.server import ReplicaServer, _given_by
 from tests.fakes.engine import make_request
 from tests.fakes.structures import tiny_tokenizer
+from tests.fakes.versions import as_sent_without
 
 CONFIG = ReplicaConfig(
     runner="simulated",
@@ -90,13 +91,27 @@ async def test_tells_an_autoscaler_what_waits(server: ReplicaServer) -> None:
 
 
 async def test_serves_a_router_of_the_version_before(server: ReplicaServer) -> None:
-    """Its requests come without what that version did not know, and are pickled as a list of the others."""
+    """Its requests come without what that version did not know."""
     known = make_request("r", range(3, 60), max_tokens=10)
-    request = object.__new__(GenerateRequest)
-    state = [getattr(known, field.name) for field in fields(known) if field.name != "refused_ratio"]
-    request.__setstate__(state)  # type: ignore[attr-defined]
+    without = {"refused_ratio", "for_cache", "skip_special_tokens"}
+    sampling = as_sent_without(known.sampling, without)
+    request = as_sent_without(replace(known, sampling=sampling), without)
+    assert request == known
     assert [delta async for delta in server.generate(request)]
     assert server.record_autoscaling_stats()["refused"] == 0.0
+
+
+async def test_a_request_that_lacks_what_has_no_default_is_refused_alone(server: ReplicaServer) -> None:
+    """By name. It ended the engine's thread, and every request with it."""
+    known = make_request("r", range(3, 60), max_tokens=10)
+    sampling = as_sent_without(known.sampling, {"max_tokens"})
+    for request, name in (
+        (as_sent_without(known, {"seed"}), "seed"),
+        (replace(known, sampling=sampling), "sampling.max_tokens"),
+    ):
+        with pytest.raises(InvalidRequest, match=rf"^{name}: was not sent"):
+            await anext(server.generate(request))
+    assert [delta async for delta in server.generate(known)]
 
 
 def test_a_request_may_reach_the_length_it_was_told(server: ReplicaServer) -> None:

@@ -9,6 +9,7 @@ from replica import errors
 from tests.error_trees import assert_complete, assert_survives_pickling
 
 EXAMPLES = [
+    errors.AdmissionFailed("AttributeError"),
     errors.EngineBroken("a step failed on rank 0 alone: out of memory"),
     errors.EngineError("something"),
     errors.EngineStopped("it was closed"),
@@ -33,7 +34,12 @@ def test_every_error_has_an_example() -> None:
 
 def test_what_crosses_to_the_router_is_a_refusal() -> None:
     """The router decides by types it can import: all of these are RequestRefused to it."""
-    for kind in (errors.EngineStopped, errors.InvalidRequest, errors.TooLargeForCache):
+    for kind in (
+        errors.EngineStopped,
+        errors.AdmissionFailed,
+        errors.InvalidRequest,
+        errors.TooLargeForCache,
+    ):
         assert issubclass(kind, errors.RequestRefused)
     assert issubclass(errors.TooLargeForCache, errors.PromptTooLong)
     assert issubclass(errors.WaitTooLong, errors.QueueFull)

@@ -14,7 +14,7 @@ from cache.block_hash import BlockHasher
 from cache.messages import Delta, GenerateRequest
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore
-from replica.errors import ForwardFailed, InvalidRequest, QueueFull, RankLost
+from replica.errors import AdmissionFailed, ForwardFailed, InvalidRequest, QueueFull, RankLost
 from replica.runners.sim_runner import SimRunner
 from replica.scheduling.runner import ScheduledSequence, StepResult
 from tests.fakes.engine import (
@@ -157,6 +157,21 @@ def test_cached_tokens_count_the_prompt_only() -> None:
     completion = core.complete([attempt])[0]
     assert completion.cached_tokens == 10
     assert completion.token_ids == whole
+
+
+def test_a_request_that_cannot_be_taken_in_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is wrong with it: it ended the engine's thread, and with it everybody else's request."""
+    core = sim_core()
+    spoilt = make_request("spoilt", range(9), max_tokens=4)
+    object.__delattr__(spoilt.sampling, "min_p")
+    with caplog.at_level(logging.ERROR), pytest.raises(AdmissionFailed, match="AttributeError"):
+        core.submit(spoilt)
+    (record,) = caplog.records
+    assert record.__dict__["request_id"] == "spoilt"
+    assert not core.has_work
+    assert core.stats().cache.used == 0
+    same = make_request("spoilt", range(9), max_tokens=4)
+    assert len(core.complete([same])[0].token_ids) == 4
 
 
 def test_sampling_depends_on_the_seed_and_greedy_does_not() -> None:
