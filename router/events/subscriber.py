@@ -84,7 +84,7 @@ class Subscriber:
         self._context = context
         self._settings = settings
         self._turn = turn
-        self._complaints: set[str] = set()  # logged since the last good message
+        self._complaints: set[str] = set()  # logged, and nothing of that kind was good since
         self.report: EngineReport | None = None  # the latest one
         self._stream = EventStream(replica_id, sink, counters=counters)
         self._snapshot_wanted = asyncio.Event()
@@ -138,7 +138,7 @@ class Subscriber:
             self._complain("malformed event", error)
             self._stream.feed_malformed()
         else:
-            self._complaints.clear()
+            self._complaints.discard("malformed event")
         if self._stream.needs_snapshot:
             self._snapshot_wanted.set()
 
@@ -151,6 +151,7 @@ class Subscriber:
         except WireError as error:
             self._complain("malformed report", error)
             return
+        self._complaints.discard("malformed report")
         if self.report is None or report.epoch != self.report.epoch or report.number > self.report.number:
             self.report = report
 
@@ -203,6 +204,7 @@ class Subscriber:
         except Exception:
             logger.exception("snapshot failed", extra={"replica_id": self._replica_id})
             return False
+        self._complaints -= {"no snapshot", "malformed snapshot"}
         return True
 
     async def _apply(self, snapshot: Snapshot) -> None:
@@ -229,7 +231,7 @@ class Subscriber:
         return [frame.buffer for frame in frames]
 
     def _complain(self, message: str, error: Exception) -> None:
-        """Once until it is heard well again: a replica of another version says the same thing for ever."""
+        """Once until what is wrong is heard well again: a replica of another version says it for ever."""
         if message not in self._complaints:
             self._complaints.add(message)
             logger.warning(message, extra={"replica_id": self._replica_id, "detail": str(error)})

@@ -11,12 +11,14 @@ import pytest
 from cache.block_hash import BlockHasher
 from cache.engine_report import EngineReport
 from cache.event_log import EventLog
+from cache.event_wire import encode
+from cache.events import FORMAT_VERSION, Load, LoadUpdate
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from replica.config import SimConfig
 from replica.engine.engine import Engine
 from replica.engine.engine_core import EngineCore
-from replica.publisher import REPORT_TOPIC, Publisher
+from replica.publisher import LOAD_TOPIC, REPORT_TOPIC, Publisher
 from replica.runners.sim_runner import SimRunner
 from router.events.subscriber import SubscriberGroup
 from router.placement.routing import Routing
@@ -110,6 +112,22 @@ async def test_a_report_nobody_can_read_changes_nothing(
     assert group.is_synced(A)
     assert group.statistics().counters.lost == 0
     assert caplog.text.count("malformed report") == 1
+
+
+async def test_reports_of_another_version_are_complained_of_once_though_its_batches_are_read(
+    publisher: Publisher, group: SubscriberGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each good batch, and there are many, began a new complaint. A good report does."""
+    group.update({A: info_of(publisher)})
+    await the_report(group, A, bool, lambda: publisher.report(an_engine_report(number=1)))
+    for number in (2, 3):
+        for _ in range(3):
+            publisher._pub.send_multipart([REPORT_TOPIC, b"\xc1"])
+            load = LoadUpdate(FORMAT_VERSION, 5, 0, 1, Load())
+            publisher._pub.send_multipart([LOAD_TOPIC, encode(load)])
+        publisher.report(an_engine_report(number=number))
+        await the_report(group, A, lambda report, number=number: report.number == number)
+        assert caplog.text.count("malformed report") == number - 1
 
 
 async def test_who_left_reports_no_more(publisher: Publisher, group: SubscriberGroup) -> None:
