@@ -184,7 +184,8 @@ class RouterParts:
         return True
 
     async def until_model_is_served(self, first_news_s: float = FIRST_NEWS_S) -> None:
-        """While a rolling update changes the model: until a replica has this Router's.
+        """While a rolling update changes the model, or what replicas tell of themselves: until there is one
+        that this Router can send requests to.
 
         The Router that it is to replace serves meanwhile, whose replicas are there: this one would refuse
         everybody for as long as loading takes. Where there is no replica at all, nobody serves better.

@@ -112,13 +112,14 @@ class WarmpathRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no 
         self._remove_pending_request_from_indices(pending_request)
         return [candidates[:1]]
 
-    def _infos(self, replicas: list[RunningReplica]) -> dict[ReplicaId, ReplicaInfo]:
-        """What the replicas told of themselves; one that told nothing readable gets no generations."""
-        infos = {}
+    def _infos(self, replicas: list[RunningReplica]) -> dict[ReplicaId, ReplicaInfo | None]:
+        """What the replicas told of themselves; None of one that told nothing readable."""
+        infos: dict[ReplicaId, ReplicaInfo | None] = {}
         for replica in replicas:
             try:
                 infos[_id(replica.replica_id)] = ReplicaInfo.from_json(replica.replica_metadata[METADATA_KEY])
             except (KeyError, TypeError, ValueError) as error:
+                infos[_id(replica.replica_id)] = None
                 self._complain_once(replica.replica_id.unique_id, error)
         return infos
 

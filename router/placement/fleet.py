@@ -1,7 +1,7 @@
 """Which replicas there are, and of which nothing can be said about their caches.
 
     listed   running, as whoever tells the membership says
-    foreign  listed, but of another model: never a member
+    foreign  listed, but of another model, or of a version that cannot be read: never a member
     lost     listed still, but found dead: not a member
     blind    a member whose cache is unknown: its hashes are not ours, or nothing was heard of it for too long
 
@@ -51,15 +51,16 @@ class Fleet:
 
     # --- membership ---------------------------------------------------------------------------
 
-    def of_our_model(self, listed: Mapping[ReplicaId, ReplicaInfo]) -> dict[ReplicaId, ReplicaInfo]:
+    def of_our_model(self, listed: Mapping[ReplicaId, ReplicaInfo | None]) -> dict[ReplicaId, ReplicaInfo]:
         """Of these that are running, those that can answer this router's requests.
 
         While a rolling update changes the model there are others, which would take our token ids for other
-        words, and go on with our answers in theirs.
+        words, and go on with our answers in theirs. None: what it told of itself cannot be read.
         """
-        ours = {n: info for n, info in listed.items() if info.fingerprint.is_same_model(self._fingerprint)}
+        readable = {name: info for name, info in listed.items() if info is not None}
+        ours = {n: info for n, info in readable.items() if info.fingerprint.is_same_model(self._fingerprint)}
         foreign = frozenset(listed.keys() - ours.keys())
-        for name in foreign - self.foreign:
+        for name in (foreign & readable.keys()) - self.foreign:
             logger.warning("replica has another model, it gets no requests", extra={"replica_id": name})
         self.foreign = foreign
         return ours

@@ -136,8 +136,9 @@ class Routing:
 
     # --- membership ---------------------------------------------------------------------------
 
-    def update_replicas(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
-        """These replicas are running, and no others; of another model's nothing is asked.
+    def update_replicas(self, replicas: Mapping[ReplicaId, ReplicaInfo | None]) -> None:
+        """These replicas are running, and no others; of another model's nothing is asked, nor of one of None:
+        what it told of itself cannot be read.
 
         O(replicas + entries of those that left).
         """
@@ -193,7 +194,7 @@ class Routing:
 
     @property
     def foreign(self) -> frozenset[ReplicaId]:
-        """Replicas that run with another model, as in a rolling update: never chosen."""
+        """Replicas that run with another model, or cannot be read, as in a rolling update: never chosen."""
         return self._fleet.foreign
 
     # --- deciding -----------------------------------------------------------------------------

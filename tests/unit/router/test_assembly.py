@@ -98,9 +98,16 @@ async def test_a_resync_or_a_newcomer_does_not_take_it_out_of_service(parts: Rou
     assert parts.readiness().reason is not None
 
 
-async def test_a_successor_with_another_model_waits_for_a_replica_that_has_it(parts: RouterParts) -> None:
-    """Serve lets its predecessor go as soon as it runs, and would be left with one that refuses everybody."""
-    other = a_replica_info(fingerprint=replace(FINGERPRINT, revision="another"))
+@pytest.mark.parametrize(
+    "other", [a_replica_info(fingerprint=replace(FINGERPRINT, revision="another")), None]
+)
+async def test_a_successor_waits_for_a_replica_that_it_can_ask(
+    parts: RouterParts, other: ReplicaInfo | None
+) -> None:
+    """Serve lets its predecessor go as soon as it runs, and would be left with one that refuses everybody.
+
+    Others have another model, or tell of themselves what it cannot read.
+    """
     waiting = asyncio.create_task(parts.until_model_is_served())
     await asyncio.sleep(0)
     old = {ReplicaId("old"): other}

@@ -151,7 +151,15 @@ def test_metadata_becomes_replica_info_and_nonsense_gets_no_requests(hook: Any) 
         FakeReplica("y", {"warmpath": {"fingerprint": 1}}),
         FakeReplica("z", {"warmpath": 5}),
     ]
-    assert hook._infos([A, *odd]) == {"a": a_replica_info()}
+    assert hook._infos([A, *odd]) == {"a": a_replica_info(), "x": None, "y": None, "z": None}
+
+
+async def test_nor_as_a_last_resort(hook: Any, routing: Routing) -> None:
+    """Who told nothing readable was asked behind those that had."""
+    odd = FakeReplica("b", {})
+    routing.update_replicas(hook._infos([A, odd]))
+    routing.choose(RouteQuery(RequestId("r"), (), 2))
+    assert await hook.choose_replicas([A, odd], _pending(_request("c"))) == [[A]]
 
 
 @pytest.mark.parametrize(
