@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
 from cache.block_hash import PackedHashes
-from cache.types import ReplicaId
+from cache.fingerprint import Fingerprint
+from cache.messages import PinLease
+from cache.types import PinId, ReplicaId
 from router.prefixes.prefix import NOBODY, Turn
 from router.prefixes.succession import GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.fakes.prefixes import PaperFleet, PaperRouter, a_prefix, hashes_of
-from tests.fakes.router import load
+from tests.fakes.router import BLOCK_SIZE, FINGERPRINT, OTHER_FINGERPRINT, OTHER_MODEL, load
 
 
 @pytest.fixture
@@ -240,3 +243,37 @@ async def test_it_is_looked_for_while_there_are_replicas(
     await until(lambda: bool(keepers(routers[1:], pin)))
     routers[1].succession.watch({})
     await until(lambda: routers[1].succession._watching is None)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "num_tokens", "blocks"),
+    [
+        (replace(FINGERPRINT, block_size=BLOCK_SIZE // 2), BLOCK_SIZE * 9 // 2, 4),
+        (replace(FINGERPRINT, block_size=2 * BLOCK_SIZE), 4 * BLOCK_SIZE, 4),
+        (OTHER_FINGERPRINT, 4 * BLOCK_SIZE, 4),
+        (OTHER_MODEL, 4 * BLOCK_SIZE, None),
+    ],
+)
+async def test_what_older_replicas_hash_otherwise_is_held_by_newer_ones(
+    fingerprint: Fingerprint, num_tokens: int, blocks: int | None
+) -> None:
+    """Tokens are handed on, as in a rolling update, and hashed anew. Another model has other words."""
+    fleet = PaperFleet(1, fingerprint=fingerprint)
+    (old,) = fleet.replicas
+    pin = PinId("prefix-1")
+    lease = PinLease(pin, "alice", 600.0, 1, fleet.clock(), fleet.clock() + 600.0, NOBODY, "")
+    fleet.replicas[old].pins[pin] = lease, num_tokens // fingerprint.block_size
+    fleet.replicas[old].tokens[pin] = a_prefix(9).token_ids[:num_tokens]
+    router = PaperRouter(fleet)
+    fleet.join(ReplicaId("new"))
+    await pass_time([router], 2 * LOOK_INTERVAL_S)
+    fleet.lose(old)
+    await pass_time([router], 2 * LOOK_INTERVAL_S)
+    if blocks is None:
+        assert fleet.holders(pin) == []
+    else:
+        assert fleet.replicas[ReplicaId("new")].pins[pin][1] == blocks
+        (told,) = router.keeper.pins("alice")
+        assert (told.num_blocks, told.is_whole) == (blocks, True)
+    await router.succession.aclose()
+    await router.keeper.aclose()
