@@ -37,19 +37,19 @@ def check_folder(folder: Path, option: str = "--out") -> None:
 
 @contextlib.contextmanager
 def reporting(folder: Path) -> Iterator[None]:
-    """For what writes into it, when all has been printed that a disk without room must not cost. Makes it.
+    """For what writes into it, when all has been printed that a disk without room must not cost.
 
     Raises NotWritten.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise NotWritten(folder, error.strerror or str(error)) from None
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A reader finds what was there before or all of this, never a part."""
+    """A reader finds what was there before or all of this, never a part. Makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

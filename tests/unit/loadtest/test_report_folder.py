@@ -77,8 +77,7 @@ def test_a_disk_without_room_is_told_before_anything_runs(
 
 def test_what_was_written_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "made" / "file"
-    with reporting(path.parent):
-        write_whole(path, b"one")
+    write_whole(path, b"one")
     with pytest.raises(TypeError):
         write_whole(path, "two")  # type: ignore[arg-type]
     assert [each.read_bytes() for each in path.parent.iterdir()] == [b"one"]
@@ -86,5 +85,6 @@ def test_what_was_written_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NotWritten, match="file/below"), reporting(tmp_path / "file" / "below"):
-        pass
+    below = tmp_path / "file" / "below"
+    with pytest.raises(NotWritten, match="file/below"), reporting(below):
+        write_whole(below / "report.md", b"one")
