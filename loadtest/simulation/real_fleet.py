@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Self
@@ -146,7 +146,7 @@ class _Replica:
         self._pipe = pipe
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._steps: asyncio.Future[Steps] | None = None
-        self._calls: dict[RequestId, _Call] = {}
+        self._calls: dict[RequestId, _Call | _Copy] = {}
         asyncio.get_running_loop().add_reader(pipe.fileno(), self._read)
 
     @property
@@ -163,7 +163,7 @@ class _Replica:
         except TimeoutError:
             raise FleetFailed(f"{self._process.name} was not ready after {START_TIMEOUT_S:g} s") from None
 
-    def send(self, request: GenerateRequest, call: _Call) -> None:
+    def send(self, request: GenerateRequest, call: _Call | _Copy) -> None:
         self._calls[request.request_id] = call
         self._pipe.send(request)
 
@@ -241,6 +241,21 @@ class _Call:
             self.ended.set_result(None)
 
 
+class _Copy:
+    """A hot prefix on its way to one more replica. Nobody waits for it."""
+
+    def __init__(self, routing: Routing, replica_id: ReplicaId) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._routing = routing
+        self._replica_id = replica_id
+
+    def first_token(self, message: FirstToken) -> None:
+        self._routing.first_token(message.request_id, self._replica_id, message.cached_tokens)
+
+    def finished(self, message: Finished) -> None:
+        self._routing.release(message.request_id)
+
+
 class _Router:
     def __init__(
         self,
@@ -268,6 +283,7 @@ class _Router:
         # The simulated router's draws, so that both worlds draw alike.
         rng = random.Random(f"{seed} router {place[0]}")
         self._routing = Routing(config, rng=rng, peers=lambda: place)
+        self._routing.make_copies(self._copy)
         self._placer = make_placer(config, self._routing, time.monotonic)
         self._waiting: set[asyncio.Task[None]] = set()
         self._events = SubscriberGroup(self._routing)
@@ -290,7 +306,7 @@ class _Router:
         """A request that came at `due_s`."""
         request_id = RequestId(f"{self._salt} {number}")
         hashes = self._hasher.chain(self._hasher.root(salt=self._salt), prompt)
-        query = RouteQuery(request_id, hashes, len(prompt), max_tokens=work.output_tokens)
+        query = RouteQuery(request_id, hashes, len(prompt), max_tokens=work.output_tokens, token_ids=prompt)
         call = _Call(self._routing, work, due_s, hashes)
         if isinstance(self._placer, PromptPlacer):
             self._send(self._placer.place_now(query), call, prompt)
@@ -308,19 +324,28 @@ class _Router:
             call.ended.set_exception(FleetFailed(f"request {query.request_id}: {error}"))
 
     def _send(self, placement: Placement, call: _Call, prompt: array[int]) -> None:
-        work, request_id = call.work, placement.request_id
         call.replica_id = placement.replica_id
-        request = GenerateRequest(
-            request_id=request_id,
+        self._replicas[placement.replica_id].send(
+            self._request(placement, prompt, call.work.output_tokens), call
+        )
+        self._routing.routed(placement.request_id, placement.replica_id)
+
+    def _copy(self, query: RouteQuery, placement: Placement) -> None:
+        assert query.token_ids is not None
+        request = replace(self._request(placement, query.token_ids, 1), for_cache=True)
+        self._replicas[placement.replica_id].send(request, _Copy(self._routing, placement.replica_id))
+        self._routing.routed(placement.request_id, placement.replica_id)
+
+    def _request(self, placement: Placement, prompt: array[int], max_tokens: int) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=placement.request_id,
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
-            sampling=SamplingParams(max_tokens=work.output_tokens, temperature=0.0, ignore_eos=True),
+            sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             seed=0,
             cache_salt=self._salt,
             block_hashes=placement.block_hashes,
         )
-        self._replicas[placement.replica_id].send(request, call)
-        self._routing.routed(request_id, placement.replica_id)
 
 
 async def _send(workload: Workload, routers: Sequence[_Router], rng: random.Random) -> list[_Call]:
