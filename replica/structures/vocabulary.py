@@ -8,10 +8,13 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import Set
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 REPLACEMENT = "\ufffd"
 CHECKED_TOKENS = 1024  # spread over the vocabulary: a rule for bytes that is wrong is wrong everywhere
@@ -44,14 +47,21 @@ class StructureVocabulary:
             [each for each in ids if 0 <= each < vocab_size and backend.id_to_token(each) is not None]
             for ids in (sorted(eos_token_ids), () if own is None else (own,))
         )
+        ends = named or own_named
         try:
-            self.tokens = LLTokenizer(
-                _drawable(backend.to_str(), vocab_size),
+            known = LLTokenizer(
+                _drawable(backend.to_str(), vocab_size, ends),
                 n_vocab=vocab_size,
-                eos_token=named or own_named or None,
+                eos_token=ends or None,
+                slices=[],
             )
         except ValueError as error:
             raise TokenizerUnsuited(str(error)) from error
+        if written := _written_tags(backend, known):
+            spelling: Any = _Spelling(known, written)
+            self.tokens = LLTokenizer(spelling, eos_token=known.eos_tokens)
+        else:
+            self.tokens = known.with_slices(LLTokenizer.general_slices())
         self.vocab_size = vocab_size
         self.num_words = -(-self.tokens.vocab_size // 32)
         # A mask of everything but what ends a text, lowest bit first.
@@ -62,25 +72,85 @@ class StructureVocabulary:
 
     def _check(self, backend: Any, num_tokens: int) -> None:
         """Compare the bytes with what the tokenizer itself makes of a token inside a text."""
-        start = backend.encode("x", add_special_tokens=False).ids
-        start_text = backend.decode(start, skip_special_tokens=True)
         for token_id in range(0, num_tokens, max(1, num_tokens // CHECKED_TOKENS)):
             if token_id in self.tokens.eos_tokens or self.tokens.is_special_token(token_id):
                 continue
-            whole = backend.decode([*start, token_id], skip_special_tokens=True)
-            text = whole.removeprefix(start_text)
+            text = _text_of(backend, token_id)
             stands_for = self.tokens.decode_bytes([token_id]).decode("utf-8", "replace")
             if REPLACEMENT not in text and REPLACEMENT not in stands_for and text != stands_for:
                 raise TokenizerUnsuited(f"token {token_id} decodes otherwise than its bytes say")
 
 
-def _drawable(written: str, vocab_size: int) -> str:
-    """The tokenizer, as JSON, with which what a structure forces is its text, of tokens that can be drawn."""
+class _Spelling:
+    """A vocabulary with tags as text, as llguidance asks for one: each token's bytes, and texts' tokens."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, known: LLTokenizer, written: Mapping[int, bytes]) -> None:
+        """written: what the tokens stand for that `known` takes for no text."""
+        self._known = known
+        self.eos_token_id = known.eos_token
+        ids = range(known.vocab_size)
+        self.special_token_ids = [
+            token_id for token_id in ids if token_id not in written and known.is_special_token(token_id)
+        ]
+        self._written = written
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """By id. Asked for once, and not kept."""
+        return [self._bytes_of(token_id) for token_id in range(self._known.vocab_size)]
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if (tag := self._written.get(token_id)) is not None:
+            return tag
+        stands_for = self._known.decode_bytes([token_id])
+        # What stands for nothing is told by its number.
+        return b"" if stands_for == f"<[{token_id}]>".encode() else stands_for
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens that the text is made of: each tag is its own, and they decode to it."""
+        token_ids = self._known.tokenize_str(text)
+        is_same = b"".join(map(self._bytes_of, token_ids)) == text.encode()
+        return token_ids if is_same else self._known.greedy_tokenize(text)
+
+
+def _written_tags(backend: Any, known: LLTokenizer) -> dict[int, bytes]:
+    """Tokens that are in texts and that `known` takes for special, with what they are there.
+
+    It does so with every added token that is named like a tag, whether it is marked special or not, such as
+    Qwen's `<tool_call>` and `<think>`. Such a one would be masked wherever a text may have it, and, being how
+    a text that is forced is spelled, be asked for and then not be taken.
+    """
+    texts = {
+        token_id: _text_of(backend, token_id)
+        for token_id, token in backend.get_added_tokens_decoder().items()
+        if token_id < known.vocab_size
+        and not token.special
+        and known.is_special_token(token_id)
+        and token_id not in known.eos_tokens  # an end is no part of a text, whatever it is marked as
+    }
+    return {token_id: text.encode() for token_id, text in texts.items() if text and REPLACEMENT not in text}
+
+
+def _text_of(backend: Any, token_id: int) -> str:
+    """What a token is inside a text."""
+    start = backend.encode("x", add_special_tokens=False).ids
+    whole: str = backend.decode([*start, token_id], skip_special_tokens=True)
+    return whole.removeprefix(backend.decode(start, skip_special_tokens=True))
+
+
+def _drawable(written: str, vocab_size: int, ends: Sequence[int]) -> str:
+    """The tokenizer, as JSON, with which what a structure forces is its text, of tokens that can be drawn.
+
+    ends: tokens that end a text.
+    """
     content = json.loads(written)
     model = content["model"]
     merged = {"".join(pair) for pair in model.get("merges", ())}
     _drop_beyond(content, merged, vocab_size)
-    _unspell_special(content, merged)
+    _unspell_special(content, merged, ends)
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -99,18 +169,18 @@ def _drop_beyond(content: dict[str, Any], merged: Set[str], vocab_size: int) -> 
         }
 
 
-def _unspell_special(content: dict[str, Any], merged: Set[str]) -> None:
+def _unspell_special(content: dict[str, Any], merged: Set[str], ends: Sequence[int]) -> None:
     """Give special tokens names that nobody can write.
 
     A text that spells a special token would become that token, which is in no text and may end it.
-    merged: as for `_drop_beyond`.
+    merged: as for `_drop_beyond`. ends: special, whatever they are marked as.
     """
     model = content["model"]
     secret = uuid.uuid4().hex
     renamed = {
         token["content"]: f"{secret}:{token['id']}"
         for token in content["added_tokens"]
-        if token["special"] and token["content"] not in merged
+        if (token["special"] or token["id"] in ends) and token["content"] not in merged
     }
     for token in content["added_tokens"]:
         token["content"] = renamed.get(token["content"], token["content"])

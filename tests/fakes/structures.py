@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 from transformers import AutoTokenizer
@@ -16,6 +16,7 @@ from replica.models.tiny_model import SOURCE
 from replica.structures.compiler import compile_structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
+from tests.fakes.tokenizers import CHATML_TOKENS, TAG_TOKENS, a_tokenizer
 
 END = 2  # the embedded tokenizer's end of a turn
 
@@ -28,6 +29,18 @@ def tiny_tokenizer() -> object:
 @functools.cache
 def tiny_vocabulary() -> StructureVocabulary:
     tokenizer = tiny_tokenizer()
+    return StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0, END}))  # type: ignore[arg-type]
+
+
+@functools.cache
+def tagged_tokenizer(tags: str) -> object:
+    """The embedded tokenizer with `TAG_TOKENS` of this name."""
+    return a_tokenizer("tiny", (*CHATML_TOKENS, *TAG_TOKENS[tags]))
+
+
+@functools.cache
+def tagged_vocabulary(tags: str) -> StructureVocabulary:
+    tokenizer = tagged_tokenizer(tags)
     return StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0, END}))  # type: ignore[arg-type]
 
 
@@ -57,8 +70,10 @@ def _chained(names: list[str], opened: str, closed: str) -> str:
     return "\n".join([f"start: {names[0]}", *lines, f'{names[-1]}: "a"'])
 
 
-def begun(structure: Structure, min_tokens: int = 0) -> StructureMatcher:
-    return compile_structure(tiny_vocabulary(), structure).begun(min_tokens)
+def begun(
+    structure: Structure, min_tokens: int = 0, vocabulary: StructureVocabulary | None = None
+) -> StructureMatcher:
+    return compile_structure(vocabulary or tiny_vocabulary(), structure).begun(min_tokens)
 
 
 def allowed(matcher: StructureMatcher) -> list[int]:
@@ -70,13 +85,17 @@ def allowed(matcher: StructureMatcher) -> list[int]:
 
 
 def walk(
-    matcher: StructureMatcher, pick: Callable[[list[int]], int], *, max_tokens: int = 400
+    matcher: StructureMatcher,
+    pick: Callable[[list[int]], int],
+    *,
+    max_tokens: int = 400,
+    ends: Container[int] = (0, END),
 ) -> tuple[list[int], bool]:
     """Tokens up to the text's end, without the one that ended it, and whether it came to one."""
     taken: list[int] = []
     while len(taken) < max_tokens:
         token_id = pick(allowed(matcher))
-        if token_id in (0, END):
+        if token_id in ends:
             return taken, True
         taken.append(token_id)
         matcher.advance(token_id)

@@ -59,6 +59,16 @@ CHATML_TOKENS = tuple(
     for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 )
 
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+# How a vocabulary may have them: as any text, as tokens that texts are without, or, as Qwen's does, as tokens
+# that texts spell.
+TAG_TOKENS: dict[str, tuple[AddedToken, ...]] = {
+    "pieces": (),
+    "special": tuple(AddedToken(tag, special=True, normalized=False) for tag in TAGS),
+    "plain": tuple(AddedToken(tag, special=False, normalized=False) for tag in TAGS),
+    "in brackets": tuple(AddedToken(tag, special=False, normalized=False) for tag in ("[CALL]", "[/CALL]")),
+}
+
 _CHARS = [chr(code) for code in range(33, 127)] + ["é", "日", "本", "語"]
 _WORDS = ["he", "ll", "hell", "lo", "or", "us", "er", "wor", "ld", "user", "12", "don", "word", "ing"]
 

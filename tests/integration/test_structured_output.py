@@ -29,9 +29,13 @@ from replica.scheduling.answer_lengths import AnswerLengths
 from replica.structures.compiler import StructureCompiler, Structures, compile_structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
+from router.openai_api.call_grammar import CallRules, calls_of
+from router.openai_api.pieces import Piece
+from router.openai_api.tool_calls import HermesReader
 from tests import model_families as families
 from tests.fakes.engine import VirtualClock, fingerprint, make_request, sim_config
-from tests.fakes.structures import END, regex, schema, tiny_tokenizer, tiny_vocabulary
+from tests.fakes.structures import END, regex, schema, tagged_tokenizer, tiny_tokenizer, tiny_vocabulary
+from tests.fakes.tokenizers import TAG_TOKENS
 from tests.family_engines import SETTINGS, Runners, Setting
 from tests.model_families import FAMILIES, VOCABULARY
 
@@ -197,6 +201,41 @@ def test_tokens_that_left_the_structure_before_are_refused(runners: Runners, str
         engine.submit(_continued(request, [5, 6, 7]))
     assert not engine.has_work
     assert engine.stats().cache.used == 0
+
+
+def _say_calls(runners: Runners, tags: str, *, is_required: bool, begin: Sequence[int] = ()) -> list[Piece]:
+    """What is read of those answers that come to their end. begin: tokens that the model likes to say."""
+    tokenizer: Any = tagged_tokenizer(tags)
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=VOCABULARY, eos_token_ids=frozenset({0, END}))
+    compiler = StructureCompiler(vocabulary)
+    structure = calls_of([("find", schema(RECORD))], CallRules(is_required, is_single=True))
+    sampling = replace(WARM, max_tokens=160, logit_bias=tuple((token_id, 100.0) for token_id in begin))
+    requests = _requests(sampling, [structure] * len(PROMPTS))
+    said = _engine(runners, compiler, SETTINGS[0]).complete(requests)
+    compiler.close()
+    texts = [
+        tokenizer.decode(list(each.token_ids), skip_special_tokens=True)
+        for each in said
+        if each.finish_reason is FinishReason.STOP
+    ]
+    assert len(texts) >= 4
+    return [HermesReader().read(text, is_last=True) for text in texts]
+
+
+@pytest.mark.parametrize("tags", TAG_TOKENS)
+def test_calls_are_forced_however_the_tokenizer_has_their_tags(runners: Runners, tags: str) -> None:
+    for piece in _say_calls(runners, tags, is_required=True):
+        assert [call.name for call in piece.calls] == ["find"]
+        jsonschema.validate(json.loads(piece.calls[0].arguments), RECORD)
+        assert not piece.text
+
+
+def test_a_model_may_begin_a_call_by_the_tags_own_token(runners: Runners) -> None:
+    """Where a strict function holds what follows: its token was masked, so that no call came."""
+    tag = tagged_tokenizer("plain").convert_tokens_to_ids("<tool_call>")  # type: ignore[attr-defined]
+    for piece in _say_calls(runners, "plain", is_required=False, begin=[tag]):
+        assert [call.name for call in piece.calls] == ["find"]
+        jsonschema.validate(json.loads(piece.calls[0].arguments), RECORD)
 
 
 # -- what ends an answer: over the simulated runner, whose tokens are any -------------------------------

@@ -15,7 +15,8 @@ from router.openai_api.pieces import Piece
 from router.openai_api.structure_check import judge
 from router.openai_api.tool_calls import HermesReader
 from router.openai_api.tools import Tool
-from tests.fakes.structures import at_random, begun, schema, text_of, tiny_tokenizer, walk
+from tests.fakes.structures import at_random, begun, schema, tagged_tokenizer, tagged_vocabulary, walk
+from tests.fakes.tokenizers import TAG_TOKENS
 
 _SCHEMAS: list[dict[str, Any]] = [
     {
@@ -59,11 +60,6 @@ _ANSWER = {
 _RULES = st.builds(CallRules, st.booleans(), st.booleans(), st.sampled_from([None, schema(_ANSWER)]))
 
 
-def tokens_of(text: str) -> list[int]:
-    token_ids: list[int] = tiny_tokenizer().encode(text)  # type: ignore[attr-defined]
-    return token_ids
-
-
 def read(text: str) -> Piece:
     return HermesReader(new_id=lambda: "id").read(text, is_last=True)
 
@@ -72,23 +68,25 @@ def read(text: str) -> Piece:
 _BEGINNINGS = st.sampled_from(["", "<tool_call>", "Let me see.\n<tool_call>\n", "a < b <tool_call"])
 
 
-@given(_TOOLS, _RULES, _BEGINNINGS, st.integers(0, 10**6))
+@given(_TOOLS, _RULES, _BEGINNINGS, st.sampled_from(sorted(TAG_TOKENS)), st.integers(0, 10**6))
 def test_calls_are_of_functions_there_are_and_keep_to_their_schemas(
-    tools: list[Tool], rules: CallRules, beginning: str, seed: int
+    tools: list[Tool], rules: CallRules, beginning: str, tags: str, seed: int
 ) -> None:
+    """However the tokenizer has the tags of a call."""
+    tokenizer, vocabulary = tagged_tokenizer(tags), tagged_vocabulary(tags)
     functions = [(tool.name, arguments_of(tool, "tools[0]", Limits())) for tool in tools]
     structure = calls_of(functions, rules)
     assert judge(structure) is None
-    matcher, tokens = begun(structure), []
+    matcher, tokens = begun(structure, vocabulary=vocabulary), []
     if not rules.is_required and rules.answer is None:
-        tokens = tokens_of(beginning)
+        tokens = vocabulary.tokens.tokenize_str(beginning)
         for token_id in tokens:
             matcher.advance(token_id)
         assert matcher.failure is None
     drawn, is_whole = walk(matcher, at_random(seed, patience=60))
     if not is_whole:
         return
-    text = text_of(tokens + drawn)
+    text = tokenizer.decode(tokens + drawn, skip_special_tokens=True)  # type: ignore[attr-defined]
     found = read(text)
     if "<tool_call>" in text:
         assert found.calls

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from cache.structure import Structure, StructureKind
 from replica.structures.compiler import compile_structure
 from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
-from tests.fakes.structures import at_random, regex, walk
-from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, a_tokenizer
+from tests.fakes.structures import allowed, at_random, regex, schema, walk
+from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, TAG_TOKENS, a_tokenizer
 
 _SPACES = decoders.Replace("▁", " ")
 _PIECES = decoders.Sequence([_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
@@ -114,11 +117,81 @@ def test_a_text_that_spells_a_special_token_is_text(shape: str) -> None:
     assert all(vocabulary.tokens.is_special_token(token_id) for token_id in special)
 
 
-def test_a_tag_that_is_a_token_and_not_special_stays_one() -> None:
-    tag = AddedToken("<tool_call>", special=False, normalized=False)
-    tokenizer = a_tokenizer("tiny", (*CHATML_TOKENS, tag))
-    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({2}))
-    assert vocabulary.tokens.tokenize_str("<tool_call>") == [tokenizer.convert_tokens_to_ids("<tool_call>")]
+def _tagged(shape: str, tags: str) -> tuple[PreTrainedTokenizerFast, StructureVocabulary]:
+    """Its end is `<|im_end|>`."""
+    tokenizer = _with_pieces(shape, (*CHATML_TOKENS, *TAG_TOKENS[tags]))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return tokenizer, StructureVocabulary(
+        tokenizer, vocab_size=len(tokenizer) + 3, eos_token_ids=frozenset({end})
+    )
+
+
+_NAMES = [
+    "<tool_call>",
+    "a</tool_call>b",
+    " <think>hell",
+    "<think></think>\n<tool_call>",
+    "a[CALL]b",
+    "<tool",
+]
+
+
+@pytest.mark.parametrize("tags", TAG_TOKENS)
+@pytest.mark.parametrize("shape", ["bytes", "tiny", "llama legacy", "metaspace first", "unigram never"])
+def test_texts_that_spell_tags_are_followed_to_their_end(shape: str, tags: str) -> None:
+    """Qwen's tags, tokens that are not special, were asked for where a text is forced, and then not taken."""
+    tokenizer, vocabulary = _tagged(shape, tags)
+    enough = schema({"type": "array", "items": {"enum": _NAMES}, "minItems": 2, "maxItems": 2})
+    for structure, is_text in (
+        *((regex(re.escape(text)), lambda said, text=text: said == text) for text in _NAMES),
+        (regex("(yes|<think>|</think>)"), lambda said: said in ("yes", "<think>", "</think>")),
+        (regex("<tool_call>[a-z]{3}</?think>"), re.compile("<tool_call>[a-z]{3}</?think>").fullmatch),
+        (Structure(StructureKind.GRAMMAR, 'start: "<think>"+ "!"'), re.compile("(<think>)+!").fullmatch),
+        (enough, lambda said: set(json.loads(said)) <= set(_NAMES)),
+    ):
+        compiled = compile_structure(vocabulary, structure)
+        for seed in range(4):
+            taken, is_whole = walk(
+                compiled.begun(0), random.Random(seed).choice, ends=vocabulary.tokens.eos_tokens
+            )
+            assert is_whole
+            assert is_text(vocabulary.tokens.decode_bytes(taken).decode())
+            text = tokenizer.decode([*tokenizer.encode("x", add_special_tokens=False), *taken])
+            assert is_text(text.removeprefix("x"))
+
+
+@pytest.mark.parametrize("shape", ["bytes", "tiny", "llama legacy", "metaspace first", "unigram never"])
+def test_a_tag_that_is_a_token_of_texts_is_what_a_text_is_made_of(shape: str) -> None:
+    """A trained model says it so, where it has to and where it may."""
+    tokenizer, vocabulary = _tagged(shape, "plain")
+    tag = tokenizer.convert_tokens_to_ids("<tool_call>")
+    [a] = vocabulary.tokens.tokenize_str("a")
+    assert vocabulary.tokens.tokenize_str("a<tool_call>a") == [a, tag, a]
+    forced = compile_structure(vocabulary, regex("<tool_call>a")).begun(0)
+    assert allowed(forced) == [tag]
+    free = compile_structure(vocabulary, regex("[^>]*<tool_call>(a|b)")).begun(0)
+    pieces = [token_id for token_id in allowed(free) if vocabulary.tokens.decode_bytes([token_id]) == b"<"]
+    assert pieces  # by which it can be spelled, too
+    assert tag in allowed(free)
+    free.advance(tag)
+    assert {vocabulary.tokens.decode_bytes([token_id]) for token_id in allowed(free)} == {b"a", b"b"}
+
+
+def test_a_tag_that_ends_the_text_is_in_no_text() -> None:
+    tokenizer = a_tokenizer("tiny", (*CHATML_TOKENS, *TAG_TOKENS["plain"]))
+    end = tokenizer.convert_tokens_to_ids("</think>")
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({end}))
+    assert end not in allowed(compile_structure(vocabulary, regex(".{3}")).begun(0))
+    forced = compile_structure(vocabulary, regex("a</think>")).begun(0)
+    taken, is_whole = walk(forced, random.Random(0).choice, ends=[end])
+    assert is_whole
+    assert vocabulary.tokens.decode_bytes(taken) == b"a</think>"
+
+
+def test_holes_in_a_vocabulary_with_tags_stand_for_nothing() -> None:
+    tokenizer, vocabulary = _tagged("tiny", "plain")
+    digits = compile_structure(vocabulary, regex(r"[<>0-9\[\]]{8}")).begun(0)
+    assert max(allowed(digits)) < len(tokenizer)
 
 
 def test_a_special_token_that_merges_lead_to_keeps_its_place() -> None:
