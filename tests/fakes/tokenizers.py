@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,6 +69,9 @@ TAG_TOKENS: dict[str, tuple[AddedToken, ...]] = {
     "plain": tuple(AddedToken(tag, special=False, normalized=False) for tag in TAGS),
     "in brackets": tuple(AddedToken(tag, special=False, normalized=False) for tag in ("[CALL]", "[/CALL]")),
 }
+
+SPACES = decoders.Replace("▁", " ")
+PIECES = decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
 
 _CHARS = [chr(code) for code in range(33, 127)] + ["é", "日", "本", "語"]
 _WORDS = ["he", "ll", "hell", "lo", "or", "us", "er", "wor", "ld", "user", "12", "don", "word", "ing"]
@@ -181,6 +185,18 @@ def a_tokenizer(
         split_special_tokens=splits_special,
     )
     tokenizer.chat_template = template
+    return tokenizer
+
+
+def with_bytes(shape: str, added: Sequence[AddedToken] = CHATML_TOKENS) -> PreTrainedTokenizerFast:
+    """`a_tokenizer` with bytes for what it has no piece for, and a decoder that puts them together."""
+    tokenizer = a_tokenizer(shape, added)
+    if shape.startswith("unigram"):
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        pieces = [tuple(piece) for piece in model["vocab"]]
+        tokenizer.backend_tokenizer.model = models.Unigram(pieces, unk_id=0, byte_fallback=True)
+    if not shape.startswith(("bytes", "tiny")):
+        tokenizer.backend_tokenizer.decoder = PIECES
     return tokenizer
 
 

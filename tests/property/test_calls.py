@@ -6,17 +6,22 @@ import json
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.messages import SamplingParams
+from cache.tokenizer_decoder import TokenizerDecoder
+from replica.output.detokenizer import Detokenizer
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
 from router.openai_api.pieces import Piece
 from router.openai_api.structure_check import judge
+from router.openai_api.thoughts import ThoughtReader
 from router.openai_api.tool_calls import HermesReader
 from router.openai_api.tools import Tool
 from tests.fakes.structures import at_random, begun, schema, tagged_tokenizer, tagged_vocabulary, walk
-from tests.fakes.tokenizers import TAG_TOKENS
+from tests.fakes.tokenizers import CALL, CHATML_TOKENS, TAG_TOKENS, with_bytes
 
 _SCHEMAS: list[dict[str, Any]] = [
     {
@@ -110,3 +115,26 @@ def test_calls_are_of_functions_there_are_and_keep_to_their_schemas(
         if not found.calls:
             jsonschema.validate(json.loads(text), _ANSWER)
     assert "<tool_call>" not in found.text
+
+
+@pytest.mark.parametrize("tags", sorted(set(TAG_TOKENS) - {"special"}))  # which no text has
+@pytest.mark.parametrize("shape", ["bytes", "tiny", "llama legacy", "metaspace first", "unigram never"])
+def test_thoughts_and_calls_are_found_however_the_tokenizer_has_their_tags(shape: str, tags: str) -> None:
+    tokenizer = with_bytes(shape, (*CHATML_TOKENS, *TAG_TOKENS[tags]))
+    prompt, said = (
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in ("<|im_start|>he", f"<think>\nhm, he\n</think>\n\nhello {CALL}\n{CALL}")
+    )
+    at_most = SamplingParams(max_tokens=len(said) + 1)
+    text = Detokenizer(
+        TokenizerDecoder(tokenizer), at_most, frozenset(), max_tokens=len(said) + 1, prompt=prompt
+    )
+    reader, pieces = ThoughtReader(HermesReader()), []
+    for token_id in said:
+        text.push(token_id)
+        pieces.append(reader.read(text.take(), is_last=False))
+    text.end()
+    pieces.append(reader.read(text.take(), is_last=True))
+    assert "".join(piece.thought for piece in pieces) == "hm, he"
+    assert "".join(piece.text for piece in pieces) == "hello"
+    assert [call.name for piece in pieces for call in piece.calls] == ["weather", "weather"]

@@ -8,17 +8,22 @@ import re
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, decoders
 from transformers import PreTrainedTokenizerFast
 
 from cache.structure import Structure, StructureKind
 from replica.structures.compiler import compile_structure
 from replica.structures.vocabulary import StructureVocabulary, TokenizerUnsuited
 from tests.fakes.structures import allowed, at_random, regex, schema, walk
-from tests.fakes.tokenizers import CHATML_TOKENS, SHAPES, TAG_TOKENS, a_tokenizer
-
-_SPACES = decoders.Replace("▁", " ")
-_PIECES = decoders.Sequence([_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+from tests.fakes.tokenizers import (
+    CHATML_TOKENS,
+    PIECES,
+    SHAPES,
+    SPACES,
+    TAG_TOKENS,
+    a_tokenizer,
+    with_bytes,
+)
 
 
 @pytest.mark.parametrize("shape", ["bytes", "bytes+space", "bytes+nfc", "tiny"])
@@ -33,7 +38,7 @@ def test_byte_level_tokens_are_bytes(shape: str) -> None:
 @pytest.mark.parametrize("shape", ["llama legacy", "metaspace first", "metaspace always"])
 def test_sentencepiece_with_byte_fallback_is_known_by_its_decoder(shape: str) -> None:
     tokenizer = a_tokenizer(shape)
-    tokenizer.backend_tokenizer.decoder = _PIECES
+    tokenizer.backend_tokenizer.decoder = PIECES
     vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
     ids = tokenizer.encode("hello ü", add_special_tokens=False)
     assert vocabulary.tokens.decode_bytes(ids).decode().strip() == "hello ü"
@@ -49,7 +54,7 @@ def test_others_are_refused(shape: str) -> None:
 def test_a_tokenizer_whose_text_is_not_its_bytes_is_refused() -> None:
     tokenizer = a_tokenizer("llama legacy")
     tokenizer.backend_tokenizer.decoder = decoders.Sequence(
-        [_SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("l", "L")]
+        [SPACES, decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("l", "L")]
     )
     with pytest.raises(TokenizerUnsuited, match="decodes otherwise"):
         StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
@@ -89,17 +94,6 @@ def test_a_tokenizers_end_without_logits_is_left_out() -> None:
     assert num_logits not in vocabulary.tokens.eos_tokens
 
 
-def _with_pieces(shape: str, added: tuple[AddedToken, ...]) -> PreTrainedTokenizerFast:
-    tokenizer = a_tokenizer(shape, added)
-    if shape.startswith("unigram"):  # as if trained with bytes for what it has no piece for
-        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-        pieces = [tuple(piece) for piece in model["vocab"]]
-        tokenizer.backend_tokenizer.model = models.Unigram(pieces, unk_id=0, byte_fallback=True)
-    if not shape.startswith(("bytes", "tiny")):
-        tokenizer.backend_tokenizer.decoder = _PIECES
-    return tokenizer
-
-
 @pytest.mark.parametrize("shape", ["bytes", "tiny", "llama legacy", "metaspace first", "unigram never"])
 def test_a_text_that_spells_a_special_token_is_text(shape: str) -> None:
     """It became the token: what a structure forced was missing in the answer, or ended it.
@@ -107,7 +101,7 @@ def test_a_text_that_spells_a_special_token_is_text(shape: str) -> None:
     `<unk>` is among the pieces' own tokens, too.
     """
     unknown = AddedToken("<unk>", special=True, normalized=False)
-    tokenizer = _with_pieces(shape, CHATML_TOKENS if shape == "tiny" else (*CHATML_TOKENS, unknown))
+    tokenizer = with_bytes(shape, CHATML_TOKENS if shape == "tiny" else (*CHATML_TOKENS, unknown))
     vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer) + 3, eos_token_ids=frozenset({0}))
     special = set(tokenizer.convert_tokens_to_ids([token.content for token in CHATML_TOKENS]))
     for text in ("<|im_end|>", "a<|endoftext|>b", "he<unk>he", "<unk>"):
@@ -119,7 +113,7 @@ def test_a_text_that_spells_a_special_token_is_text(shape: str) -> None:
 
 def _tagged(shape: str, tags: str) -> tuple[PreTrainedTokenizerFast, StructureVocabulary]:
     """Its end is `<|im_end|>`."""
-    tokenizer = _with_pieces(shape, (*CHATML_TOKENS, *TAG_TOKENS[tags]))
+    tokenizer = with_bytes(shape, (*CHATML_TOKENS, *TAG_TOKENS[tags]))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     return tokenizer, StructureVocabulary(
         tokenizer, vocab_size=len(tokenizer) + 3, eos_token_ids=frozenset({end})
@@ -207,7 +201,7 @@ def test_added_tokens_without_logits_are_never_asked_for(shape: str, num_lacking
 
     A text that spells one consists of others: a mask of what is not there would forbid every token.
     """
-    tokenizer = _with_pieces(shape, CHATML_TOKENS)
+    tokenizer = with_bytes(shape, CHATML_TOKENS)
     tokenizer.backend_tokenizer.add_tokens([AddedToken("<or>", special=False, normalized=False)])
     tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<im>", special=True, normalized=False)])
     num_logits = len(tokenizer) - num_lacking
