@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,10 +110,8 @@ class _Spelling:
         return b"" if stands_for == f"<[{token_id}]>".encode() else stands_for
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens that the text is made of: each tag is its own, and they decode to it."""
-        token_ids = self._known.tokenize_str(text)
-        is_same = b"".join(map(self._bytes_of, token_ids)) == text.encode()
-        return token_ids if is_same else self._known.greedy_tokenize(text)
+        """The tokens that the text is made of: each tag is its own."""
+        return self._known.tokenize_str(text)
 
 
 def _written_tags(backend: Any, known: LLTokenizer) -> dict[int, bytes]:
@@ -151,6 +149,7 @@ def _drawable(written: str, vocab_size: int, ends: Sequence[int]) -> str:
     merged = {"".join(pair) for pair in model.get("merges", ())}
     _drop_beyond(content, merged, vocab_size)
     _unspell_special(content, merged, ends)
+    _keep_texts(content)
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -192,3 +191,30 @@ def _unspell_special(content: dict[str, Any], merged: Set[str], ends: Sequence[i
         model["vocab"] = [(renamed.get(name, name), score) for name, score in vocab]
     if (unknown := model.get("unk_token")) is not None:
         model["unk_token"] = renamed.get(unknown, unknown)
+
+
+def _keep_texts(content: dict[str, Any]) -> None:
+    """Take out whatever makes another text of one before it is split: a forced text is meant to the letter.
+
+    What puts another sign for spaces stays: tokens are spelled with it. llguidance itself takes out what puts
+    a space before a text, but for the one of byte-level tokenizers.
+    """
+    normalizer = content["normalizer"]
+    kept = [step for step in _steps(normalizer, "normalizers") if step.get("pattern") == {"String": " "}]
+    content["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
+    for step in _steps(content["pre_tokenizer"], "pretokenizers"):
+        if step["type"] == "ByteLevel":
+            step["add_prefix_space"] = False
+    for token in content["added_tokens"]:
+        token["lstrip"] = token["rstrip"] = False
+
+
+def _steps(part: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
+    """A part of a tokenizer, step by step. name: of the steps in a sequence."""
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for step in part[name]:
+        yield from _steps(step, name)

@@ -188,6 +188,27 @@ def test_holes_in_a_vocabulary_with_tags_stand_for_nothing() -> None:
     assert max(allowed(digits)) < len(tokenizer)
 
 
+_STRIPPING = AddedToken("<or>", special=False, normalized=False, lstrip=True, rstrip=True)
+
+
+@pytest.mark.parametrize("added", [(), (_STRIPPING,)])
+@pytest.mark.parametrize("text", ["he hell", "e\u0301", "a \ufb01 \u212b", " he  <or>\n", "[ he <or> hell ]"])
+@pytest.mark.parametrize(
+    "shape",
+    ["bytes", "bytes+space", "bytes+nfc", "tiny", "llama legacy", "metaspace always", "unigram first"],
+)
+def test_a_text_is_forced_to_the_letter(shape: str, text: str, added: tuple[AddedToken, ...]) -> None:
+    """What a tokenizer does to a prompt's text (NFC, as Qwen's does, a space before it) made another of it,
+    which was asked for and then not taken."""
+    tokenizer = with_bytes(shape, (*CHATML_TOKENS, *added))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({end}))
+    forced = compile_structure(vocabulary, regex(re.escape(text))).begun(0)
+    taken, is_whole = walk(forced, random.Random(0).choice, ends=[end])
+    assert is_whole
+    assert vocabulary.tokens.decode_bytes(taken).decode() == text
+
+
 def test_a_special_token_that_merges_lead_to_keeps_its_place() -> None:
     tokenizer = a_tokenizer("bytes", (*CHATML_TOKENS, AddedToken("hell", special=True, normalized=False)))
     vocabulary = StructureVocabulary(tokenizer, vocab_size=len(tokenizer), eos_token_ids=frozenset({0}))
