@@ -106,8 +106,9 @@ class _Spelling:
         if (tag := self._written.get(token_id)) is not None:
             return tag
         stands_for = self._known.decode_bytes([token_id])
-        # What stands for nothing is told by its number.
-        return b"" if stands_for == f"<[{token_id}]>".encode() else stands_for
+        # What stands for nothing is told by its number, as a special token is that has no name.
+        is_hole = stands_for == f"<[{token_id}]>".encode() and not self._known.is_special_token(token_id)
+        return b"" if is_hole else stands_for
 
     def __call__(self, text: str) -> list[int]:
         """The tokens that the text is made of: each tag is its own."""

@@ -186,6 +186,9 @@ def test_holes_in_a_vocabulary_with_tags_stand_for_nothing() -> None:
     tokenizer, vocabulary = _tagged("tiny", "plain")
     digits = compile_structure(vocabulary, regex(r"[<>0-9\[\]]{8}")).begun(0)
     assert max(allowed(digits)) < len(tokenizer)
+    beyond = len(tokenizer) + 1  # as without tags
+    assert vocabulary.tokens.is_special_token(beyond)
+    assert vocabulary.tokens.decode_bytes([beyond]) == f"<[{beyond}]>".encode()
 
 
 _STRIPPING = AddedToken("<or>", special=False, normalized=False, lstrip=True, rstrip=True)
