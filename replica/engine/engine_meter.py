@@ -94,7 +94,10 @@ class EngineMeter:
         self._nobodys_tokens += 1
 
     def ended(self, request: Request, ending: Ending, now_s: float) -> None:
-        """The request is over. One that never got a token here tells nothing of latencies."""
+        """The request is over. One that never got a token here tells nothing of latencies, and a prompt that
+        was only to be cached is nobody's request."""
+        if request.for_cache:
+            return
         self._ended[ending] += 1
         if ending in (Ending.ABORTED, Ending.FAILED):
             return

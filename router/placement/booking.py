@@ -94,6 +94,9 @@ class Bookings:
         record = self._record(decision, reason)
         self._count(decision.ranking, reason)
         self._reserve(decision, record)
+        is_priced = decision.ranking.best.price is not None
+        expected_s = decision.start_s + decision.prefill_s if is_priced else None
+        self._late.sent(query.request_id, record.replica_id, expected_s, decision.engine_s)
         if query.is_new:  # those of a replica that was lost are not evicted
             self._note_missed(hints, decision.available_tokens)
         self._shaper.routed(hints, query.num_prompt_tokens, record.decided_at)
@@ -104,7 +107,8 @@ class Bookings:
         return self._placement(decision, reason)
 
     def book_copy(self, decision: Decision) -> Placement:
-        """The same for a copy of a hot prefix, which is work like any other and no use of the prefix."""
+        """The same for a copy of a hot prefix: work like any other, and no use of the prefix. One that stands
+        back for long does not make its replica late."""
         query, policy = decision.query, decision.policy
         self._reserve(decision, self._record(decision, RouteReason.LOAD))
         self._in_flight[query.request_id] = InFlight(decision.request, query.excluded, policy, is_copy=True)
@@ -188,9 +192,6 @@ class Bookings:
         self._loads.reserve(
             best_id, self._reservation(query.request_id, ranking.best_cached, request.shape, now)
         )
-        is_priced = ranking.best.price is not None
-        expected_s = decision.start_s + decision.prefill_s if is_priced else None
-        self._late.sent(query.request_id, best_id, expected_s, decision.engine_s)
         if ranking.is_best_matched:
             self._index.expect(query.request_id, best_id, request.hints, now)
         else:

@@ -26,10 +26,10 @@ from router.errors import AllBusy, NoReplica
 from router.events.event_stream import ResyncReason
 from router.index.prefix_index import PrefixIndex
 from router.placement.booking import Bookings, InFlight
+from router.placement.copy_orders import CopyMaker, CopyOrders
 from router.placement.decision import (
     Decision,
     DecisionRecord,
-    HotCopy,
     Placement,
     RouteQuery,
     RouteReason,
@@ -81,7 +81,6 @@ class Routing:
     ) -> None:
         """peers: this router's place among the routers of the same replicas, and their number."""
         self._clock = clock
-        self._block_size = config.fingerprint.block_size
         self.peers = peers
         self._fleet = Fleet(config.fingerprint)
         context = PolicyContext(
@@ -102,8 +101,6 @@ class Routing:
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
-        self._make_copy: Callable[[RouteQuery, Placement], None] | None = None
-        self._num_copies = 0
         self._counts = RoutingCounts()
         self._shaper = Shaper(config.fingerprint.block_size, self._policies.expected_time, peers)
         self._weighing = Weighing(
@@ -132,6 +129,9 @@ class Routing:
             observers=self._observers,
             counts=self._counts,
             peers=peers,
+        )
+        self._copies = CopyOrders(
+            clock, config.fingerprint.block_size, self._weighing, self._bookings, self._fleet.members
         )
 
     # --- membership ---------------------------------------------------------------------------
@@ -172,14 +172,14 @@ class Routing:
         """
         self._load_listeners.append(listener)
 
-    def make_copies(self, maker: Callable[[RouteQuery, Placement], None]) -> None:
-        """From now on decisions may want a hot prefix computed on one more replica, beside their requests.
+    def make_copies(self, maker: CopyMaker | None) -> None:
+        """From now on decisions may want a hot prefix computed on one more replica, beside their requests,
+        and `maker` is told of each; None: no more. Nobody who watches requests hears of them."""
+        self._copies.made_by(maker)
 
-        `maker` is told of each, booked already, under the request id that it is to have; it must `release`
-        that, and not block. Nobody who watches requests hears of it.
-        """
-        self._make_copy = maker
-        self._weighing.makes_copies = True
+    def copy_failed(self, query: RouteQuery, replica_id: ReplicaId) -> None:
+        """It was not made there: it is not wanted there again for a while."""
+        self._copies.failed(query, replica_id)
 
     def watch(self, observer: RoutingObserver) -> None:
         """Tell `observer` of every decision from now on, and of what comes of it."""
@@ -224,7 +224,7 @@ class Routing:
         """Act on a decision just taken: reserve, and expect its blocks there."""
         placement = self._bookings.book(decision)
         if decision.hot_copy is not None:
-            self._order_copy(decision.query, decision.hot_copy)
+            self._copies.order(decision.query, decision.hot_copy)
         return placement
 
     def free_replicas(self, within_s: float, within_steps: float = 0.0) -> tuple[int, list[ReplicaState]]:
@@ -395,27 +395,6 @@ class Routing:
         return tuple([replica_statistics(name, self._loads, self._index) for name in self._fleet])
 
     # --- small parts --------------------------------------------------------------------------
-
-    def _order_copy(self, query: RouteQuery, copy: HotCopy) -> None:
-        """For the turn and the salt of who would have made it. Where there is no room now there is none."""
-        assert self._make_copy is not None, "nobody makes copies, and a decision wants one"
-        num_tokens = copy.num_tokens
-        self._num_copies += 1
-        wanted = query._replace(
-            request_id=RequestId(f"{query.request_id}-copy-{self._num_copies}"),
-            block_hashes=query.block_hashes[: num_tokens // self._block_size],
-            num_prompt_tokens=num_tokens,
-            token_ids=None if query.token_ids is None else query.token_ids[:num_tokens],
-            excluded=frozenset(self.replicas) - {copy.replica_id},
-            max_tokens=1,
-            prompt=None,
-            is_again=True,
-        )
-        try:
-            decision = self._weighing.weigh(wanted)
-        except (AllBusy, NoReplica):
-            return
-        self._make_copy(wanted, self._bookings.book_copy(decision))
 
     def _match(self, hints: Sequence[HashHint], now: float) -> Mapping[ReplicaId, int]:
         """Leading blocks of the prompt each replica holds; those that hold none, or are silent, left out."""

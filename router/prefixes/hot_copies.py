@@ -1,8 +1,8 @@
 """Hot prefixes, computed on one more replica beside the requests that made them hot.
 
 A decision says that a copy is worth making and where (`placement/weighing.py`); here the replica is sent it,
-and nobody waits for it. It is made once: where that fails the prefix stays as hot, and the next decision may
-want it again. Knows replica calls and bookings; decides nothing. Owner: the router's event loop.
+and nobody waits for it. It is tried once. Knows replica calls and bookings; decides nothing.
+Owner: the router's event loop.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class HotCopies:
         return HotCopyStatistics(self._num_made, self._num_failed, self._num_tokens)
 
     async def aclose(self) -> None:
-        """Give up those that are being made. Idempotent."""
+        """Give up those that are being made, and want no more. Idempotent."""
+        self._routing.make_copies(None)
         await self._tasks.aclose()
 
     def _order(self, query: RouteQuery, placement: Placement) -> None:
@@ -65,6 +66,7 @@ class HotCopies:
             cached = await self._compute(self._request(query, placement))
         except (ReplicaLost, RequestRefused, RoutingError) as error:
             self._num_failed += 1
+            self._routing.copy_failed(query, placement.replica_id)
             fields = {"replica_id": placement.replica_id, "error_type": type(error).__name__}
             logger.info("a hot prefix was not copied", extra=fields)
         else:

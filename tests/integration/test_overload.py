@@ -73,11 +73,13 @@ class Refusing(Cluster):
         self.retry_after_s[turn.request_id] = after_s
 
     def first_token(self, engine: SimEngine, turn: Turn, cached_tokens: int) -> None:
-        self.first_s[turn.request_id] = self._queue.now
+        if not turn.is_copy:
+            self.first_s[turn.request_id] = self._queue.now
         super().first_token(engine, turn, cached_tokens)
 
     def finished(self, engine: SimEngine, turn: Turn) -> None:
-        self.ended_s[turn.request_id] = self._queue.now
+        if not turn.is_copy:
+            self.ended_s[turn.request_id] = self._queue.now
         super().finished(engine, turn)
 
     def run_all(self) -> None:

@@ -109,4 +109,4 @@ def test_a_plan_that_cannot_be_written_is_printed(
         run_plan(
             request_, Output(report=tmp_path / "report", with_plots=False), Console(file=said, width=200)
         )
-    assert "replicas of 0.0102M tokens keep p99" in said.getvalue()
+    assert "1 replica of 0.0102M tokens keeps p99" in said.getvalue()

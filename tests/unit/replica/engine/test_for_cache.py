@@ -46,7 +46,9 @@ def test_its_prompt_is_counted_and_nothing_of_an_answer() -> None:
     report = core.report(epoch=1, number=1)
     assert report.prompt_tokens == len(PREFIX)
     assert core.stats().output_tokens == 0
-    assert sum(report.first_token_s.counts) == 0
+    for of_requests in ("first_token_s", "request_s", "queue_s", "decode_s", "output_length", "max_tokens"):
+        assert sum(getattr(report, of_requests).counts) == 0, of_requests
+    assert report.length_limited == 0
 
 
 def test_how_long_answers_are_is_not_learnt_from_it() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.types import ReplicaId, RequestId
+from router.placement.copy_orders import BARRED_S
 from router.placement.decision import Placement, RouteQuery
 from router.placement.routing import RouteReason
 from router.pricing.cost import RequestShape
@@ -86,6 +87,75 @@ def test_what_was_made_is_known_until_the_engine_tells_of_it() -> None:
     bench.routing.first_token(wanted.request_id, B, 0)
     bench.routing.release(wanted.request_id)
     assert bench.routing._index.match(_hints(SYSTEM))[B] == len(SYSTEM)
+
+
+def test_where_one_has_failed_none_is_wanted_for_a_while() -> None:
+    """The prefix stays as hot: each request with it would have it tried again."""
+    bench = Bench()
+    for index in range(20):
+        bench.occupy(A)
+        bench.routing.release(bench.routing.choose(ask(f"hot{index}")).request_id)
+        for wanted, copy in bench.copies[index:]:
+            bench.routing.copy_failed(wanted, copy.replica_id)
+            bench.routing.release(wanted.request_id)
+    assert len(bench.copies) == 1
+    bench.clock.advance(BARRED_S)
+    bench.occupy(A)
+    bench.routing.choose(ask("later"))
+    assert len(bench.copies) == 2
+
+
+def test_another_prefix_is_copied_where_one_has_failed() -> None:
+    bench = Bench()
+    bench.occupy(A)
+    bench.routing.choose(ask("hot"))
+    [(wanted, _)] = bench.copies
+    other = wanted._replace(block_hashes=chain("other", 64))
+    bench.routing.release(wanted.request_id)
+    bench.routing.copy_failed(other, B)
+    bench.occupy(A)
+    bench.routing.choose(ask("again"))
+    assert len(bench.copies) == 2
+
+
+@pytest.mark.parametrize(("priority", "of_the_copy"), [(-3, 0), (0, 0), (4, 4)])
+def test_a_copy_is_as_urgent_as_any_other_work_at_the_most(priority: int, of_the_copy: int) -> None:
+    """Its request may be urgent; those that it is for are others."""
+    bench = Bench()
+    bench.occupy(A)
+    urgent = ask("hot")._replace(
+        priority=priority, tenant="alice", share=2.0, asked_at=bench.clock.now - 20, n=3
+    )
+    bench.routing.choose(urgent)
+    [(wanted, _)] = bench.copies
+    assert (wanted.priority, wanted.tenant, wanted.share) == (of_the_copy, "alice", 2.0)
+    assert (wanted.asked_at, wanted.n, wanted.max_tokens) == (None, 1, 1)
+
+
+def test_a_copy_that_lets_others_go_first_makes_no_replica_late() -> None:
+    """Another Router's short prompts are computed before it, which this one has not heard of."""
+    bench = Bench(3)
+    bench.occupy(A, C)
+    request = bench.routing.choose(ask("hot"))
+    [(wanted, _)] = bench.copies
+    bench.routing.routed(wanted.request_id, B)
+    bench.routing.first_token(request.request_id, request.replica_id, 0)
+    bench.routing.release(request.request_id)
+    for step in range(100):
+        bench.clock.advance(0.05)
+        for replica in bench.infos:
+            bench.say(replica, num_running=replica == B)
+        decision = bench.routing.weigh(query(f"cold{step}", 1))
+    [at_b] = [state for state in decision.ranking.states if state.replica_id == B]
+    assert at_b.backlog_s(bench.clock.now) < 0.2, "the copy itself takes 0.12 s"
+
+
+def test_nobody_wants_copies_any_more() -> None:
+    bench = Bench()
+    bench.routing.make_copies(None)
+    bench.occupy(A)
+    assert bench.routing.choose(ask("hot")).replica_id == B
+    assert not bench.copies
 
 
 def test_a_request_that_is_sooner_with_a_copy_of_its_own_makes_it() -> None:

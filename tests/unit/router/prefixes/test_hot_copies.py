@@ -142,6 +142,10 @@ async def test_one_that_fails_is_given_back_and_not_made_again(order: Order, ans
     assert copies.statistics() == HotCopyStatistics(0, 1, 0)
     assert len(replicas.requests) == 1
     assert B in bench.routing.replicas
+    bench.say(A, queued_uncached_tokens=500, num_waiting=1)
+    bench.say(B)
+    bench.routing.choose(_behind(chain("system", PREFIX), query("hotter", 1)))
+    assert not bench.in_flight(B), "it was tried again at once"
 
 
 async def test_what_is_being_made_when_the_router_closes_is_cancelled_and_given_back(order: Order) -> None:
@@ -153,3 +157,7 @@ async def test_what_is_being_made_when_the_router_closes_is_cancelled_and_given_
     assert not bench.in_flight(B)
     assert copies.statistics() == HotCopyStatistics(0, 0, 0)
     await copies.aclose()
+    bench.say(A, queued_uncached_tokens=500, num_waiting=1)
+    bench.say(B)
+    bench.routing.choose(_behind(chain("system", PREFIX), query("hotter", 1)))
+    assert len(replicas.requests) == 1, "one was wanted after that"
