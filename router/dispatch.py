@@ -22,16 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cache.block_hash import BlockHasher, PackedHashes
-from cache.errors import (
-    DeadlineExceeded,
-    ForwardFailed,
-    HandedOver,
-    PiecesLost,
-    PromptTooLong,
-    QueueFull,
-    RequestRefused,
-    StructureRefused,
-)
+from cache.errors import DeadlineExceeded, PiecesLost, RequestRefused
 from cache.messages import AnswerSoFar, Delta, GenerateRequest, PinLease, SamplingParams
 from cache.structure import Structure
 from cache.tracing import Attributes, NoTracing, Tracing
@@ -39,6 +30,7 @@ from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.deadline import until_deadline
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
+from router.failed_attempts import FailedAttempts
 from router.metrics import RouterMetrics
 from router.placement.decision import Placement, RouteQuery
 from router.placement.placing import make_placer
@@ -144,11 +136,8 @@ class Generation:
         # Of the full blocks of `_tokens()`, as of the last attempt.
         self._block_hashes = PackedHashes.of(job.block_hashes)
         self._excluded = job.excluded
-        self._failures = 0  # attempts that failed: who leaves, and hands over, has not
-        self._deaths = 0
-        self._deaths_in_a_row = 0  # without a new token between them
-        self._num_tokens_at_death = 0
-        self._forward_failures = 0
+        config = dispatcher.config
+        self._failed = FailedAttempts(config.max_attempts, config.max_deaths)
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._is_handed_over = False  # by the last attempt
         self._query: RouteQuery | None = None  # of the last attempt; None: there was none, or it is closed
@@ -195,8 +184,7 @@ class Generation:
                             yield delta
                     return
                 except (ReplicaLost, RequestRefused) as error:
-                    self._failures += not isinstance(error, HandedOver)
-                    self._exclude_or_raise(error, self._failures == self._shared.config.max_attempts)
+                    self._raise_unless_worth_it(error)
 
     def _begin(self) -> None:
         timeout_s = self._job.timeout_s or self._shared.config.request_timeout_s
@@ -405,15 +393,14 @@ class Generation:
         metrics.continued_tokens.labels("computed").inc(sent - cached)
         self._continues_from = 0
 
-    def _exclude_or_raise(self, error: ReplicaLost | RequestRefused, is_last: bool) -> None:
+    def _raise_unless_worth_it(self, error: ReplicaLost | RequestRefused) -> None:
         """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""
         if isinstance(error, ReplicaLost):
             self._shared.routing.request_lost()
-            self._count_death()
-        why = self._cause(error)
+        why = self._failed.add(error, self._num_output_tokens)
         # Not a copy of a pin: that is for this replica, and whoever wants it chooses another.
         self._is_handed_over = why == "handed_over" and self._job.pin is None
-        if why is None or is_last or not (self._is_handed_over or self._has_alternative()):
+        if why is None or not (self._is_handed_over or self._has_alternative()):
             raise self._final(error) from error
         phase = "mid_stream" if self.has_tokens else "before_first_token"
         # Answers that are over have nothing that anybody needs again.
@@ -425,34 +412,6 @@ class Generation:
             extra={"request_id": self._job.request_id, "why": why, "phase": phase},
         )
 
-    def _cause(self, error: ReplicaLost | RequestRefused) -> str | None:
-        """The retry's label; None if no other replica would do better."""
-        if isinstance(error, ReplicaLost):
-            return "replica_lost" if self._deaths_in_a_row < self._shared.config.max_deaths else None
-        if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused):
-            return None
-        if isinstance(error, ForwardFailed):
-            # Once: a request whose tokens make the model fail would make it fail everywhere.
-            self._forward_failures += 1
-            return "forward_failed" if self._forward_failures == 1 else None
-        if isinstance(error, QueueFull):
-            return "busy"
-        if isinstance(error, HandedOver):
-            return "handed_over"
-        if isinstance(error, PiecesLost):
-            return "deltas_lost"
-        return "replica_lost"  # it refused for a reason of its own, such as shutting down
-
-    def _count_death(self) -> None:
-        """What kills whoever computes it does so again where it stands: it gets no further in between.
-
-        A stream that has gone on was there by chance; `max_attempts` bounds how often.
-        """
-        goes_on = self._num_output_tokens > self._num_tokens_at_death
-        self._num_tokens_at_death = self._num_output_tokens
-        self._deaths_in_a_row = 1 if goes_on else self._deaths_in_a_row + 1
-        self._deaths += 1
-
     def _has_alternative(self) -> bool:
         return any(replica_id not in self._excluded for replica_id in self._shared.routing.replicas)
 
@@ -461,8 +420,8 @@ class Generation:
             return self._since_arrival(error)
         if not isinstance(error, ReplicaLost):
             return error
-        if self._deaths >= self._shared.config.max_deaths:
-            return TooManyDeaths(self._job.request_id, self._deaths)
+        if self._failed.is_suspect:
+            return TooManyDeaths(self._job.request_id, self._failed.num_deaths)
         return NoReplica(len(self._shared.routing.replicas), len(self._excluded))
 
     def _since_arrival(self, error: DeadlineExceeded) -> DeadlineExceeded:
