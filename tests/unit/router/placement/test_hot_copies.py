@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.types import ReplicaId, RequestId
+from cache.types import HashHint, ReplicaId, RequestId
 from router.placement.copy_orders import BARRED_S
-from router.placement.decision import Placement, RouteQuery
+from router.placement.decision import DecisionRecord, Placement, RouteQuery
+from router.placement.observer import SilentObserver
 from router.placement.routing import RouteReason
+from router.policies import PolicyRequest
 from router.pricing.cost import RequestShape
 from tests.fakes.router import BLOCK_SIZE, chain, info, query, replica_id
 from tests.fakes.routing import RoutingBench
@@ -196,6 +198,60 @@ def test_nobody_who_watches_requests_hears_of_copies_and_they_are_no_use_of_the_
     assert sum(decisions.values()) == sum(decisions_before.values()) + 1
     shape = bench.routing.weigh(ask("next")).request.shape
     assert round(3 / shape.hot_share) == 21, "of A, B and one more: twenty users' uses and this one's"
+
+
+class _Watcher(SilentObserver):
+    """Who was told of at all."""
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+
+    def decided(self, record: DecisionRecord, query: RouteQuery, hints: Sequence[HashHint]) -> None:
+        self.told.add(record.request_id)
+
+    def moved(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
+        self.told.add(request.request_id)
+
+    def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
+        self.told.add(request_id)
+
+
+def test_no_step_of_a_copy_is_told_and_none_is_a_stay() -> None:
+    bench = Bench(3)
+    watcher = _Watcher()
+    bench.routing.watch(watcher)
+    bench.occupy(A)
+    bench.routing.choose(ask("hot"))
+    [(wanted, copy)] = bench.copies
+    other = C if copy.replica_id == B else B
+    bench.routing.routed(wanted.request_id, other)  # Serve found the first one gone
+    bench.routing.first_token(wanted.request_id, other, 0)
+    bench.clock.advance(7.0)
+    bench.routing.release(wanted.request_id)
+    assert watcher.told == {"hot"}
+    assert bench.routing._loads.residence.mean_s == 0.0
+
+
+def test_what_was_let_in_before_is_no_newcomer_to_the_fleet() -> None:
+    """Neither a copy nor another attempt came and found, or did not find, a replica free."""
+    bench = Bench()
+    came: list[float] = []
+    bench.routing._shaper.arrived = came.append  # type: ignore[method-assign]
+    bench.occupy(A)
+    bench.routing.choose(ask("hot"))
+    bench.routing.choose(ask("hot")._replace(is_again=True))
+    assert bench.copies
+    assert len(came) == 1
+
+
+def test_no_copy_is_made_where_nobody_knows_what_is_cached() -> None:
+    """The replica keeps no prefixes: each request would have it computed there again."""
+    bench = Bench()
+    bench.infos[C] = info(has_prefix_cache=False)
+    bench.routing.update_replicas(bench.infos)
+    bench.occupy(A, B)
+    bench.routing.choose(ask("hot"))
+    assert not bench.copies
 
 
 def test_several_replicas_get_copies_one_after_the_other() -> None:
