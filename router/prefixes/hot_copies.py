@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cache.errors import RequestRefused
+from cache.errors import ServingError
 from cache.messages import GenerateRequest, SamplingParams
 from router.deadline import until_deadline
 from router.dispatch import ReplicaCalls
-from router.errors import ReplicaLost, RoutingError
+from router.errors import ReplicaLost
 from router.placement.decision import Placement, RouteQuery
 from router.placement.routing import Routing
 from router.prefixes.own_tasks import OwnTasks
@@ -64,7 +64,7 @@ class HotCopies:
     async def _make(self, query: RouteQuery, placement: Placement) -> None:
         try:
             cached = await self._compute(self._request(query, placement))
-        except (ReplicaLost, RequestRefused, RoutingError) as error:
+        except ServingError as error:
             self._num_failed += 1
             self._routing.copy_failed(query, placement.replica_id)
             fields = {"replica_id": placement.replica_id, "error_type": type(error).__name__}
