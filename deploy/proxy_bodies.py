@@ -8,6 +8,7 @@ failure, as before. Knows ASGI and streams of bytes; knows nothing of Serve. Own
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,12 +27,14 @@ from router.bodies.body_frames import (
     read_start,
     reply_to_text,
 )
-from router.bodies.request_body import with_body
+from router.bodies.request_body import with_beginning, with_body
 
 # The end of a call and the pieces before it take two connections: they may be so far apart.
 LATE_PIECE_LIMIT_S = 5.0
 MAX_PATHS = 64
 MAX_BODY_BYTES = 1 << 20  # of a request whose body goes with the call; larger ones are fetched by it
+# For such a body to come. One that takes longer is fetched, too: the Router knows how long a client may take.
+BODY_WAIT_S = 1.0
 _OUTLIVES_CLIENT = b"x-request-disconnect-disabled"  # Serve's: it then cancels nothing
 _OURS = (BODY_HEADER, BODIES_AT_HEADER)
 
@@ -53,10 +56,14 @@ class BodiesFromRouters:
         # Named to Routers alone, and where the answer can be taken: who knows the name could take its place.
         takes_channel = self._routers.is_connected and path in self._paths
         if takes_channel and _comes_along(scope):
-            if (content := await _whole(receive)) is None:
+            content, progress = await _read(receive)
+            if progress is _Progress.GONE:
                 return  # nobody is left to answer
-            scope[REQUEST_BODY_KEY] = content
-            receive = with_body(content, receive)  # for an application that has come to this path since
+            if progress is _Progress.WHOLE:
+                scope[REQUEST_BODY_KEY] = content
+                receive = with_body(content, receive)  # for an application that has come to this path since
+            else:
+                receive = with_beginning(content, receive)
         reader = self._routers.open()
         answer = _Answer(reader, receive, send, self._routers.learn, takes_channel=takes_channel)
         name = reply_to_text(reader.reply_to) if takes_channel else NO_CHANNEL
@@ -184,11 +191,23 @@ def _comes_along(scope: Scope) -> bool:
     return is_small and _OUTLIVES_CLIENT not in headers
 
 
-async def _whole(receive: Receive) -> bytes | None:
-    """A request's body; None if its client goes before it has sent it all."""
+class _Progress(enum.Enum):
+    """Of a client with its body."""
+
+    WHOLE = enum.auto()
+    UNDER_WAY = enum.auto()
+    GONE = enum.auto()
+
+
+async def _read(receive: Receive) -> tuple[bytes, _Progress]:
+    """What comes of a request's body within `BODY_WAIT_S`."""
     parts: list[bytes] = []
-    while (message := await receive())["type"] == "http.request":
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-    return None
+    try:
+        async with asyncio.timeout(BODY_WAIT_S):
+            while (message := await receive())["type"] == "http.request":
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return b"".join(parts), _Progress.WHOLE
+    except TimeoutError:
+        return b"".join(parts), _Progress.UNDER_WAY
+    return b"", _Progress.GONE

@@ -72,6 +72,8 @@ class Client:
     def __init__(self, line: ProxyAndRouter, content: bytes = b"{}", **fields: Any) -> None:
         self.messages: list[Message] = []
         self._unsent = [content[:1], content[1:]]
+        self.sends = asyncio.Event()  # cleared: nothing after the first byte of its body
+        self.sends.set()
         self._is_gone = asyncio.Event()
         self.takes = asyncio.Event()  # cleared: it reads nothing
         self.takes.set()
@@ -84,6 +86,8 @@ class Client:
 
     async def _receive(self) -> Message:
         if self._unsent:
+            if len(self._unsent) == 1:
+                await self.sends.wait()
             return {"type": "http.request", "body": self._unsent.pop(0), "more_body": bool(self._unsent)}
         await self._is_gone.wait()
         return {"type": "http.disconnect"}

@@ -146,6 +146,23 @@ async def test_a_large_body_is_fetched(
     assert api.bodies[-1] == b"01234"
 
 
+async def test_a_body_that_stops_is_the_routers_to_wait_for(
+    channel: ProxyAndRouter, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone has limits for that, and says so when they are over: the proxy waited for good."""
+    monkeypatch.setattr(proxy_bodies, "BODY_WAIT_S", 0.02)
+    before = len(channel.call.scopes), channel.statistics.by_channel
+    client = Client(channel, b"0123")
+    client.sends.clear()
+    await until(lambda: len(channel.call.scopes) > before[0])
+    assert "warmpath.body" not in channel.call.scopes[-1]
+    client.sends.set()
+    async with asyncio.timeout(10):
+        await client.task
+    assert (api.bodies[-1], client.is_whole) == (b"0123", True)
+    assert channel.statistics.by_channel == before[1] + 1
+
+
 async def test_another_application_is_left_alone(channel: ProxyAndRouter, api: Api) -> None:
     """Behind the same proxy, with a body of its own to receive."""
 
