@@ -27,6 +27,7 @@ from benchmarks.measure import Bench, cell_work
 from benchmarks.rows import Row
 from benchmarks.stopping import STOPPED
 from benchmarks.worker import Worker, WorkerFailed
+from cache.counted import counted
 from replica.config import ReplicaConfig
 
 QUICK_PAIRS = 2
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _interrupted(plan: Plan, kept: KeptCells, resume: Path | None) -> str:
     num_left = sum(len(_left(spec, plan, kept)) for spec in plan.models)
     num_cells = len(plan.models) * len(plan.cells)
-    told = f"interrupted: {num_cells - num_left} of {num_cells} cells were measured"
+    told = f"interrupted with {num_cells - num_left} of {counted(num_cells, 'cell')} measured"
     return told if resume is None else f"{told}, and {resume} keeps them: the same command goes on from there"
 
 

@@ -8,6 +8,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from cache.counted import counted
+
 CPUINFO = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "transformers")
 VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"))  # by the processor's flags, widest first
@@ -17,7 +19,7 @@ def describe(threads: int) -> str:
     """CPU, cores, threads, versions, commit: one line."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
-        f"{cpu_name(_read(CPUINFO))}, {os.cpu_count()} cores, {threads} torch "
+        f"{cpu_name(_read(CPUINFO))}, {counted(os.cpu_count() or 1, 'core')}, {threads} torch "
         f"thread{'s' if threads > 1 else ''}, Python {platform.python_version()}, {versions}, "
         f"git {commit(Path(__file__).parent)}"
     )

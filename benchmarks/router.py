@@ -26,6 +26,7 @@ from benchmarks.router_index import Advance
 from benchmarks.router_report import Row
 from benchmarks.router_workload import BLOCK_SIZE, Fleet
 from benchmarks.stopping import STOPPED
+from cache.counted import counted
 
 PARTS = ("index", "decision", "stall")
 SIZES = {"1k": 64, "8k": 512, "32k": 2048}
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             progress.stop()
             status = STOPPED
-            told = f"interrupted: {len(rows)} rows were measured"
+            told = f"interrupted with {counted(len(rows), 'row')} measured"
             Console(stderr=True).print(f"[bold red]bench-router:[/] {told}", highlight=False)
     if status and not rows:
         return status
@@ -141,8 +142,8 @@ def _describe() -> str:
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
-        f"{cpu_name(text)}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}, "
-        f"git {commit(Path(__file__).parent)}"
+        f"{cpu_name(text)}, {counted(os.cpu_count() or 1, 'core')}, Python {platform.python_version()}, "
+        f"{versions}, git {commit(Path(__file__).parent)}"
     )
 
 

@@ -18,6 +18,7 @@ from statistics import median
 from benchmarks import cases, models
 from benchmarks.arguments import positive
 from benchmarks.stopping import stoppable
+from cache.counted import counted
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.assembly import Assembly, assemble
@@ -71,8 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     ratios = [shared.cpu_s / apart.cpu_s for shared, apart in pairs]
     shared, apart = pairs[-1]
     sys.stdout.write(
-        f"{spec.name}, n = {n}, {length} prompt tokens, {options.output_tokens} output tokens, "
-        f"{options.repeats} pairs\n"
+        f"{spec.name}, n = {n}, {counted(length, 'prompt token')}, "
+        f"{counted(options.output_tokens, 'output token')}, {counted(options.repeats, 'pair')}\n"
         f"one request for {n} answers   {median(s.cpu_s for s, _ in pairs):7.2f} s"
         f"   {shared.computed_tokens:7,} tokens computed\n"
         f"{n} cold requests for one     {median(a.cpu_s for _, a in pairs):7.2f} s"

@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks.arguments import positive, to_write
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.stopping import stoppable
+from cache.counted import counted
 from cache.errors import ConfigError
 from router.prompts.chat import Chat
 from router.prompts.prompt import PromptEncoder, hide_torch
@@ -164,8 +165,8 @@ def machine() -> str:
         f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "tokenizers")
     )
     return (
-        f"{cpu_name(CPUINFO.read_text())}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"{versions}, git {commit(ROOT)}"
+        f"{cpu_name(CPUINFO.read_text())}, {counted(os.cpu_count() or 1, 'core')}, "
+        f"Python {platform.python_version()}, {versions}, git {commit(ROOT)}"
     )
 
 

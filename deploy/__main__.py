@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from cache.counted import counted
 from cache.errors import ConfigError, ServingError
 from deploy import strict_yaml
 from router.prompts.prompt import hide_torch
@@ -133,7 +134,9 @@ def _check(file: Path, num_gpus: int | None, num_cpus: int | None) -> int:
     if num_cpus is not None:
         check_cpus(checked, num_cpus)
     console = Console(highlight=False)
-    console.print(Text(f"{file}: fine ({checked.num_replicas} replicas of {model})"), soft_wrap=True)
+    console.print(
+        Text(f"{file}: fine ({counted(checked.num_replicas, 'replica')} of {model})"), soft_wrap=True
+    )
     return 0
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from cache.counted import counted
 from cache.errors import ConfigError
 from deploy.cpus import cpus_each, machine_cpus
 from deploy.errors import MachineLacks
@@ -92,6 +93,11 @@ class _Asked:
     by_routers: float  # all of them
 
     @property
+    def by_each(self) -> str:
+        """ "1 GPU", "0.5 GPUs": what one replica takes."""
+        return f"{self.each:g} {self.resource.removesuffix('s') if self.each == 1 else self.resource}"
+
+    @property
     def in_all(self) -> float:
         return self.num_replicas * self.each + self.by_routers
 
@@ -124,7 +130,7 @@ class _GpusAsked(_Asked):
 
 
 def _too_many(file: ServeFile, asked: _Asked, there_are: float) -> ConfigError:
-    each = f"each takes {asked.each:g} {asked.resource}"
+    each = f"each takes {asked.by_each}"
     accepted = f"must be at most {asked.fitting(there_are)}: {each}, and {asked.there(there_are)}"
     where = f"applications.{file.app_name}.deployments.Replica.{_key(file, asked)}"
     return ConfigError(where, asked.num_replicas, accepted)
@@ -196,8 +202,9 @@ def check_here(file: ServeFile, cards: int | None = None, cpus: float | None = N
 def _missing(lacking: str, file: ServeFile, asked: _Asked, there_are: float) -> list[str]:
     if not asked.is_more_than(there_are):
         return []
-    each, fitting = f"{asked.each:g} {asked.resource} each", asked.fitting(there_are)
-    takes = f"{asked.num_replicas} replicas take {each}, {asked.in_all:g} in all"
+    each, fitting = f"{asked.by_each} each", asked.fitting(there_are)
+    verb = "takes" if asked.num_replicas == 1 else "take"
+    takes = f"{counted(asked.num_replicas, 'replica')} {verb} {each}, {asked.in_all:g} in all"
     way_out = f"; {_key(file, asked)} may be {fitting}" if fitting else ""
     return [f"{lacking}: {takes}, and {asked.there(there_are)}{way_out}"]
 
@@ -287,5 +294,5 @@ def check_memory(file: ServeFile) -> None:
     needed = file.num_replicas * weight_bytes(model, dtype)
     free = free_host_bytes()
     if needed > free:
-        purpose = f"the weights of {file.num_replicas} replicas"
+        purpose = f"the weights of {counted(file.num_replicas, 'replica')}"
         raise NotEnoughMemory(config.model, needed, free, "cpu", purpose)

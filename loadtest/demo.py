@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from cache.counted import counted
 from loadtest.client.answer import REPLICA_HEADER, Answer
 from loadtest.client.asking import TIMEOUT_HELP, Asker
 from loadtest.client.endpoint import KEY_VARIABLE, Endpoint
@@ -170,9 +171,8 @@ def _row(answer: Answer) -> Row:
 
 def _table(rounds: Rounds, num_questions: int) -> Table:
     prompt_tokens = rounds[ARMS[0]][0][0].prompt_tokens
-    title = (
-        f"{num_questions} questions about one table of {prompt_tokens} tokens, {len(rounds[ARMS[0]])} rounds"
-    )
+    times = counted(len(rounds[ARMS[0]]), "round")
+    title = f"{counted(num_questions, 'question')} about one table of {prompt_tokens} tokens, {times}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("\nround", justify="right", no_wrap=True)
     table.add_column("\nask", justify="right", no_wrap=True)

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from cache.counted import counted
 from cache.errors import ConfigError, ServingError
 from cache.header_text import fits_header
 from router.insight.advice import Advice, advise, hit_ratio
@@ -376,9 +377,9 @@ def _advise(console: Console, summary: SummaryView, asked: _Asked) -> None:
         console.print("No request has been answered yet: there is nothing to go by.")
         return
     console.print(
-        f"{totals.requests:,} requests, {totals.prompt:,} prompt tokens: {totals.delivered:,} "
-        f"({hit_ratio(totals):.1%}) came from caches. {totals.available:,} were cached somewhere, "
-        f"{totals.captured:,} where they were sent."
+        f"{counted(totals.requests, 'request')}, {counted(totals.prompt, 'prompt token')}: "
+        f"{totals.delivered:,} ({hit_ratio(totals):.1%}) came from caches. "
+        f"{totals.available:,} were cached somewhere, {totals.captured:,} where they were sent."
     )
     console.print(_reasons(summary))
     found = advise(summary)
@@ -417,7 +418,7 @@ def _shadow(summary: SummaryView) -> str:
         return f"The shadow policy {shadow.policy} has decided nothing yet."
     return (
         f"The shadow policy {shadow.policy} disagreed with {summary.policy} in "
-        f"{shadow.disagreed / decisions:.0%} of {decisions:,} decisions; {_compared(shadow)}."
+        f"{shadow.disagreed / decisions:.0%} of {counted(decisions, 'decision')}; {_compared(shadow)}."
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cache.block_hash import BlockHasher
+from cache.counted import counted
 from cache.tracing import NoTracing, Tracing
 from cache.types import ReplicaId
 from router.config import RouterConfig
@@ -167,7 +168,9 @@ class RouterParts:
         if not self._was_synced:
             missing = [replica_id for replica_id in replicas if not self.subscribers.is_synced(replica_id)]
             if missing and not self._is_missed_too_long(missing):
-                reason = f"the cache of {len(missing)} of {len(replicas)} replicas is not known yet"
+                reason = (
+                    f"the cache of {len(missing)} of {counted(len(replicas), 'replica')} is not known yet"
+                )
                 return Readiness(reason, len(replicas))
             self._was_synced = True
         return Readiness(None, len(replicas))

@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cache.counted import counted
 from cache.errors import ServingError
 
 
@@ -58,7 +59,7 @@ class AllBusy(RoutingError):
     """Replicas are alive, but none has room for this request now."""
 
     def __init__(self, num_replicas: int, retry_after_s: float) -> None:
-        super().__init__(f"all {num_replicas} replicas are busy; try again in {retry_after_s:.0f} s")
+        super().__init__(f"every replica is busy ({num_replicas} known); try again in {retry_after_s:.0f} s")
         self.num_replicas = num_replicas
         self.retry_after_s = retry_after_s
 
@@ -75,7 +76,9 @@ class TooManyDeaths(RoutingError):
     """Replicas died under this request; it is refused rather than given another to kill."""
 
     def __init__(self, request_id: str, deaths: int) -> None:
-        super().__init__(f"request {request_id} was running on {deaths} replicas when they died; not retried")
+        super().__init__(
+            f"request {request_id} was running when {counted(deaths, 'replica')} died; not retried"
+        )
         self.request_id = request_id
         self.deaths = deaths
 
@@ -91,7 +94,7 @@ class PromptsBusy(ServingError):
     """The request's prompt has waited too long to be tokenized; nothing was done for it."""
 
     def __init__(self, num_pending: int) -> None:
-        super().__init__(f"{num_pending} other prompts are to be tokenized first; try again later")
+        super().__init__(f"{counted(num_pending, 'other prompt')} to be tokenized first; try again later")
         self.num_pending = num_pending
 
 
@@ -241,8 +244,9 @@ class PrefixDoesNotFit(ApiError):
     def __init__(self, needed: int, left: int, copies: int, num_held: int) -> None:
         """left: blocks left for pins on the next best replica. num_held: copies that do fit."""
         super().__init__(
-            f"The prefix needs {needed} blocks on each of {copies} replicas: {num_held} can hold it, and on "
-            f"the next one {left} blocks are left for held prefixes. Delete some, or ask for less.",
+            f"The prefix needs {counted(needed, 'block')} on each of {counted(copies, 'replica')}: "
+            f"{num_held} can hold it, and the next one has {counted(left, 'block')} left for held prefixes. "
+            "Delete some, or ask for less.",
             code="prefix_does_not_fit",
         )
         self.needed = needed

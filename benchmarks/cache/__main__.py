@@ -29,6 +29,7 @@ from benchmarks.cache.timed import VERBS, TimedCache
 from benchmarks.machine import CPUINFO, commit, cpu_name
 from benchmarks.stopping import stoppable
 from cache.block_hash import BlockHasher
+from cache.counted import counted
 from cache.disciplines import CacheDiscipline, paged_cache
 from cache.fingerprint import Fingerprint, HashAlgorithm
 from cache.kv_cache_manager import KVCacheManager
@@ -175,9 +176,9 @@ def _describe(options: argparse.Namespace, took_s: float) -> str:
     """What was run where."""
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     return (
-        f"{options.requests:,} requests each; memory, tokens: {_memory(options)}; blocks of "
+        f"{counted(options.requests, 'request')} each; memory, tokens: {_memory(options)}; blocks of "
         f"{options.block_size}; seed {options.seed}; pages: 8 decodes of 2,048 tokens; {took_s:.0f} s\n"
-        f"{cpu_name(text)}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"{cpu_name(text)}, {counted(os.cpu_count() or 1, 'core')}, Python {platform.python_version()}, "
         f"git {commit(Path(__file__).parent)}"
     )
 

@@ -34,6 +34,7 @@ from benchmarks.overhead.records import OtherConditions, Records
 from benchmarks.overhead.results import rows_of
 from benchmarks.overhead.session import Order
 from benchmarks.stopping import stoppable
+from cache.counted import counted
 
 ROOT = FilePath(__file__).parents[2]
 CONCURRENCIES = (1, 8, 32, 64)
@@ -133,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(report.table(rows))
     console.print(conditions["machine"])
     console.print(
-        f"milliseconds; {options.replicas} replicas, {options.step_ms:g} ms a step; "
+        f"milliseconds; {counted(options.replicas, 'replica')}, {options.step_ms:g} ms a step; "
         f"{conditions['took_s']} s, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     )
     for line in [
@@ -227,8 +228,8 @@ def _describe() -> str:
     text = CPUINFO.read_text() if CPUINFO.exists() else ""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
-        f"{cpu_name(text)}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}, "
-        f"git {commit(ROOT / 'benchmarks')}"
+        f"{cpu_name(text)}, {counted(os.cpu_count() or 1, 'core')}, Python {platform.python_version()}, "
+        f"{versions}, git {commit(ROOT / 'benchmarks')}"
     )
 
 

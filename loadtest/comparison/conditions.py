@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.machine import CPUINFO, commit, cpu_name
+from cache.counted import counted
 
 PACKAGES = ("ray", "torch", "transformers", "httpx", "locust")
 _ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def conditions(command: list[str]) -> dict[str, str]:
     return {
         "command": shlex.join(["python", "-m", "loadtest", *command]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{cpu_name(cpuinfo)}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": f"{cpu_name(cpuinfo)}, {counted(os.cpu_count() or 1, 'core')}, {platform.system()}",
         "load average at the start": f"{os.getloadavg()[0]:.1f}",
         "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
         "commit": commit(_ROOT / "loadtest"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from cache.counted import counted
 from cache.scheduling_order import SchedulingOrder
 from loadtest.comparison.errors import BadDeployment
 from loadtest.placement.errors import BadRequest
@@ -84,7 +85,7 @@ def of_routers(path: Path, numbers: Sequence[int], changes: Changes) -> list[Con
 
 
 def _routers(number: int) -> str:
-    return f"{number} Router{'s' if number > 1 else ''}"
+    return counted(number, "Router")
 
 
 def _with_routers(content: Mapping[str, Any], number: int) -> dict[str, Any]:

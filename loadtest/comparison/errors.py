@@ -9,6 +9,8 @@ ComparisonError
 
 from __future__ import annotations
 
+from cache.counted import counted
+
 
 class ComparisonError(Exception):
     """The message says what is wrong."""
@@ -28,9 +30,9 @@ class DeploymentFailed(ComparisonError):
 
 class NoAnswers(ComparisonError):
     def __init__(self, what: str, num_due: int, problem: str) -> None:
-        super().__init__(f"{what}: none of {num_due} requests got a whole answer. {problem}")
+        super().__init__(f"{what}: none of {counted(num_due, 'request')} got a whole answer. {problem}")
 
 
 class BrokenAnswers(ComparisonError):
     def __init__(self, num_broken: int, num_due: int, problem: str) -> None:
-        super().__init__(f"{num_broken} of {num_due} answers were not whole. {problem}")
+        super().__init__(f"{num_broken} of {counted(num_due, 'answer')} not whole. {problem}")

@@ -8,6 +8,7 @@ from typing import Self
 
 from rich.console import Console
 
+from cache.counted import counted
 from loadtest.comparison.experiment import Observer
 from loadtest.comparison.load import Look
 from loadtest.comparison.plan import Cell, Plan
@@ -88,11 +89,11 @@ def expected_s(plan: Plan) -> float:
 
 def in_words(seconds: float) -> str:
     """Seconds, or minutes where these are two or more."""
-    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    return counted(round(seconds), "second") if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 def so_far(tally: Tally, in_flight: int) -> str:
-    parts = [f"{tally.answers} answers"]
+    parts = [counted(tally.answers, "answer")]
     if tally.answers:
         parts.append(f"TTFT p50 {_ms(tally.ttft.quantile_s(0.5))}, p99 {_ms(tally.ttft.quantile_s(0.99))}")
         if tally.hit_ratio is not None:

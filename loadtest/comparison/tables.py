@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cache.counted import counted
 from loadtest.client.answer import Failure
 from loadtest.comparison.estimates import MEASURES, Measure, estimate, found_rate, found_ratio, ratio
 from loadtest.comparison.results import Results, Run, merged
@@ -41,8 +42,8 @@ def warnings(results: Results) -> list[str]:
     if late:
         worst = max(late, key=lambda run: run.tally.late.quantile_s(0.99))
         told.append(
-            f"The client was late: in {len(late)} of {len(results.runs)} runs the p99 of lateness is above "
-            f"{_ms(LATE_S)}, at worst {_ms(worst.tally.late.quantile_s(0.99))} "
+            f"The client was late: in {len(late)} of {counted(len(results.runs), 'run')} the p99 of lateness "
+            f"is above {_ms(LATE_S)}, at worst {_ms(worst.tally.late.quantile_s(0.99))} "
             f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). "
             "Times count from when a request was due: lateness is in them."
         )
@@ -50,7 +51,7 @@ def warnings(results: Results) -> list[str]:
     if failed:
         worst = max(failed, key=_failed_share)
         told.append(
-            f"Times are those of answers: in {len(failed)} of {len(results.runs)} runs more than "
+            f"Times are those of answers: in {len(failed)} of {counted(len(results.runs), 'run')} more than "
             f"{_percent(FAILED_SHARE)} of the requests had none, at worst {_percent(_failed_share(worst))} "
             f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). Who leaves out the latest is "
             "no sooner for that: goodput counts them."
@@ -58,8 +59,8 @@ def warnings(results: Results) -> list[str]:
     unsent = sum(run.tally.failures.get(Failure.NO_FILES, 0) for run in results.runs)
     if unsent:
         told.append(
-            f"The client ran out of open files: {unsent} requests were never sent, which is no fault of the "
-            "server. Raise the limit (`ulimit -n`)."
+            f"The client ran out of open files: {counted(unsent, 'request')} never went out, which is "
+            "no fault of the server. Raise the limit (`ulimit -n`)."
         )
     if any(run.tally.untold for run in results.runs):
         told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
@@ -88,8 +89,8 @@ def _cut_short(results: Results) -> str:
     is_shown = run in results.shown(run.contender, run.workload, run.rate_per_s)
     return (
         f"{run.contender}, {run.workload} at {run.rate_per_s:g}/s was cut short in repeat {run.repeat + 1}: "
-        f"{run.tally.due} requests sent, {run.tally.answers} answered, {run.tally.num_failed} failed, and "
-        f"{run.tally.unanswered} on their way, which count as neither."
+        f"{counted(run.tally.due, 'request')} sent, {run.tally.answers} answered, {run.tally.num_failed} "
+        f"failed, and {run.tally.unanswered} on their way, which count as neither."
         f"{'' if is_shown else ' No table has it.'}"
     )
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cache.counted import counted
+
 
 class PlacementError(Exception):
     """The comparison cannot be made."""
@@ -68,7 +70,7 @@ class CellsFailed(PlacementError):
         cell, error = self.failures[0]
         others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
         super().__init__(
-            f"no result for {cell}{others}; {num_finished} finished cells are kept.\n{error.rstrip()}"
+            f"no result for {cell}{others}; {counted(num_finished, 'finished cell')} kept.\n{error.rstrip()}"
         )
 
 
@@ -77,5 +79,6 @@ class Stopped(PlacementError):
 
     def __init__(self, num_finished: int, num_cells: int) -> None:
         super().__init__(
-            f"stopped: {num_finished} of {num_cells} cells are kept, the same command goes on from there"
+            f"stopped: {num_finished} of {counted(num_cells, 'cell')} kept, the same command goes on "
+            "from there"
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cache.counted import counted
 from loadtest.placement.comparison import Comparison
 from loadtest.placement.errors import NoPlots
 from loadtest.placement.grid import Grid
@@ -105,18 +106,20 @@ def conditions(spec: GridSpec, took_s: float) -> Mapping[str, Any]:
         "steps take longer on the first replicas": _listed(f"{factor:g} times" for factor in spec.slowdowns),
         "replicas die": _listed(map(_failure, spec.failures)),
         "the fleet changes": _listed(
-            f"to {scaling.num_replicas} replicas at {scaling.at_s:g} s" for scaling in spec.scalings
+            f"to {counted(scaling.num_replicas, 'replica')} at {scaling.at_s:g} s"
+            for scaling in spec.scalings
         ),
         "KV events": "published" if spec.has_kv_events else "none, load alone: caches are imitated",
         "events reach routers after": f"{1e3 * spec.event_delay_s:g} ms",
         "requests reach replicas after": f"{1e3 * spec.dispatch_delay_s:g} ms",
-        "this run": f"{took_s:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
+        "this run": f"{took_s:.0f} s on {counted(os.cpu_count() or 1, 'core')}, "
+        f"Python {platform.python_version()}",
     }
 
 
 def _workload(workload: WorkloadRef) -> str:
     origin = "" if workload.is_generated else f" from {workload.source}"
-    return f"{workload.label}{origin} ({workload.num_requests} requests)"
+    return f"{workload.label}{origin} ({counted(workload.num_requests, 'request')})"
 
 
 def _failure(failure: Failure) -> str:

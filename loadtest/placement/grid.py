@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Protocol
 
+from cache.counted import counted
 from cache.errors import ServingError
 from loadtest.placement.errors import CellsFailed, Stopped, UnreadableResult
 from loadtest.placement.store import ResultStore
@@ -152,7 +153,7 @@ class _Pool:
 def describe(spec: CellSpec) -> str:
     """One cell, for messages."""
     return (
-        f"{spec.workload.label}, {spec.policy}, {spec.num_replicas} replicas, load {spec.load:g}, "
+        f"{spec.workload.label}, {spec.policy}, {counted(spec.num_replicas, 'replica')}, load {spec.load:g}, "
         f"seed {spec.seed}, {spec.cache_tokens / 1e6:g}M tokens"
     )
 

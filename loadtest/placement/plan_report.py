@@ -10,6 +10,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from cache.counted import counted
 from loadtest.placement.errors import PlacementError
 from loadtest.placement.experiment import Output, load_plots
 from loadtest.placement.plan import Fleet, Plan, PlanRequest, WholeTrace, curve_points, make_plan
@@ -133,7 +134,9 @@ def _replayed(fleets: Sequence[Fleet]) -> str:
         for first, stretch in stretches.items()
     ]
     num_requests, which = fleets[0].stretch.num_requests, "; or ".join(told)
-    return f"Replayed: the {num_requests} requests in a row with the most work per second, {which}."
+    return (
+        f"Replayed: the {counted(num_requests, 'request')} in a row with the most work per second, {which}."
+    )
 
 
 def _told(stretch: Stretch) -> str:
@@ -149,8 +152,8 @@ def _told(stretch: Stretch) -> str:
 
 def _of_all(whole: WholeTrace, stretch: Stretch, limit_s: float) -> str:
     told = (
-        f"The same on all {whole.num_requests} requests of the trace: p99 {whole.p99_ttft_s:.3f} s; of "
-        f"{stretch.num_requests} in a row at most {whole.worst_p99_ttft_s:.3f} s"
+        f"The same on all {counted(whole.num_requests, 'request')} of the trace: p99 "
+        f"{whole.p99_ttft_s:.3f} s; of {stretch.num_requests} in a row at most {whole.worst_p99_ttft_s:.3f} s"
     )
     if whole.worst_p99_ttft_s <= limit_s:
         return f"{told}."
@@ -185,7 +188,7 @@ def _why_not(request: PlanRequest, plan: Plan) -> str:
 
 
 def _replicas_keep(count: int) -> tuple[str, str]:
-    return ("1 replica", "keeps") if count == 1 else (f"{count} replicas", "keep")
+    return counted(count, "replica"), "keeps" if count == 1 else "keep"
 
 
 def _millions(tokens: int) -> str:

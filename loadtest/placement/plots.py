@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib as mpl
 
+from cache.counted import counted
+
 mpl.use("Agg")  # files only: no display is asked for
 
 import matplotlib.pyplot as plt
@@ -64,7 +66,7 @@ def plot_against_load(comparison: Comparison, ideal: PolicyChoice, title: str, p
     )
     for column, num_replicas in enumerate(replicas):
         part = comparison.only(partial(_has_replicas, num_replicas))
-        axes[0][column].set_title(f"{num_replicas} replicas")
+        axes[0][column].set_title(counted(num_replicas, "replica"))
         axes[-1][column].set_xlabel("load")
         for row, (label, measure, is_logarithmic) in enumerate(rows):
             axis = axes[row][column]

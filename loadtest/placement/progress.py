@@ -14,6 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 
+from cache.counted import counted
 from loadtest.placement.errors import UnreadableResult
 from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
@@ -49,7 +50,7 @@ class GridProgress:
 
     def started(self, num_cells: int, num_kept: int) -> None:
         if num_kept:
-            self._console.print(f"{num_kept} of {num_cells} cells are finished already.")
+            self._console.print(f"{num_kept} of {counted(num_cells, 'cell')} finished already.")
         # Kept cells count as done from the start: they would make the time left look short.
         self._bar.reset(self._task, total=num_cells, completed=num_kept)
         self._bar.update(self._task, told=str(self._estimate))
@@ -66,7 +67,9 @@ class GridProgress:
         )
 
     def stopping(self, num_running: int) -> None:
-        self._console.print(f"Waiting for {num_running} cells under way; Ctrl-C again to drop them.")
+        self._console.print(
+            f"Waiting for {counted(num_running, 'cell')} under way; Ctrl-C again drops what is."
+        )
 
     def _add(self, spec: CellSpec, result: CellResult) -> None:
         summary = self.summaries[spec] = summarize(result, spec.num_replicas)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from cache.counted import counted
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.simulation.cell import CellSpec, Failure, Scaling
@@ -51,7 +52,7 @@ class GridSpec:
         """Raises BadRequest for what some of its fleets do not have."""
         smallest = min(self.replicas)
         if len(self.slowdowns) > smallest:
-            raise BadRequest(f"{len(self.slowdowns)} slow replicas are more than a fleet of {smallest} has")
+            raise BadRequest(f"a fleet of {smallest} has no {counted(len(self.slowdowns), 'slow replica')}")
         for failure in self.failures:
             num_replicas = self._num_replicas(failure.at_s, smallest)
             if failure.replica >= num_replicas:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from cache.counted import counted
 from loadtest.placement.comparison import Comparison, Measure, mean_ttft_s, p99_ttft_s
 from loadtest.placement.policy_choice import DEFAULT, OURS, PolicyChoice
 from loadtest.placement.suites import Setting
@@ -101,8 +102,8 @@ def _overload_targets(comparison: Comparison) -> Iterator[Target]:
         for ours in _present(comparison, OURS):
             ratio = comparison.mean(setting, ours, mean_ttft_s) / means[best]
             yield Target(
-                f"{setting.workload}, {setting.num_replicas} replicas, load {setting.load:g}, small cache: "
-                f"{ours.label} over the best rival",
+                f"{setting.workload}, {counted(setting.num_replicas, 'replica')}, load {setting.load:g}, "
+                f"small cache: {ours.label} over the best rival",
                 f"<= {OVERLOAD_LIMIT:g}",
                 f"{ratio:.3f} ({best.label})",
                 ratio <= OVERLOAD_LIMIT,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cache.counted import counted
 from loadtest.simulation.machine import H100_8B, Machine
 from loadtest.workloads.reference import WorkloadRef
 
@@ -86,7 +87,9 @@ class CellSpec:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} is negative")
         if len(self.slowdowns) > self.num_replicas or not all(slowdown > 0 for slowdown in self.slowdowns):
-            raise ValueError(f"slowdowns = {self.slowdowns} do not fit {self.num_replicas} replicas")
+            raise ValueError(
+                f"slowdowns = {self.slowdowns} do not fit {counted(self.num_replicas, 'replica')}"
+            )
         for name in ("policy_options", "router_options"):
             if getattr(self, name) != tuple(sorted(getattr(self, name))):
                 raise ValueError(f"{name} = {getattr(self, name)} are not sorted by name")

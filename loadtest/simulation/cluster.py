@@ -13,6 +13,7 @@ import math
 import random
 from bisect import bisect_left
 
+from cache.counted import counted
 from cache.disciplines import DEFAULT, paged_cache
 from cache.errors import ConfigError
 from cache.event_log import EventLog
@@ -259,7 +260,7 @@ class Cluster:
         is_scaled_later = any(scaling.at_s >= self._queue.now for scaling in self._spec.scalings)
         if not (is_scaled_later or any(map(self._is_to_serve, self._seats))):
             left = self._recorder.num_left
-            told = f"from {self._queue.now:g} s on no replica is left, and {left} requests are"
+            told = f"from {self._queue.now:g} s on no replica is left, but {counted(left, 'request')}"
             raise ConfigError("failures", self._spec.failures, told)
 
     def _is_to_serve(self, engine: SimEngine) -> bool:

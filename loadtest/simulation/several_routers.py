@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from cache.counted import counted
 from loadtest.placement.intervals import Interval, paired_ratio
 from loadtest.simulation.real_fleet import RealFleet
 from loadtest.simulation.validate import (
@@ -96,7 +97,7 @@ async def measure(
 ) -> Result:
     """counts: numbers of routers, 1 among them. Raises FleetFailed."""
     num_cores = len(os.sched_getaffinity(0))
-    console.print(f"Starting {num_replicas} real replicas on {num_cores} cores ...")
+    console.print(f"Starting {counted(num_replicas, 'real replica')} on {counted(num_cores, 'core')} ...")
     rounds: list[tuple[Turn, ...]] = []
     async with RealFleet(config, num_replicas) as fleet:
         stretch = await fitting_stretch(fleet, num_replicas)

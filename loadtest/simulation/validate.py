@@ -28,6 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from cache.counted import counted
 from cache.events import StepTimeModel
 from cache.scheduling_order import SchedulingOrder
 from loadtest.simulation.cell import CellSpec, Floats, Ints
@@ -130,7 +131,7 @@ async def compare(
 ) -> list[Comparison]:
     """Serve a workload once per form in real time, then simulate it. Raises FleetFailed."""
     num_cores = len(os.sched_getaffinity(0))
-    console.print(f"Starting {num_replicas} real replicas on {num_cores} cores ...")
+    console.print(f"Starting {counted(num_replicas, 'real replica')} on {counted(num_cores, 'core')} ...")
     async with RealFleet(config, num_replicas) as fleet:
         stretch = await fitting_stretch(fleet, num_replicas)
         way_s = await fleet.way_s()
@@ -142,7 +143,9 @@ async def compare(
             fleet.stretch(stretch)
             runs = []
             for form in forms:
-                console.print(f"{form.label}: {num_requests} requests in {workload.duration_s:.0f} s ...")
+                console.print(
+                    f"{form.label}: {counted(num_requests, 'request')} in {workload.duration_s:.0f} s ..."
+                )
                 salt = f"{form.label} {attempt}"
                 run = await fleet.run(workload, policy=form.policy, binding=form.binding, seed=0, salt=salt)
                 runs.append(run)

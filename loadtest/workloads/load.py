@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from cache.counted import counted
 from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.request import Workload
 
@@ -71,8 +72,8 @@ def at_load(
     )
     if abs(best.load - load) > 5 * TOLERANCE * load:
         raise WorkloadError(
-            f"{source.name}: no window at load {load:g}; the nearest of {num_requests} requests has "
-            f"{best.load:.3f}{_because_of_a_session(best, load)}"
+            f"{source.name}: no window at load {load:g}; the nearest of {counted(num_requests, 'request')} "
+            f"has {best.load:.3f}{_because_of_a_session(best, load)}"
         )
     return best
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from cache.counted import counted
 from router.insight.accounting import UncachedReason
 from router.insight.debug_view import SummaryView, TotalsView
 from router.placement.decision import RouteReason
@@ -54,7 +55,7 @@ def _diverged(summary: SummaryView) -> Iterator[Advice]:
             title=f"Move what changes {top} behind what stays",
             tokens=tokens,
             evidence=(
-                f"{requests:,} of {totals.requests:,} requests ({share}) part in {where} "
+                f"{requests:,} of {counted(totals.requests, 'request')} ({share}) part in {where} "
                 "from an earlier prompt that goes on with the same tokens"
             ),
             change=(
@@ -70,7 +71,7 @@ def _evicted(summary: SummaryView) -> Iterator[Advice]:
         tokens=_of(summary, UncachedReason.EVICTED),
         evidence=(
             "computed before and evicted since, or gone with a replica; "
-            f"{summary.num_replicas} replicas cache {summary.cache_tokens:,} tokens together"
+            f"{summary.cache_tokens:,} tokens fit the cache of {counted(summary.num_replicas, 'replica')}"
         ),
         change=(
             "raise num_blocks or kv_memory_fraction, or add replicas; record the traffic (`record:`), and "
@@ -113,9 +114,9 @@ def _stale(summary: SummaryView) -> Iterator[Advice]:
         title="Shorten the way from the cache to the index",
         tokens=_of(summary, UncachedReason.STALE),
         evidence=(
-            f"expected and not found: {loop.missing_exact_tokens:,} tokens that replicas had announced, "
-            f"{loop.missing_predicted_tokens:,} that the router had guessed; "
-            f"{loop.doubts:,} snapshots asked for"
+            f"expected and not found: {counted(loop.missing_exact_tokens, 'token')} that replicas had "
+            f"announced, {loop.missing_predicted_tokens:,} that the router had guessed; "
+            f"{counted(loop.doubts, 'snapshot')} asked for"
         ),
         change=(
             "caches that turn over between decision and start are too small or too busy; events that are "

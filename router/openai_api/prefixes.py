@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from cache.block_hash import PackedHashes
+from cache.counted import counted
 from router.config import RouterConfig
 from router.errors import (
     InvalidField,
@@ -207,8 +208,8 @@ class Prefixes:
         if not whole:
             raise InvalidField(
                 param,
-                f"'{param}' has {len(token_ids)} tokens that longer prompts would share; whole blocks of "
-                f"{size} are held.",
+                f"'{param}' has {counted(len(token_ids), 'token')} that longer prompts would share; whole "
+                f"blocks of {size} are held.",
             )
         self.encoder.check_known(whole, self.vocab_size(), param=param)
         _, limit = self.replica_limits()

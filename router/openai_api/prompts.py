@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo
 
+from cache.counted import counted
 from router.errors import InvalidField
 from router.openai_api.checked import limits_of
 from router.openai_api.fields import Endpoint, accepted_text
@@ -39,7 +40,7 @@ def to_prompts(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
         limit = limits_of(info).max_prompts
         if len(value) > limit:
             raise InvalidField(
-                "prompt", f"'prompt' must have at most {limit} prompts, this one has {len(value)}."
+                "prompt", f"'prompt' must have at most {counted(limit, 'prompt')}, this one has {len(value)}."
             )
         return tuple(_to_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
     raise InvalidField("prompt", f"'prompt' must be {accepted_text(Endpoint.COMPLETIONS, 'prompt')}.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
+from cache.counted import counted
 from cache.priority import MIN_PRIORITY
 from router.errors import InvalidField, RateLimitExceeded
 from router.tenants.key_table import ApiKey, KeyLimits
@@ -120,8 +121,9 @@ class Allowance:
             shared = f" ({limit}, shared by {self._num_routers} Routers)"
             raise InvalidField(
                 "prompt",
-                f"'prompt' must have at most {most} prompts with this API key, which may have so many "
-                f"answered at a time{shared if self._num_routers > 1 else ''}; this one has {num_prompts}.",
+                f"'prompt' must have at most {counted(most, 'prompt')} with this API key, which may have so "
+                f"many answered at a time{shared if self._num_routers > 1 else ''}; this one has "
+                f"{num_prompts}.",
             )
 
     def _check_running(self, more: int) -> None:
@@ -132,9 +134,9 @@ class Allowance:
         self._refused(limit)
         limits = self._limits
         text = {
-            Limit.REQUESTS: f"{limits.requests_per_minute} requests per minute",
+            Limit.REQUESTS: f"{counted(limits.requests_per_minute or 0, 'request')} per minute",
             Limit.TOKENS: f"{limits.tokens_per_minute} tokens per minute",
-            Limit.CONCURRENCY: f"{limits.max_concurrent} prompts at a time",
+            Limit.CONCURRENCY: f"{counted(limits.max_concurrent or 0, 'prompt')} at a time",
         }[limit]
         return RateLimitExceeded(text, wait_s)
 

@@ -47,7 +47,7 @@ def test_the_engines_cells_until_then_are_told_and_kept(
     asked = ["--quick", "--json", str(out), "--markdown", str(tables), "--resume", str(kept)]
     assert engine.main(asked) == STOPPED == 130
     told = capsys.readouterr()
-    assert told.err.startswith("bench-engine: interrupted: 1 of 8 cells were measured, and ")
+    assert told.err.startswith("bench-engine: interrupted with 1 of 8 cells measured, and ")
     assert told.err.endswith(f"{kept} keeps them: the same command goes on from there\n")
     assert "Cut short" in told.out
     assert "batch-1" in told.out
@@ -69,7 +69,7 @@ def test_before_the_engines_first_cell_there_is_no_table(
     assert engine.main(["--quick"]) == STOPPED
     told = capsys.readouterr()
     assert told.out.strip() == ""
-    assert told.err == "bench-engine: interrupted: 0 of 8 cells were measured\n"
+    assert told.err == "bench-engine: interrupted with 0 of 8 cells measured\n"
 
 
 def test_the_routers_rows_until_then_are_told(
@@ -84,7 +84,7 @@ def test_the_routers_rows_until_then_are_told(
     asked = ["--quick", "--blocks", "6000", "--replicas", "2", "--parts", "stall", "--json", str(out)]
     assert router.main(asked) == STOPPED
     told = capsys.readouterr()
-    assert told.err.strip() == "bench-router: interrupted: 1 rows were measured"
+    assert told.err.strip() == "bench-router: interrupted with 1 row measured"
     assert "Cut short" in told.out
     assert json.loads(out.read_text())["conditions"]["cut_short"] is True
 

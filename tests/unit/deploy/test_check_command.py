@@ -301,9 +301,15 @@ def test_more_gpus_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["check", str(path), "--gpus", "2"]) == 2
     assert capsys.readouterr().err == (
         f"ConfigError in {path}: applications.warmpath.deployments.Replica.num_replicas = 4: "
-        "must be at most 2: each takes 1 GPUs, and there are 2\n"
+        "must be at most 2: each takes 1 GPU, and there are 2\n"
     )
     assert main(["check", str(path), "--gpus", "4"]) == 0
+
+
+def test_one_replica_is_told_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = broken(tmp_path, lambda c: deployment(c, "Replica").update(num_replicas=1))
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: fine (1 replica of tiny)\n"
 
 
 def test_as_it_is_typed(tmp_path: Path) -> None:

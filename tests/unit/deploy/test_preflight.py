@@ -212,7 +212,7 @@ def test_the_command_says_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert main(["check", str(file), "--gpus", "2"]) == 0
     assert main(["check", str(file), "--gpus", "1"]) == 2
     told = capfd.readouterr().err
-    assert "num_replicas = 2: must be at most 1: each takes 1 GPUs, and there are 1" in told
+    assert "num_replicas = 2: must be at most 1: each takes 1 GPU, and there are 1" in told
 
 
 @pytest.mark.parametrize(("cards", "status"), [(0, 2), (1, 2), (2, 0)])

@@ -300,7 +300,7 @@ def test_answers_that_were_not_whole_end_it_with_an_error_after_the_report(
     assert all(run.tally.failures for run in runs)
     num_due = sum(run.tally.due for run in runs)
     assert str(caught.value) == (
-        f"6 of {num_due} answers were not whole. a, 2 connection cut: broken; b, 2 connection cut: broken; "
+        f"6 of {num_due} answers not whole. a, 2 connection cut: broken; b, 2 connection cut: broken; "
         "c, 2 connection cut: broken"
     )
 

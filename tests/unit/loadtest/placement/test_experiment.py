@@ -15,6 +15,7 @@ from rich.console import Console
 from loadtest.placement import experiment
 from loadtest.placement.comparison import Comparison, mean_ttft_s
 from loadtest.placement.experiment import Output, conditions, run_grid
+from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
@@ -56,6 +57,13 @@ def test_heads_of_reports_tell_what_was_simulated() -> None:
     assert told["replicas die"] == "r0 at 60 s, r1 at 70 s for 5 s"
 
 
+def test_one_replica_is_told_in_the_singular() -> None:
+    told = conditions(replace(SPEC, scalings=(Scaling(120.0, 1),)), 1.0)
+    assert told["the fleet changes"] == "to 1 replica at 120 s"
+    cell = CellSpec(WORKLOAD, num_replicas=1, load=0.5, seed=0)
+    assert ", 1 replica, load 0.5" in describe(cell)
+
+
 def compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Comparison, str]:
     """And what is said meanwhile."""
     monkeypatch.setattr(experiment, "run_cell", run_fake)
@@ -89,6 +97,6 @@ def test_a_damaged_result_is_a_warning_with_its_path(tmp_path: Path, monkeypatch
     damaged.write_bytes(b"")
     _, said = compared(tmp_path, monkeypatch)
     assert f"warning: {damaged} cannot be read" in said
-    assert "3 of 4 cells are finished already" in said
+    assert "3 of 4 cells finished already" in said
     _, said = compared(tmp_path, monkeypatch)
     assert "warning" not in said

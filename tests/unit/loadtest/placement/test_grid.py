@@ -190,6 +190,6 @@ def test_ctrl_c_keeps_what_is_finished_and_begins_nothing_new(tmp_path: Path) ->
     interrupt.join()
     assert watcher.num_stopping == 1
     assert 2 <= len(watcher.results) <= 12
-    assert f"{len(watcher.results)} of 60 cells are kept" in str(caught.value)
+    assert f"{len(watcher.results)} of 60 cells kept" in str(caught.value)
     store = ResultStore(tmp_path)
     assert all(store.load(spec) is not None for spec in watcher.results)

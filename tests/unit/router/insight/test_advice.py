@@ -59,7 +59,7 @@ def test_the_dearest_comes_first() -> None:
     assert found[0].title == "Move what changes at the top of the prompt behind what stays"
     assert "400 of 1,000 requests (40%) part in block 0" in found[0].evidence
     assert found[1].title == "Give the replicas more cache"
-    assert "4 replicas cache 262,144 tokens" in found[1].evidence
+    assert "262,144 tokens fit the cache of 4 replicas" in found[1].evidence
     assert found[2].title == "Move what changes at tokens 64 to 127 behind what stays"
     assert "cache_salt" in found[3].title
 
