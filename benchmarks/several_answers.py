@@ -19,6 +19,7 @@ from benchmarks import cases, models
 from benchmarks.arguments import positive
 from benchmarks.stopping import stoppable
 from cache.counted import counted
+from cache.errors import ServingError
 from cache.messages import GenerateRequest, SamplingParams
 from cache.types import RequestId
 from replica.assembly import Assembly, assemble
@@ -46,27 +47,13 @@ def measure(assembly: Assembly, requests: list[GenerateRequest]) -> Measured:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     spec, n, length = cases.MODELS[options.model], options.n, options.prompt_tokens
-    num_blocks = n * -(-(length + options.output_tokens) // 16) + 16
-    with tempfile.TemporaryDirectory() as parent:
-        config = ReplicaConfig(
-            model=str(models.build(spec, Path(parent))),
-            device="cpu",
-            dtype="float32",
-            torch_threads=1,
-            num_blocks=num_blocks,
-            prefix_caching=False,
-        )
-        assembly = assemble(config)
-        assembly.runner.warm_up()
-        # Sampled: greedy ones would all be the same answer.
-        sampling = SamplingParams(max_tokens=options.output_tokens, temperature=1.0, ignore_eos=True)
-        prompt = array("i", [3 + (i * i * 31 + i) % (spec.vocabulary - 3) for i in range(length)])
-        cold = [GenerateRequest(RequestId(f"r{i}"), prompt, length, sampling, seed=i) for i in range(n)]
-        several = replace(cold[0], n=n)
-        pairs = [(measure(assembly, [several]), measure(assembly, cold)) for _ in range(options.repeats)]
-        assembly.runner.close()
+    try:
+        pairs = _pairs(spec, options)
+    except ServingError as error:  # more than fits the machine, or the model
+        parser.error(f"--n, --prompt-tokens, --output-tokens: {error}")
     for shared, apart in pairs:
         assert shared.outputs[0] == apart.outputs[0], "the first answer is that of n = 1"
     ratios = [shared.cpu_s / apart.cpu_s for shared, apart in pairs]
@@ -81,6 +68,33 @@ def main(argv: list[str] | None = None) -> int:
         f"ratio {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), to reach {TARGET}\n"
     )
     return 0 if median(ratios) <= TARGET else 1
+
+
+def _pairs(spec: cases.ModelSpec, options: argparse.Namespace) -> list[tuple[Measured, Measured]]:
+    """One request and as many cold ones, by turns. Raises ServingError for sizes that do not fit."""
+    n, length = options.n, options.prompt_tokens
+    num_blocks = n * -(-(length + options.output_tokens) // 16) + 16
+    with tempfile.TemporaryDirectory() as parent:
+        config = ReplicaConfig(
+            model=str(models.build(spec, Path(parent))),
+            device="cpu",
+            dtype="float32",
+            torch_threads=1,
+            num_blocks=num_blocks,
+            prefix_caching=False,
+            max_waiting=n,
+        )
+        assembly = assemble(config)
+        assembly.runner.warm_up()
+        # Sampled: greedy ones would all be the same answer.
+        sampling = SamplingParams(max_tokens=options.output_tokens, temperature=1.0, ignore_eos=True)
+        prompt = array("i", [3 + (i * i * 31 + i) % (spec.vocabulary - 3) for i in range(length)])
+        cold = [GenerateRequest(RequestId(f"r{i}"), prompt, length, sampling, seed=i) for i in range(n)]
+        several = replace(cold[0], n=n)
+        try:
+            return [(measure(assembly, [several]), measure(assembly, cold)) for _ in range(options.repeats)]
+        finally:
+            assembly.runner.close()
 
 
 def _parser() -> argparse.ArgumentParser:

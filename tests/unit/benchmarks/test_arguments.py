@@ -6,6 +6,10 @@ import importlib
 
 import pytest
 
+from benchmarks import several_answers
+from cache.errors import PromptTooLong, ServingError
+from replica.models.model_source import NotEnoughMemory
+
 
 def said(module: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit, match="2"):
@@ -55,3 +59,20 @@ def test_what_makes_no_sense_is_named(
     module: str, arguments: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told in said(module, arguments.split(), capsys)
+
+
+@pytest.mark.parametrize(
+    "error", [NotEnoughMemory("9M", 2**40, 2**30, "cpu", "625 KV blocks"), PromptTooLong(9000, 8191)]
+)
+def test_answers_that_do_not_fit_are_named(
+    error: ServingError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the machine, or of the model: either was a traceback."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(several_answers.models, "build", lambda *_: "9M")
+    monkeypatch.setattr(several_answers, "assemble", fails)
+    told = said("several_answers", ["--prompt-tokens", "9000"], capsys)
+    assert told.endswith(f"error: --n, --prompt-tokens, --output-tokens: {error}")

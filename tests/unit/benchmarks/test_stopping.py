@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from benchmarks.kept import KeptCells
 from benchmarks.router_report import Row as RouterRow
 from benchmarks.rows import Row
 from benchmarks.stopping import STOPPED, ctrl_c_is_ours, stoppable
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class BenchThatIsStopped:
@@ -96,6 +99,20 @@ def test_what_keeps_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert stoppable(lambda: 7) == 7
     assert stoppable(interrupted) == STOPPED
     assert capsys.readouterr().err == "interrupted: nothing is kept\n"
+
+
+@pytest.mark.parametrize("module", ["products", "several_answers"])
+def test_while_a_benchmark_is_still_imported(module: str, tmp_path: Path) -> None:
+    """It was a traceback for the seconds that importing torch takes."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (STOPPED, "", "interrupted: nothing is kept\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
