@@ -130,7 +130,7 @@ def _to_content(message: dict[str, Any], role: str, at: str, *, has_calls: bool)
             raise InvalidField(f"{at}.refusal", f"'{at}.refusal' must be a string.")
         content = refusal if refusal and not content else content
     if content is None and role in _MAY_BE_EMPTY:
-        return None if has_calls else ""  # what templates are handed for it: router/prompts/empty_content.py
+        return None if has_calls else ""  # what templates are handed for it: router/prompts/past_calls.py
     return _to_text(content, f"{at}.content", _PART_TYPES if role == "assistant" else _PART_TYPES[:1])
 
 

@@ -2,7 +2,7 @@
 
 One path for all: what comes out is exactly what transformers' `apply_chat_template(messages,
 add_generation_prompt=True)` and `tokenizer(text)` give, so the router's block hashes are the engine's; but
-for messages that only call tools (`empty_content.py`), since some templates would lose the calls.
+for messages that only call tools (`past_calls.py`), since some templates would lose the calls.
 A chat's template writes its own special tokens, a text gets the tokenizer's default ones; never both.
 What was tokenized before is not tokenized again: segments between special tokens are looked up first
 (`segment_cache.py`), unless the tokenizer is one whose segments do not make the whole (`segments.py`).

@@ -15,7 +15,7 @@ import jinja2
 from cache.fingerprint import ChatTemplate, template_digest
 from router.errors import InvalidField, NoChatTemplate
 from router.prompts.chat import Chat
-from router.prompts.empty_content import A_TOOL, EmptyContents, only_calls
+from router.prompts.past_calls import A_TOOL, PastCalls
 
 # What transformers hands on to every template under these names, beside its method's parameters.
 _TEMPLATES_OWN = ("messages", "conversations", "self", "kwargs")
@@ -34,7 +34,7 @@ class ChatTemplates:
         self._reserved = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters) | frozenset(
             tokenizer.special_tokens_map
         )
-        self._empty_contents: dict[bool, EmptyContents] = {}  # of chats with tools, and without
+        self._past_calls: dict[bool, PastCalls] = {}  # of chats with tools, and without
 
     def __bool__(self) -> bool:
         """Whether there is any."""
@@ -56,8 +56,8 @@ class ChatTemplates:
             raise NoChatTemplate(self._name)
         self._check_variables(chat.template_kwargs)
         messages = chat.flattened()
-        if any(map(only_calls, messages)):
-            messages = self._empty(has_tools=bool(chat.tools)).put_into(messages)
+        if any(message.get("tool_calls") for message in messages):
+            messages = self._past(has_tools=bool(chat.tools)).put_into(messages)
         with only_what_renders():
             return self._rendered(
                 messages,
@@ -102,13 +102,13 @@ class ChatTemplates:
             return text
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def _empty(self, *, has_tools: bool) -> EmptyContents:
-        """What the template is handed in messages that only call tools."""
-        found = self._empty_contents.get(has_tools)
+    def _past(self, *, has_tools: bool) -> PastCalls:
+        """What the template is handed in messages that call tools."""
+        found = self._past_calls.get(has_tools)
         if found is None:
             tools = [A_TOOL] if has_tools else None
-            found = EmptyContents.tried(lambda messages: self._rendered(messages, tools, {}))
-            self._empty_contents[has_tools] = found
+            found = PastCalls.tried(lambda messages: self._rendered(messages, tools, {}))
+            self._past_calls[has_tools] = found
         return found
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:

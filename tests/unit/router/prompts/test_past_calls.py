@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from router.errors import InvalidField
 from router.prompts.chat import Chat
-from router.prompts.empty_content import EmptyContent, EmptyContents
+from router.prompts.past_calls import CallsBesideText, EmptyContent, PastCalls
 from router.prompts.prompt import PromptEncoder
 from tests.fakes.tokenizers import CHATML, HARMONY, HERMES, a_tokenizer
 
@@ -28,7 +29,12 @@ def template(of_assistant: str) -> str:
 
 
 SHAPES = {
-    # As DeepSeek V3 tells them apart.
+    # As DeepSeek V3 has it: calls are told by null, and their arguments joined to text.
+    "deepseek": template(
+        "{% if message['content'] is none %}{% for call in message['tool_calls'] %}"
+        "{{ '(call ' + call['function']['name'] + ' ' + call['function']['arguments'] + ')' }}{% endfor %}"
+        "{% else %}" + _CONTENT + "{% endif %}"
+    ),
     "calls where content is none": template(
         "{% if message['content'] is none %}" + _CALLS + "{% else %}" + _CONTENT + "{% endif %}"
     ),
@@ -91,8 +97,52 @@ def test_what_the_client_sent_stays_where_its_calls_are_written() -> None:
 )
 def test_templates_that_write_no_calls_are_handed_texts(shape: str) -> None:
     encoder = PromptEncoder(a_tokenizer("bytes", template=shape), name="m")
-    tried = EmptyContents.tried(lambda each: encoder.render(Chat(each)))
-    assert tried == EmptyContents(EmptyContent.TEXT, EmptyContent.TEXT)
+    tried = PastCalls.tried(lambda each: encoder.render(Chat(each)))
+    assert tried == PastCalls(EmptyContent.TEXT, EmptyContent.TEXT, CallsBesideText.WRITTEN, False)
+
+
+BESIDE = {"content": "Let me see."}
+LOSING = ("deepseek", "calls where content is none", "calls where there is no content")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools", "no tools"])
+def test_a_call_beside_a_text_is_in_the_prompt(shape: str, tools: Any) -> None:
+    """Of templates that write the calls of messages without a text alone, it was left out."""
+    encoder = PromptEncoder(a_tokenizer("bytes", template=SHAPES[shape]), name="m")
+    text = encoder.render(Chat(messages(BESIDE), tools)).split("Weather?")[1]
+    assert '"place": "Ulm"' in text
+    assert text.index("weather") < text.index("sunny")
+    if shape != "calls are looked for":  # its text is left out, as Llama 3's are
+        assert text.index("Let me see.") < text.index("weather")
+    if shape in LOSING:
+        assert text.startswith("[assistant]Let me see.[assistant](call weather")
+
+
+def test_a_thought_stays_with_the_text() -> None:
+    shape = template(
+        "{% if message.content is none %}"
+        + _CALLS
+        + "{% else %}<{{ message.reasoning }}>"
+        + _CONTENT
+        + "{% endif %}"
+    )
+    encoder = PromptEncoder(a_tokenizer("bytes", template=shape), name="m")
+    said = messages({**BESIDE, "reasoning": "hm"})
+    assert "[assistant]<hm>Let me see.[assistant](call weather" in encoder.render(Chat(said))
+
+
+def test_calls_that_cannot_be_told_beside_a_text_are_refused_by_name() -> None:
+    """They would be missing, and nobody would know."""
+    alternating = (
+        "{% for message in messages %}{% if loop.previtem and loop.previtem.role == message.role %}"
+        "{{ raise_exception('alternate') }}{% endif %}{% endfor %}" + SHAPES["calls where content is none"]
+    )
+    encoder = PromptEncoder(a_tokenizer("bytes", template=alternating), name="m")
+    assert "(call weather" in encoder.render(Chat(messages({"content": None})))
+    with pytest.raises(InvalidField, match="must be null: the chat template leaves out") as caught:
+        encoder.render(Chat(messages(BESIDE)))
+    assert caught.value.param == "messages[1].content"
 
 
 def test_a_clients_tools_do_not_decide() -> None:
@@ -106,6 +156,14 @@ def test_a_clients_tools_do_not_decide() -> None:
     with pytest.raises(Exception, match="cannot render"):
         encoder.render(odd)
     assert "(call weather" in encoder.render(Chat(messages({"content": None}), TOOLS))
+
+
+def test_arguments_joined_to_text_are_json() -> None:
+    encoder = PromptEncoder(a_tokenizer("bytes", template=SHAPES["deepseek"]), name="m")
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"place": "Köln"}}}
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert encoder.render(Chat(said)).endswith('(call weather {"place": "Köln"})')
+    assert call["function"] == {"name": "weather", "arguments": {"place": "Köln"}}
 
 
 def test_messages_that_call_nothing_stay_as_they_are() -> None:
