@@ -102,7 +102,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free_blocks: NonNegative = 0  # blocks not referenced by a running sequence or a held prefix
     # Of the free ones, those kept for what running sequences are expected to take; 0 while half are free.
     growth_blocks: NonNegative = 0
-    total_blocks: NonNegative = 0
+    total_blocks: NonNegative = 0  # without those of held prefixes, which nobody who runs takes or gives back
     is_draining: bool = False
     step_time: StepTimeModel | None = None  # None until the fit has enough samples
     # Seconds to copy a block back from host memory, measured; None: it has none, or has not copied yet.

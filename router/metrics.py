@@ -347,7 +347,7 @@ class _RoutingCollector(Scraped[RoutingStatistics]):
             ("backlog_seconds", "Prefill ahead of a new request.", lambda replica: replica.backlog_s),
             (
                 "used_ratio",
-                "Share of its blocks taken by running requests and by what was sent, 0 to 1.",
+                "Share of its blocks, but held ones, taken by running requests and by what was sent.",
                 lambda replica: replica.used_fraction,
             ),
             (

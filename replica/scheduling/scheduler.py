@@ -370,15 +370,20 @@ class Scheduler:
             context_tokens=context_tokens(self._running.requests),
             free_blocks=self._cache.num_free,
             growth_blocks=self._growth_blocks(),
-            total_blocks=self._num_blocks,
+            total_blocks=self._num_usable_blocks(),
             step_time=self._pace(),
             copy_block_s=self._copy_block_s(),
             admitted=admitted,
         )
 
+    def _num_usable_blocks(self) -> int:
+        """Blocks that those who run may have. A held prefix takes the same however many run: counted as
+        theirs, it would make each newcomer look as if it needed its part of that, too."""
+        return self._num_blocks - self._cache.stats().pinned
+
     def _growth_blocks(self) -> int:
         """What routers are told; nobody needs to know while half of the blocks are free and nobody waits."""
-        if not self._waiting and self._cache.num_free * 2 > self._num_blocks:
+        if not self._waiting and self._cache.num_free * 2 > self._num_usable_blocks():
             return 0
         return self._admission.growth_blocks(self._running.requests)
 

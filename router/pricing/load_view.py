@@ -27,7 +27,7 @@ class LoadView(NamedTuple):
     is_silent: bool  # nothing heard for too long: its cache is unknown, its load a guess
     last_chosen: int  # number of the decision that last chose it; 0 = never. Spreads ties evenly
     queued_tokens: int  # uncached prompt tokens in the engine's queue, or sent and not yet seen
-    total_blocks: int  # of its cache
+    total_blocks: int  # of its cache, those of held prefixes aside
     num_in_flight: int  # sent by this router and not over
     fleet_time: StepTimeModel | None = None  # of a typical replica; None while unknown
     regret: float = 0.0  # of a block that it evicts: how often it is asked for again

@@ -145,6 +145,16 @@ def make_pin(
     return replace(request, pin=lease)
 
 
+def pinned(core: EngineCore, num_blocks: int) -> EngineCore:
+    """The engine, of blocks of `BLOCK_SIZE`, holding so many of them in prefixes of ten or fewer."""
+    for first in range(0, num_blocks, 10):
+        count = min(10, num_blocks - first)
+        core.submit(make_pin(f"held{first}", [first] * (count * BLOCK_SIZE)))
+    run(core)
+    assert core.stats().cache.pinned == num_blocks
+    return core
+
+
 def run(core: EngineCore, limit: int = 500) -> None:
     """Step by step until nobody is left."""
     while core.has_work:

@@ -90,6 +90,7 @@ def check_laws(core: EngineCore) -> None:
     assert cache.free + cache.used == cache.total == NUM_BLOCKS
     assert cache.pinned <= min(cache.used, NUM_BLOCKS // 2)
     assert load.free_blocks == cache.free
+    assert load.total_blocks == cache.total - cache.pinned
     if load.num_running == 0:
         assert cache.used == cache.pinned
     assert (cache.pinned > 0) == bool(core.pins.held())

@@ -13,7 +13,7 @@ from cache.types import PinId, RequestId
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore, Progress
 from replica.errors import ForwardFailed, InvalidRequest
-from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_pin, make_request, sim_core
+from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_pin, make_request, pinned, sim_core
 
 PREFIX = list(range(5 * BLOCK_SIZE))  # five blocks
 
@@ -165,3 +165,26 @@ def test_a_share_of_nothing() -> None:
     with pytest.raises(PinsFull) as caught:
         a_core(max_pinned_fraction=0.0).submit(make_pin("p", PREFIX))
     assert (caught.value.needed, caught.value.left) == (5, 0)
+
+
+def test_what_is_held_is_no_load() -> None:
+    """Routers are told the same as of an engine whose pool is smaller by it."""
+    loads = []
+    for core in (pinned(sim_core(63, max_model_len=100), 30), sim_core(33, max_model_len=100)):
+        for number in range(3):
+            core.submit(make_request(str(number), [200 + number] * 12, max_tokens=40))
+            core.step()
+        load = core.load()
+        assert load.num_running == 2
+        assert load.num_waiting == 1
+        loads.append((load.free_blocks, load.growth_blocks, load.total_blocks, load.context_tokens))
+    assert loads[0] == loads[1]
+
+
+def test_who_runs_on_a_held_prefix_takes_what_is_its_own() -> None:
+    core = a_core()
+    pin(core)
+    core.submit(make_request("r", [*PREFIX, 1], max_tokens=8))
+    core.step()
+    load = core.load()
+    assert (load.total_blocks, load.total_blocks - load.free_blocks) == (64 - 5, 1)
