@@ -11,7 +11,7 @@ from cache.fingerprint import Fingerprint
 from cache.header_text import fits_header
 from router.limits import Limits
 from router.policies import check_policy
-from router.sampling import MODEL, check_default_sampling
+from router.sampling import MAX_TOKENS, MODEL, check_default_sampling
 from router.secret_file import check_path, read_secret
 from router.tenants.settings import TenantSettings
 
@@ -179,7 +179,17 @@ class RouterConfig:
 
     @property
     def sampling_defaults(self) -> Mapping[str, int | float]:
-        """Values of fields that a request does not name; OpenAI's own hold for what is not in it."""
+        """Values of a draw's fields that a request does not name; OpenAI's own hold for what is not in it."""
+        return {name: value for name, value in self._defaults.items() if name != MAX_TOKENS}
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """How long a chat's answer may be that names no limit; None: as long as the context allows."""
+        found = self._defaults.get(MAX_TOKENS)
+        return None if found is None else int(found)
+
+    @property
+    def _defaults(self) -> Mapping[str, int | float]:
         if isinstance(self.default_sampling, str):
             return self.model_sampling if self.default_sampling == MODEL else {}
         return self.default_sampling

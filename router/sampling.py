@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cache.errors import ConfigError
 
 MODEL, OPENAI = "model", "openai"  # whose defaults hold
+MAX_TOKENS = "max_tokens"
 _INT32_MAX = (1 << 31) - 1
 
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
@@ -31,6 +32,9 @@ ACCEPTED: Mapping[str, str] = {  # ends of sentences, for errors and documents
     "frequency_penalty": "a number between -2 and 2",
     "repetition_penalty": "a number between 0.01 and 100",
 }
+_SETTABLE: Mapping[str, str] = {**ACCEPTED, MAX_TOKENS: "an integer of at least 1"}
+_AS_IT_IS: Mapping[str, str] = {}
+_IN_FILE: Mapping[str, str] = {MAX_TOKENS: "max_new_tokens"}  # where generation_config.json has another name
 OF_PROBABILITIES = frozenset({"temperature", "top_p", "top_k"})
 """Those that engines without logits take, too."""
 
@@ -47,6 +51,7 @@ class Sampling(BaseModel):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None  # of chats; None = what is left
 
 
 def check_default_sampling(setting: str | Mapping[str, float], of_model: Mapping[str, object]) -> None:
@@ -57,7 +62,7 @@ def check_default_sampling(setting: str | Mapping[str, float], of_model: Mapping
         raise ConfigError("default_sampling", setting, f"must be {MODEL}, {OPENAI}, or a mapping")
     elif setting == MODEL:
         try:
-            _check("", of_model)
+            _check("", of_model, _IN_FILE)
         except ConfigError as error:
             way_out = f"mend it, or set {OPENAI}, or a mapping of fields to values"
             raise ConfigError(
@@ -65,12 +70,13 @@ def check_default_sampling(setting: str | Mapping[str, float], of_model: Mapping
             ) from None
 
 
-def _check(where: str, values: Mapping[str, object]) -> None:
-    """where: what stands before a name in errors."""
+def _check(where: str, values: Mapping[str, object], called: Mapping[str, str] = _AS_IT_IS) -> None:
+    """where: what stands before a name in errors. called: names that are others there."""
     for name, value in values.items():
-        if name not in ACCEPTED:
-            raise ConfigError(f"{where}{name}", value, "must be one of " + ", ".join(ACCEPTED))
+        told = f"{where}{called.get(name, name)}"
+        if name not in _SETTABLE:
+            raise ConfigError(told, value, "must be one of " + ", ".join(_SETTABLE))
         try:
             Sampling.model_validate({name: value})
         except ValidationError:
-            raise ConfigError(f"{where}{name}", value, f"must be {ACCEPTED[name]}") from None
+            raise ConfigError(told, value, f"must be {_SETTABLE[name]}") from None

@@ -18,7 +18,7 @@ from router.placement.routing import Routing
 from router.placement.routing_statistics import ReplicaStatistics
 from router.pricing import cost
 from router.prompts.prompt import PromptEncoder
-from router.sampling import Sampling
+from router.sampling import MAX_TOKENS, Sampling
 
 DECIDING = (packed_table, cost, passing, use_counts)  # what a decision has in C
 
@@ -76,7 +76,9 @@ class About:
             "compiled_hashes": block_hash.IS_COMPILED,
             "compiled_decisions": all(module.IS_COMPILED for module in DECIDING),
             "has_chat_template": self.encoder.has_chat_template,
-            "default_sampling": Sampling.model_validate(self.config.sampling_defaults).model_dump(),
+            "default_sampling": Sampling.model_validate(
+                {**self.config.sampling_defaults, MAX_TOKENS: self.config.default_max_tokens}
+            ).model_dump(),
             "replicas": [self._replica(numbers) for numbers in self.routing.statistics().replicas],
         }
 

@@ -335,7 +335,7 @@ class Service:
         return chain.hashes
 
     def _max_tokens(self, prompt_tokens: int, asked: int | None, param: str) -> int:
-        """What was asked for, or all that is left. Raises PromptTooLong, NoReplica if no limit is known."""
+        """What was asked for, or the default within what is left. Raises PromptTooLong, NoReplica."""
         limit = self.max_model_len()
         if limit is None:
             error = NoReplica()
@@ -343,7 +343,7 @@ class Service:
             raise error
         if prompt_tokens + (asked or 1) > limit:
             raise PromptTooLong(prompt_tokens, asked or 1, limit, param=param)
-        return asked or limit - prompt_tokens
+        return asked or min(limit - prompt_tokens, self.config.default_max_tokens or limit)
 
     def _unique(self, asked: Asked) -> RequestId:
         """The client may reuse its id, even at once; reservations and replicas need one of their own."""

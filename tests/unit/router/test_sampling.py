@@ -24,8 +24,8 @@ async def test_requests_have_what_is_set(setting: Any, expected: dict[str, Any])
         for answer in (await router.chat(), await router.complete(), await router.chat(temperature=None)):
             assert answer.status_code == 200
         for _, request in router.calls.requests:
-            sampled = {name: getattr(request.sampling, name) for name in NEUTRAL}
-            assert sampled == {**NEUTRAL, **expected}
+            sampled = {name: getattr(request.sampling, name) for name in ACCEPTED}
+            assert sampled == {name: {**NEUTRAL, **expected}[name] for name in ACCEPTED}
         assert (await router.client.get("/version")).json()["default_sampling"] == {**NEUTRAL, **expected}
 
 
@@ -37,6 +37,42 @@ async def test_a_requests_own_fields_win() -> None:
         sampling = request.sampling
         assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.5, 0, 1)
         assert not sampling.is_penalised
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [({}, 7), ({"max_tokens": None}, 7), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 3}, 3)],
+)
+async def test_chats_that_name_no_limit_have_the_models(asked: dict[str, Any], expected: int) -> None:
+    """As vLLM has it. Who names more gets more."""
+    async with RouterUnderTest(model_sampling={"max_tokens": 7}) as router:
+        answer = await router.client.post(
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": "a"}], **asked},
+        )
+        assert answer.status_code == 200
+        [(_, request)] = router.calls.requests
+        assert request.sampling.max_tokens == expected
+        assert (await router.client.get("/version")).json()["default_sampling"]["max_tokens"] == 7
+
+
+async def test_a_default_limit_beyond_the_context_is_what_is_left() -> None:
+    found = []
+    for setting in ("openai", {"max_tokens": 1_000_000}):
+        async with RouterUnderTest(default_sampling=setting) as router:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}]}
+            assert (await router.client.post("/v1/chat/completions", json=body)).status_code == 200
+            [(_, request)] = router.calls.requests
+            found.append(request.sampling.max_tokens)
+    assert found[0] == found[1] < 1_000_000
+
+
+async def test_completions_keep_the_apis_sixteen() -> None:
+    async with RouterUnderTest(model_sampling={"max_tokens": 7}) as router:
+        body = {"model": MODEL, "prompt": "a"}
+        assert (await router.client.post("/v1/completions", json=body)).status_code == 200
+        [(_, request)] = router.calls.requests
+        assert request.sampling.max_tokens == 16
 
 
 async def test_the_schema_has_the_defaults_that_hold() -> None:
@@ -68,7 +104,8 @@ async def test_a_field_that_is_wrong_is_still_refused() -> None:
             "default_sampling.repetition_penalty",
             "must be a number between 0.01 and",
         ),
-        ({"max_tokens": 5}, "default_sampling.max_tokens", "must be one of temperature, top_p, top_k, min_p"),
+        ({"max_tokens": 0}, "default_sampling.max_tokens", "must be an integer of at least 1"),
+        ({"seed": 5}, "default_sampling.seed", "must be one of temperature, top_p, top_k, min_p"),
     ],
 )
 def test_what_cannot_be_a_default_is_named(setting: Any, field: str, accepted: str) -> None:
@@ -86,3 +123,10 @@ def test_a_models_value_that_cannot_be_had_is_refused_where_it_would_hold(value:
     assert "generation_config.json has temperature = " in refused.value.accepted
     assert "must be a number between 0 and 2; mend it, or set openai" in refused.value.accepted
     assert config(default_sampling="openai", model_sampling={"temperature": value}).sampling_defaults == {}
+
+
+def test_a_models_limit_that_cannot_be_had_has_its_files_name() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(model_sampling={"max_tokens": 0})
+    assert "generation_config.json has max_new_tokens = 0: must be an integer of" in refused.value.accepted
+    assert config(default_sampling="openai", model_sampling={"max_tokens": 0}).default_max_tokens is None

@@ -28,7 +28,9 @@ def of(folder: Path, content: dict[str, Any] | None) -> dict[str, Any]:
         ({"temperature": 1, "min_p": 0.1, "eos_token_id": 2}, {"temperature": 1, "min_p": 0.1}),
         ({"temperature": None, "top_k": 0}, {"top_k": 0}),
         ({"do_sample": False, "temperature": 0.9, "top_p": 0.6}, {}),
-        ({"max_new_tokens": 5, "num_beams": 4}, {}),
+        ({"max_new_tokens": 5, "num_beams": 4}, {"max_tokens": 5}),
+        ({"do_sample": False, "max_new_tokens": 5, "top_k": 3}, {"max_tokens": 5}),
+        ({"max_length": 20, "max_new_tokens": None}, {}),
         (None, {}),
     ],
 )
