@@ -1,15 +1,18 @@
 """`python -m replica.runners.follower FD`: a rank other than 0, started by rank 0 and gone when that is.
 
 Orders come on standard input, answers go to the file descriptor FD. When standard input ends, so has whoever
-wrote to it: then this process ends at once, wherever it is, since it may wait for ranks that are gone.
+wrote to it: then this process ends at once, wherever it is, since it may wait for ranks that are gone. One
+that was stopped is woken for that.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import queue
 import shutil
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -26,6 +29,8 @@ from replica.runners import rank_model
 from replica.runners.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 class Orders:
@@ -109,7 +114,17 @@ class Follower:
         self._answers.flush()
 
 
+def wake_at_the_end_of_rank_0() -> None:
+    """A stopped process reads nothing, not even that its standard input has ended: it would be left for good.
+
+    Linux alone, which does this also when the thread that started this process ends: no harm.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def main() -> None:
+    wake_at_the_end_of_rank_0()
     from transformers.utils.logging import disable_progress_bar
 
     logging.basicConfig(level=logging.WARNING)

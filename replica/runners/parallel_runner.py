@@ -67,9 +67,12 @@ class ParallelRunner:
         loading = _Loading(config, resolved)
         loading.check()
         folder = Path(tempfile.mkdtemp(prefix="warmpath-ranks-"))
-        followers = Followers(config.tensor_parallel, on_lost=on_lost)
         group: RankGroup | None = None
         runner: ModelRunner | None = None
+
+        def lose() -> None:
+            shutil.rmtree(folder, ignore_errors=True)  # first: whoever is told may end the process
+            on_lost()
 
         def undo() -> None:
             followers.tell_end()  # first: over NCCL no rank leaves before the others
@@ -80,6 +83,7 @@ class ParallelRunner:
                 runner.close()  # a card gives memory back when it is done, which may need the others' end
             shutil.rmtree(folder, ignore_errors=True)
 
+        followers = Followers(config.tensor_parallel, on_lost=lose)
         try:
             store = folder / "store"
             followers.tell_each(lambda rank: loading.order(rank, store))

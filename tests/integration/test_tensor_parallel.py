@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -70,8 +71,11 @@ def whole(llama: Path) -> Iterator[ModelRunner]:
     runner.close()
 
 
-def test_two_processes_say_what_one_says_until_one_is_killed(llama: Path, whole: ModelRunner) -> None:
+def test_two_processes_say_what_one_says_until_one_is_killed(
+    llama: Path, whole: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One start serves all of it: a follower takes seconds to import torch."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lost = threading.Event()
     runner = in_parts(llama, lost)
     try:
@@ -85,8 +89,10 @@ def test_two_processes_say_what_one_says_until_one_is_killed(llama: Path, whole:
         assert not isinstance(runner, LaunchingRunner), "followers cannot know tokens yet to be drawn"
 
         (pid,) = runner.follower_pids
+        assert list(tmp_path.iterdir())
         os.kill(pid, signal.SIGKILL)
         assert lost.wait(20), "nobody was told"
+        assert not list(tmp_path.iterdir()), "whoever is told ends the process: nobody removes it later"
         with pytest.raises(RankLost, match=r"rank 1 .*exit code -9"):
             answer_all(engine_over(runner, CHUNKED), prompts()[:1])
     finally:
@@ -123,8 +129,9 @@ time.sleep(600)
 
 
 @pytest.mark.long
-def test_no_follower_outlives_rank_0(llama: Path) -> None:
-    """Neither where rank 0 closes, and loads again, nor where it is killed."""
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_follower_outlives_rank_0(llama: Path, is_stopped: bool) -> None:
+    """Neither where rank 0 closes, and loads again, nor where it is killed. A stopped one outlived it."""
     leader = subprocess.Popen([sys.executable, "-c", LEADER, str(llama)], stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None
     with leader.stdout:
@@ -133,6 +140,8 @@ def test_no_follower_outlives_rank_0(llama: Path) -> None:
             (running,) = map(int, leader.stdout.readline().split())
             assert is_gone(closed)
             assert not is_gone(running)
+            if is_stopped:
+                os.kill(running, signal.SIGSTOP)
         finally:
             leader.kill()
             leader.wait()
